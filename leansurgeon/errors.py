@@ -49,6 +49,12 @@ class Diverged(LeanSurgeonError):
     exit_code = 5
 
 
+class Stopped(LeanSurgeonError):
+    """SIGTERM or SIGUSR1, once everything has been saved: a scheduler may start the same command again (EX_TEMPFAIL)."""
+
+    exit_code = 75
+
+
 class Interrupted(LeanSurgeonError):
     """Ctrl-C, once everything has been closed."""
 

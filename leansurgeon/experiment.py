@@ -7,7 +7,7 @@ recipe.
     control     the same depth cut with the old heads, its MLP solved so that parameters are as near as can be
 
 Every training runs in a process of its own, so that its peak memory is its own. An arm that an earlier call finished is
-taken over.
+taken over, and one that was interrupted goes on from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -24,23 +24,28 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.shape import Stage
+from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.plan import count, plan
+from leansurgeon.surgery.shrink import Decided
 from leansurgeon.surgery.wanted import Wanted, resolve
 from leansurgeon.training import runfolder
 from leansurgeon.training.plan import make as make_plan
 from leansurgeon.training.recipe import Arm, ExperimentRecipe
 from leansurgeon.training.recipefile import dump
+from leansurgeon.training.signals import raising
 
 # Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
 # fork).
 PRELOAD = ["leansurgeon.training.loop", "leansurgeon.checkpoints.model", "leansurgeon.measure.kappa", "accelerate"]
 
-CUT_FROM = runfolder.LAST  # part of the digest: arms that were cut from other weights are not taken over
+CUT_FROM = runfolder.LAST + ", calibrated"  # in the digest: arms cut in another way are not taken over
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
+SAVING = 60.0  # seconds that a training has for its last checkpoint
 NAMED = 4  # so many of them are named in it
 
 
@@ -54,6 +59,8 @@ class Job:
     arm: str
     seed: int
     wanted: Wanted
+    method: Method
+    calibrate: bool
     source: str
     start: Path
     run: Path
@@ -61,6 +68,7 @@ class Job:
     prove: bool
     threads: int
     quiet: bool
+    anew: bool = False  # an interrupted run of it is given up instead of continued
 
     @property
     def label(self) -> str:
@@ -89,7 +97,7 @@ def run(
     first = base_arm(recipe)
     wanted = wanted_shapes(recipe, source)
     parallel = parallel or default_parallel()
-    jobs = make_jobs(recipe, workspace, wanted, first, parallel)
+    jobs = make_jobs(recipe, workspace, wanted, first, parallel, force=force)
     say(
         f"{recipe.name}: {len(recipe.arms)} arms x {len(recipe.seeds)} seeds = {len(jobs)} trainings, "
         f"{parallel} at a time"
@@ -98,7 +106,8 @@ def run(
     done = {key: old for key, job in jobs.items() if (old := None if force else finished(job))}
     if done:
         say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
-    drive(jobs, done, first, parallel, samples, say)
+    with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
+        drive(jobs, done, first, parallel, samples, say)
     return [done[name, seed] for name in recipe.arms for seed in recipe.seeds]
 
 
@@ -120,7 +129,8 @@ def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]
     for name in sorted(recipe.arms, key=lambda name: recipe.arms[name].control_of is not None):
         try:
             found[name] = wanted_of(name, recipe, source)
-            plan(source, found[name])
+            method, calibrate = method_of(name, recipe)
+            plan(source, found[name], 0, method, calibrated=calibrate)
         except LeanSurgeonError as error:
             error.message = f"Arm '{name}': {error.message}"
             raise
@@ -175,18 +185,27 @@ def equal_mlp(source: Source, wanted: Wanted, parameters: int) -> list[int]:
 
 
 def make_jobs(
-    recipe: ExperimentRecipe, workspace: Path, wanted: dict[str, Wanted], first: str, parallel: int
+    recipe: ExperimentRecipe,
+    workspace: Path,
+    wanted: dict[str, Wanted],
+    first: str,
+    parallel: int,
+    *,
+    force: bool = False,
 ) -> dict[tuple[str, int], Job]:
     folder, jobs = workspace / recipe.name, {}
     threads = max(1, cores() // parallel)
     for name in recipe.arms:
         for seed in recipe.seeds:
             transfer = name != first and wanted[name].init == "transfer"
+            method, calibrate = method_of(name, recipe)
             jobs[name, seed] = Job(
                 experiment=recipe,
                 arm=name,
                 seed=seed,
                 wanted=wanted[name],
+                method=method,
+                calibrate=calibrate,
                 source=str(folder / f"{first}-s{seed}" / runfolder.LAST) if transfer else recipe.source,
                 start=folder / runfolder.STARTS / f"{name}-s{seed}",
                 run=folder / f"{name}-s{seed}",
@@ -194,6 +213,7 @@ def make_jobs(
                 prove=seed == recipe.seeds[0],
                 threads=threads,
                 quiet=parallel > 1,
+                anew=force,
             )
     return jobs
 
@@ -239,6 +259,8 @@ def drive(
             duplex=False
         )  # nothing is ever sent; it closes when this process ends, however it ends
         ends.callback(life.close)
+        started: list[multiprocessing.Process] = []
+        ends.callback(end_all, started)  # an interrupt must not wait for hours of training
         tell = time.monotonic() + TELL_EVERY
         while waiting or running:
             ready = [k for k in waiting if k[0] == first or jobs[k].wanted.init == "fresh" or (first, k[1]) in done]
@@ -246,7 +268,7 @@ def drive(
                 answer, end = context.Pipe(duplex=False)
                 process = context.Process(target=in_process, args=(end, alive, jobs[key]))
                 process.start()
-                ends.callback(process.terminate)  # an interrupt must not wait for hours of training
+                started.append(process)
                 end.close()
                 running[answer] = key, process
                 waiting.remove(key)
@@ -259,6 +281,16 @@ def drive(
             if side_by_side and running and time.monotonic() >= tell:
                 say(f"{len(done)} of {len(jobs)} done, {running_line([jobs[k] for k, _ in running.values()], samples)}")
                 tell = time.monotonic() + TELL_EVERY
+
+
+def end_all(processes: list[multiprocessing.Process]) -> None:
+    """Let every training that still runs save what it has, and end."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(SAVING)
+        if process.is_alive():
+            process.kill()
 
 
 def running_line(jobs: list[Job], samples: int) -> str:
@@ -326,7 +358,7 @@ def carry_out_job(job: Job) -> dict:
     torch.set_num_threads(job.threads)
     changes = job.experiment.source_config or None
     source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
-    carry_out(plan(source, job.wanted, job.seed), source, job.start, force=True, check=job.prove)
+    carry_out(start_of(job, source), source, job.start, force=True, check=job.prove)
     return train(
         job.experiment.training(transferred=job.transferred),
         job.start,
@@ -335,8 +367,45 @@ def carry_out_job(job: Job) -> dict:
         experiment={"name": job.experiment.name, "arm": job.arm, "seed": job.seed, "digest": job.digest}
         | {"control_of": job.experiment.arms[job.arm].control_of, "init": "transfer" if job.transferred else "fresh"},
         say=(lambda _: None) if job.quiet else None,
-        replace=True,  # what an interrupted run left behind
+        resume="never" if job.anew else "auto",
+        replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe
     )
+
+
+def start_of(job: Job, source: Source) -> Decided:
+    """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
+    from leansurgeon.surgery.shrink import decide
+
+    near = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate).exactness == "near"
+    data = None
+    if near and job.calibrate and source.learned:
+        from leansurgeon.measure.calibration import from_task
+
+        task = job.experiment.task
+        data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
+    return decide(source, job.wanted, job.seed, job.method, data)
+
+
+def method_of(name: str, recipe: ExperimentRecipe) -> tuple[Method, bool]:
+    """How an arm is cut, and whether on sample data; a control is cut as the arm that it controls unless it says
+    otherwise.
+    """
+    arm = recipe.arms[name]
+    other = recipe.arms[arm.control_of] if arm.control_of else arm
+
+    def of(key: str, default: Any) -> Any:
+        return next((v for a in (arm, other) if (v := getattr(a, key)) is not None), default)
+
+    calibrate = of("calibrate", True)
+    method = Method(
+        layers=of("method", "auto"),
+        more=of("more_heads", "add"),
+        heal=of("heal", True),
+        fit=of("fit", 0),
+        uncalibrated=not calibrate,
+    )
+    method.check(calibrate)
+    return method, calibrate
 
 
 def end_with(alive: Connection) -> None:

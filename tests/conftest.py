@@ -19,6 +19,12 @@ IMAGE = dict(image_size=8, patch_size=2, num_channels=1)
 VISION = ENCODER | IMAGE | dict(head_dim=8, num_labels=10)
 TEXT = ENCODER | dict(vocab_size=61, max_position_embeddings=40)
 DINO = dict(num_hidden_layers=4, num_attention_heads=4, hidden_size=32, mlp_ratio=2, head_dim=8, num_labels=10)
+T5 = dict(num_layers=4, num_heads=4, d_model=32, d_kv=8, d_ff=48, vocab_size=61, initializer_factor=1.5)
+BART = dict(d_model=32, vocab_size=61, max_position_embeddings=40, init_std=0.3) | {
+    f"{side}_{key}": number
+    for side in ("encoder", "decoder")
+    for key, number in (("layers", 4), ("attention_heads", 4), ("ffn_dim", 48))
+}
 
 # family -> (config class, model class, config)
 FAMILIES = {
@@ -70,6 +76,10 @@ FAMILIES = {
         | dict(vocab_size=61, max_position_embeddings=40, init_std=0.3),
     ),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", TEXT),
+    "t5": ("T5Config", "T5ForConditionalGeneration", T5),
+    "mt5": ("MT5Config", "MT5ForConditionalGeneration", T5 | dict(feed_forward_proj="gated-gelu")),
+    "bart": ("BartConfig", "BartForConditionalGeneration", BART),
+    "mbart": ("MBartConfig", "MBartForConditionalGeneration", BART),
 }
 NARROW_MLP = {"dinov2": 32, "dinov2_with_registers": 32}  # whole multiples of the width only; others take 24
 DECLARED = {"xlm-roberta": "roberta"}  # families that another one's declaration serves
@@ -113,7 +123,10 @@ def example(model):
         c = model.config
         return {"pixel_values": torch.randn(3, c.num_channels, c.image_size, c.image_size, generator=generator)}
     ids = torch.randint(3, model.config.vocab_size, (3, 12), generator=generator)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, model.config.vocab_size, (3, 9), generator=generator)
+    return inputs
 
 
 def output(model, inputs):

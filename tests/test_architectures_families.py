@@ -42,7 +42,8 @@ def test_projection_names_the_module_whose_input_is_the_attention_block(family, 
     loaded = load(folder)
     stage = loaded.architecture.shape(loaded.config).stages[0]
     modules = dict(loaded.model.named_modules())
-    assert len(loaded.projections) == stage.depth
+    # A decoder beside an encoder has two attentions a layer.
+    assert len(loaded.projections) == (3 * stage.depth if loaded.model.config.is_encoder_decoder else stage.depth)
     for name in loaded.projections:
         weight = modules[name].weight
         assert set(weight.shape) == {stage.inner, stage.width}
@@ -59,11 +60,11 @@ def test_with_shape_gives_a_config_that_the_library_builds_to_the_declared_count
     wider = replace(stage, depth=2, heads=8, kv_heads=kv_heads, mlp_dim=mlp_dim)
     if not arch.stores_head_dim:
         wider = replace(wider, head_dim=stage.width // 8)
-    config = arch.with_shape(source.config, Shape((wider,)), layers=(1, 3))
+    config = arch.with_shape(source.config, Shape((wider,) * len(source.shape.stages)), layers=(1, 3))
     with torch.device("meta"):
         built = type(model)(type(model.config).from_dict(config))
     declared_in_blocks = sum(s.size for s in arch.tensors(config) if s.layer is not None)
-    from_library = sum(p.numel() for n, p in built.named_parameters() if re.search(r"\.(layers?|h)\.\d+\.", n))
+    from_library = sum(p.numel() for n, p in built.named_parameters() if re.search(r"\.(layers?|h|block)\.\d+\.", n))
     assert declared_in_blocks == from_library
 
 

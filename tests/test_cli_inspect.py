@@ -44,7 +44,7 @@ def invoke(*arguments):
 
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
-    carry_out(plan(source, Wanted(**wanted), seed=0), source, out, check=False)
+    carry_out(plan(source, Wanted(**{"init": "fresh-attention"} | wanted), seed=0), source, out, check=False)
     return out
 
 

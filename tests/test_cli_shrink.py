@@ -131,7 +131,7 @@ BAD_NUMBERS = [
     ("bert-crammed --heads 16,32", "names 2 stages, and the model has 1"),
     ("bert-crammed --mlp-dim 100 --mlp-ratio 2", "the same thing twice"),
     ("bert-crammed --head-dim wide", "give auto, keep, split or a positive whole number"),
-    ("bert-crammed --init random", "give transfer or fresh"),
+    ("bert-crammed --init random", "give transfer, fresh or fresh-attention"),
     ("bert-crammd --layers 3", "did you mean 'bert-crammed'"),
     ("./nowhere --layers 3", "There is no folder"),
 ]

@@ -25,7 +25,7 @@ ORDER = [
     "errors",
 ]
 GROUND = {"models": set(), "tasks": {"errors"}}
-USES_GROUND = {"training": {"tasks"}, "experiment": {"tasks"}, "checkpoints": {"models"}, "architectures": {"models"}}
+USES_GROUND = {"measure": {"tasks"}, "training": {"tasks"}, "experiment": {"tasks"}, "checkpoints": {"models"}, "architectures": {"models"}}
 NOT_EACH_OTHER = {("training", "surgery"), ("report", "experiment"), ("paper", "training")}
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 def cut(path, out, **wanted):
     source = open_source(str(path))
-    steps = plan(source, Wanted(**wanted))
+    steps = plan(source, Wanted(**{"init": "fresh-attention"} | wanted))
     return steps, carry_out(steps, source, out)
 
 

@@ -17,6 +17,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa import measure
 from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery.doctor import examine
 from leansurgeon.surgery.drop_layers import evenly_per_stage
 from leansurgeon.surgery.plan import plan
 from leansurgeon.surgery.shrink import carry_out
@@ -258,7 +259,7 @@ def stage_of(source, layer):
 
 def test_split_starts_queries_afresh_and_leaves_everything_else(case, tmp_path):
     key, folder, model = case
-    steps, _ = cut(folder, tmp_path / "split", heads=FAMILIES[key][3][2], head_dim="split")
+    steps, _ = cut(folder, tmp_path / "split", heads=FAMILIES[key][3][2], head_dim="split", init="fresh-attention")
     assert steps.exactness == "fresh"
     assert all(s.head_dim == s.width // s.heads for s in steps.after.stages)
     new, old = reload(tmp_path / "split").state_dict(), model.state_dict()
@@ -364,7 +365,7 @@ def test_named_models_of_timm_are_read_to_the_last_tensor(name, family):
         ("eva02_base_patch14_224", "q_proj"),
         ("eva02_enormous_patch14_clip_224", "EvaBlockPostNorm"),
         ("eva_large_patch14_196", "of the class VisionTransformer"),
-        ("swinv2_tiny_window8_256", "nearest known one"),
+        ("swinv2_cr_tiny_224", "nearest known one"),
     ],
 )
 def test_variants_that_are_not_declared_are_named(name, words):
@@ -374,7 +375,31 @@ def test_variants_that_are_not_declared_are_named(name, words):
 
 def test_auto_keeps_head_dim_where_our_modelling_file_is_needed_anyway(case):
     key, folder, _ = case
-    steps = plan(open_source(str(folder)), Wanted(heads="2x"))
+    steps = plan(open_source(str(folder)), Wanted(heads="2x", init="fresh-attention"))
     keeps = {"xcit", "volo", "cait", "swin"}
     assert steps.policy == ("keep" if key in keeps else "split")
     assert (steps.architecture.modelling is None) == (key not in keeps - {"swin"})
+
+
+def test_swin_v2_loses_layers_in_pairs_and_its_heads_can_be_split_only(tmp_path):
+    args = SMALL | dict(img_size=32, patch_size=2, embed_dim=8, depths=[2, 2, 4, 2], num_heads=[2, 2, 4, 4])
+    model = stir(timm.create_model("swinv2_tiny_window8_256", **args | dict(window_size=4, mlp_ratio=2)))
+    family = architectures.known()["timm_swin_v2"]
+    config = folder_config(family, "swinv2_tiny_window8_256", family.timm.reads(model), {"input_size": (3, 32, 32)})
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    source = open_source(str(folder))
+    assert source.parameters.total == sum(p.numel() for p in model.parameters())
+    assert [c.says for c in examine(source) if c.ok is False] == []
+    steps, _ = cut(folder, tmp_path / "cut", layers="2,2,2,2")
+    shallow, kept = reload(tmp_path / "cut"), steps.layers[4:6]
+    assert kept == (4, 5)
+    model.layers[2].blocks = torch.nn.Sequential(*(model.layers[2].blocks[i - 4] for i in kept))
+    torch.testing.assert_close(output(shallow), output(model), atol=1e-5, rtol=1e-5)
+    _, _ = cut(folder, tmp_path / "split", heads="4,4,8,8", init="fresh-attention")
+    split = reload(tmp_path / "split").layers[2].blocks[0].attn
+    assert split.num_heads == 8 and torch.allclose(split.logit_scale, torch.tensor(10.0).log())
+    with pytest.raises(UnsupportedModel, match="timm_swin_v2 derives head_dim"):
+        cut(folder, tmp_path / "wide", heads="2x", head_dim="keep")

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import fashion_mnist
+from leansurgeon.tasks import fashion_mnist, shifts
 
 
 def quiet(line: str) -> None:
@@ -63,10 +63,10 @@ def test_classification_score_is_the_mean_loss_of_the_samples_that_count(tmp_pat
 
     padded = {"labels": torch.cat([labels, torch.full((5,), -100)])}
     with_padding = task.score(torch.cat([logits, torch.randn(5, 10)]), padded)
-    assert all(torch.allclose(a, b) for a, b in zip(score, with_padding, strict=True))
-    assert all(value.ndim == 0 and value.dtype == torch.float32 for value in with_padding)
+    assert all(torch.allclose(a, b) for a, b in zip(score[:4], with_padding[:4], strict=True))
+    assert all(value.ndim == 0 and value.dtype == torch.float32 for value in with_padding[:4])
     nothing = task.score(logits, {"labels": torch.full((12,), -100)})
-    assert [float(value) for value in nothing] == [0, 0, 0, 0]
+    assert [float(value) for value in nothing[:4]] == [0, 0, 0, 0]
     half = task.score(logits.bfloat16().requires_grad_(), {"labels": labels})
     assert half.loss_sum.dtype == torch.float32 and half.loss_sum.requires_grad and not half.metric_sum.requires_grad
 
@@ -106,7 +106,7 @@ def test_fashion_images_come_back_from_their_files(tmp_path, compress):
 def test_augmentation_is_a_shift_by_up_to_two_pixels_and_a_flip(tmp_path):
     images = write_set(tmp_path, train=500)["train-images-idx3-ubyte"]
     indices = np.arange(500)
-    augmented = fashion_mnist._augmented(images, 1, 2, indices)
+    augmented = shifts.shifted(images, 1, 2, indices, 2)
     seen = Counter()
     for image, result in zip(images, augmented, strict=True):
         wide = np.pad(image, 2)

@@ -10,13 +10,15 @@ import pickle
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from scipy import stats
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from leansurgeon import tasks
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks import text_files, vocab
 
 TEXT = text_files.PACKAGED["austen"].read_text(encoding="utf-8")
@@ -90,8 +92,8 @@ def test_causal_score_is_the_loss_of_transformers(cache):
     score = task.score(out.logits, batch)
     assert float(score.loss_sum / score.loss_count) == pytest.approx(float(out.loss), rel=1e-5)
     assert score.loss_count == 3 * 63
-    assert task.metric_value(float(score.metric_sum / score.metric_count)) == pytest.approx(math.exp(out.loss))
-    assert task.metric_value(1e9) == math.inf
+    assert task.metric_value(tasks.Sums(*map(float, score[:4])))["perplexity"] == pytest.approx(math.exp(out.loss))
+    assert task.metric_value(tasks.Sums(1e9, 1, 1e9, 1)) == {"perplexity": math.inf}
 
     batch["labels"][1] = -100  # a sample that pads the batch
     assert batch["input_ids"][1].min() >= 0
@@ -114,7 +116,7 @@ def test_masked_score_is_the_loss_of_transformers(cache):
     score = task.score(out.logits, batch)
     assert float(score.loss_sum / score.loss_count) == pytest.approx(float(out.loss), rel=1e-5)
     assert score.loss_count == (batch["labels"] != -100).sum()
-    assert [float(v) for v in task.score(out.logits, {"labels": torch.full((4, 64), -100)})] == [0, 0, 0, 0]
+    assert [float(v) for v in task.score(out.logits, {"labels": torch.full((4, 64), -100)})[:4]] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("share", [0.15, 0.4])
@@ -264,3 +266,98 @@ def test_masking_needs_a_mask_token(tmp_path, cache):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="needs a tokenizer with a mask token"):
         prepared(cache, "masked-lm", model_dir=tmp_path, tokenizer="model")
+
+
+# -- tables and the hub ----------------------------------------------------------------------------
+
+STORIES = [f"Once upon a time, story {i} began. " * (1 + i % 3) for i in range(50)]
+
+
+def write_stories(path, rows=STORIES, column="text"):
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.table({column: rows}), path)
+    else:
+        path.write_text("".join(json.dumps({column: row}) + "\n" for row in rows))
+    return str(path)
+
+
+def tokens_of(task, split):
+    return np.asarray(np.load(task._folder / f"{split}.npy"))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_of_tables_are_documents(tmp_path, suffix):
+    data = write_stories(tmp_path / f"stories{suffix}")
+    task = prepared(tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, eval_fraction=0.1)
+    tokenizer = task.tokenizer()
+    for split, rows in (("train", STORIES[:45]), ("eval", STORIES[45:])):
+        expected = [
+            i for row in rows for i in [*tokenizer(row, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
+        ]
+        assert tokens_of(task, split).tolist() == expected
+    few = prepared(tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, documents=10)
+    assert len(tokens_of(few, "train")) == sum(len(row) + 1 for row in STORIES[:9])
+    other = write_stories(tmp_path / f"held{suffix}", STORIES[:5])
+    held = prepared(tmp_path / "cache", "masked-lm", data=data, eval_data=other, tokenizer="wordpiece", seq_len=16)
+    assert len(tokens_of(held, "train")) > 5 * len(tokens_of(held, "eval"))
+
+
+def test_token_ids_pass_as_they_are(tmp_path):
+    vocab.make("byte", None, []).save_pretrained(tmp_path / "tokenizer")
+    rows = [np.random.default_rng(i).integers(5, 200, 32).tolist() for i in range(20)]
+    data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False}
+    task = prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
+    assert torch.equal(task.batch("train", np.arange(18), seed=0, epoch=0)["input_ids"], torch.tensor(rows[:18]))
+    with pytest.raises(UsageError, match="token ids and no text"):
+        prepared(tmp_path / "cache", "causal-lm", tokenizer="bpe", **options)
+    rows[3][7] = 261
+    write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    with pytest.raises(UsageError, match="token id 261, and the tokenizer has 261"):
+        prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
+
+
+def test_a_hub_text_is_read_by_its_splits(tmp_path, monkeypatch):
+    import datasets
+
+    made = {
+        "train": datasets.Dataset.from_dict({"text": STORIES}),
+        "validation": datasets.Dataset.from_dict({"text": STORIES[:4]}),
+    }
+    asked = []
+
+    def load(name, config, split):
+        asked.append((name, config, split))
+        return made[split]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    name = "hub:roneneldan/TinyStories"
+    task = prepared(tmp_path, "causal-lm", data=name, eval_data=name, tokenizer="byte", seq_len=16)
+    assert asked == [("roneneldan/TinyStories", None, "train"), ("roneneldan/TinyStories", None, "validation")]
+    assert len(tokens_of(task, "eval")) == sum(len(row) + 1 for row in STORIES[:4])
+
+
+def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
+    data = write_stories(tmp_path / "a.jsonl", column="story")
+    cases = [
+        ({"data": data}, r"no column 'text'.*'story'"),
+        (
+            {"data": write_stories(tmp_path / "b.jsonl", [1, 2])},
+            r"b\.jsonl, row 1: 'text' is neither a text nor a list",
+        ),
+        ({"data": "austen", "documents": 5}, "`documents` counts rows of tables"),
+        ({"data": ["hub:a/b", "austen"]}, "stands alone"),
+        ({"data": "hub:a"}, None),
+        (
+            {"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"},
+            "tokenizer openai-community/gpt2 cannot be",
+        ),
+        (
+            {"data": "hub:roneneldan/TinyStories"},
+            "roneneldan/TinyStories, split train, cannot be fetched from huggingface",
+        ),
+    ]
+    for options, message in cases:
+        with pytest.raises(LeanSurgeonError, match=message) as caught:
+            prepared(tmp_path / "cache", "causal-lm", **{"tokenizer": "byte", "seq_len": 16, **options})
+        assert "\n" not in caught.value.message

@@ -10,14 +10,20 @@ import pytest
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 
+NEEDED = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
+NEEDED |= {name: {"data": "x"} for name in ("imagenet", "folder", "lra-retrieval")}
+
 
 def test_making_tasks_imports_nothing_heavy():
     code = """
 import sys
 from leansurgeon import tasks
+needed = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
+needed |= {name: {"data": "x"} for name in ("imagenet", "folder", "lra-retrieval")}
 for name in tasks.TASKS:
-    tasks.make(name, {"train": "rows.csv"} if name == "text-classification" else {})
-print(sorted({"torch", "transformers", "sklearn", "tokenizers", "pyarrow", "pandas", "scipy"} & set(sys.modules)))
+    tasks.make(name, needed.get(name, {}))
+heavy = {"torch", "transformers", "sklearn", "tokenizers", "pyarrow", "pandas", "scipy", "datasets", "timm", "PIL"}
+print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -25,10 +31,10 @@ print(sorted({"torch", "transformers", "sklearn", "tokenizers", "pyarrow", "pand
 
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_every_task_says_what_it_is(name):
-    task = tasks.make(name, {"train": "rows.csv"} if name == "text-classification" else {})
+    task = tasks.make(name, NEEDED.get(name, {}))
     assert task.name == name
     assert task.head in ("image-classification", "sequence-classification", "causal-lm", "masked-lm")
-    assert task.metric.percent == task.metric.higher_is_better == (task.metric.key == "accuracy")
+    assert task.metric.percent == task.metric.higher_is_better == (task.metric.key not in ("perplexity", "nmse"))
     with pytest.raises(RuntimeError, match="before prepare"):
         task.size("train")
 

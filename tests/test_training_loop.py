@@ -141,7 +141,7 @@ def test_13_samples_in_batches_of_4_are_counted_once(tmp_path):
 
 def test_a_task_that_scores_too_few_samples_is_an_error(tmp_path):
     class Careless(Dots):
-        def score(self, logits, batch):
+        def score(self, logits, batch, **options):
             return super().score(logits[:3], {"labels": batch["labels"][:3]})
 
     with pytest.raises(LeanSurgeonError, match=r"scored \d+ samples of 13"):
@@ -155,7 +155,7 @@ def test_a_loss_that_is_no_number_ends_the_run_at_its_step(tmp_path):
             self.calls = getattr(self, "calls", 0) + (split == "train")
             return batch
 
-        def score(self, logits, batch):
+        def score(self, logits, batch, **options):
             score = super().score(logits, batch)
             broken = getattr(self, "calls", 0) == 3
             return score._replace(loss_sum=score.loss_sum * float("nan")) if broken else score

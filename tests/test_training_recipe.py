@@ -81,7 +81,12 @@ def test_set_changes_one_key(tmp_path):
     ("old", "new", "line", "words"),
     [
         ("    weight_decay", "    weight_dacay", 10, "`train.optim.weight_dacay` (did you mean 'weight_decay'?)"),
-        ("fp32", "no", 7, "`train.precision`: must be fp32 or bf16, and 'no' was given; full precision is called fp32"),
+        (
+            "fp32",
+            "no",
+            7,
+            "`train.precision`: must be fp32, bf16 or fp16, and 'no' was given; full precision is called fp32",
+        ),
         ("fp32", "off", 7, "full precision is called fp32"),
         ("fp32", "fp23", 7, "(did you mean 'fp32'?)"),
         ("batch: 64", "batch: 0", 6, "`train.batch`: must be greater than or equal to 1, and 0 was given"),

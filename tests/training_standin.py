@@ -37,11 +37,11 @@ class Words(Task):
             labels[row, int(index) % 8 :] = -100
         return {"input_ids": ids, "labels": labels}
 
-    def score(self, logits, batch) -> Score:
-        return token_score(logits, batch["labels"])
+    def score(self, logits, batch, *, label_smoothing=0.0) -> Score:
+        return token_score(logits, batch["labels"], label_smoothing)
 
-    def metric_value(self, mean: float) -> float:
-        return float(np.exp(mean))
+    def metric_value(self, sums) -> dict[str, float]:
+        return {"perplexity": float(np.exp(sums.metric_sum / sums.metric_count))}
 
     def model_overrides(self):
         return {}
@@ -61,11 +61,11 @@ class Dots(Words):
         pixels = torch.from_numpy(np.stack([r.standard_normal(16) for r in rng]).astype(np.float32))
         return {"pixel_values": pixels, "labels": pixels[:, :3].argmax(1)}
 
-    def score(self, logits, batch) -> Score:
-        return classification_score(logits, batch["labels"])
+    def score(self, logits, batch, *, label_smoothing=0.0) -> Score:
+        return classification_score(logits, batch["labels"], label_smoothing)
 
-    def metric_value(self, mean: float) -> float:
-        return mean
+    def metric_value(self, sums) -> dict[str, float]:
+        return {"accuracy": sums.metric_sum / sums.metric_count}
 
 
 class WordModel(nn.Module):

@@ -18,7 +18,8 @@ Axes, one word per dimension, `+` where several parts are stacked along it:
 
 A family with several stages (pyramids such as DaViT) has lists in its config where others have numbers. Either all
 stages are alike and `{s}` in `layer` is the number of the stage, or `stages` holds one `Blocks` each. Outside the
-blocks the axes `width0`, `width1`, ... are the widths of the stages, and `width` is that of the last.
+blocks the axes `width0`, `width1`, ... are the widths of the stages, and `width` is that of the last. An encoder and a
+decoder are two stages, too, whose `Blocks` name config keys of their own (`t5.py`, `bart.py`).
 
 Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm`,
 `norm`, `embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but no
@@ -39,6 +40,7 @@ from leansurgeon.architectures.tensors import (
     BUFFERS,
     Blocks,
     Config,
+    Keys,
     Tensor,
     TensorSpec,
     exact_ratio,
@@ -49,26 +51,6 @@ from leansurgeon.architectures.tensors import (
 )
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import ParameterCount, Shape, Stage, divisors_near, nearest_divisible
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Which config key holds which number of the shape. `mlp_ratio` where the library stores a ratio instead of a
-    width; `one_ratio` where that is one number for all stages; `width_grows` where a width is that of the first stage
-    and grows so from stage to stage.
-    """
-
-    depth: str
-    heads: str
-    width: str
-    mlp_dim: str | None = None
-    mlp_ratio: str | None = None
-    head_dim: str | None = None
-    kv_heads: str | None = None
-    mlp_default: int = 4
-    one_ratio: bool = False
-    width_grows: int = 1
-    whole_ratio: bool = False  # the library takes a whole number only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +75,16 @@ class Architecture:
     positions: str = "learned"  # "learned", "rope", "rope-2d" (head_dim is a multiple of four) or "none"
     prefixes: tuple[str, ...] = ("",)
     sizes: Mapping[str, str | Callable[[Config], int]] = field(default_factory=dict)
-    init_std: str | float | Callable[[Config], float] = "initializer_range"
+    # Standard deviation of new weights: a config key, a number, a rule, or one of these for each role ("" for others).
+    init_std: str | float | Callable[[Config], float] | Mapping[str, Callable[[Config], float]] = "initializer_range"
     decoupled: str | None = None
     # Tensors outside the blocks that published files carry and a class does not read: class ending -> prefixes.
     unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)  # endings of old files -> endings of today
     depends_on_index: tuple[str, ...] = ()  # config keys under which a layer computes something else at another place
     tied: tuple[str, ...] = ()  # copies of the embedding that old files carry beside it; not counted twice
+    tied_when: str = "tie_word_embeddings"  # the key or switch that says so
+    ties_new: bool = False  # the library ties the output of every new model to its embedding, whatever the config says
     modelling: str | None = None  # file in models/ that travels with the checkpoint
     classes: Mapping[str, str] = field(default_factory=dict)  # class of the source family -> class of this one
     # Config keys that a file may leave out and `when` or `sizes` read; names for `when` that follow from several keys.
@@ -113,6 +98,8 @@ class Architecture:
     # Numbers that the library's constructor also gives to parts which surgery leaves alone (class attention): where
     # they change, the result is of `decoupled`. So it is always where the library does not rebuild from its config.
     shared: tuple[str, ...] = ()
+    class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
+    class_follows: bool = False  # whether class attention has the blocks' heads: see `class_attention.py`
     rebuilds: bool = True
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped
     adopt: Callable[[Config], Config] | None = None  # makes a config of the source's family one of this family
@@ -142,19 +129,30 @@ class Architecture:
 
     def shape(self, config: Config) -> Shape:
         """The shape that a config describes, one stage unless its depth is a list."""
-        c, keys = self.flat(config), self.keys
-        missing = next((key for key in (keys.width, keys.heads, keys.depth) if key not in c), None)
-        if missing:
-            raise UnsupportedModel(
-                f"The config of this {self.name} model has no '{missing}'.", "Is config.json complete?"
-            )
-        several = isinstance(c[keys.depth], list | tuple)
-        count = len(c[keys.depth]) if several else 1
+        c = self.flat(config)
+        apart = self._keys_apart(config)
+        for keys in apart or (self.keys,):
+            needed = (keys.width, keys.heads, keys.depth_like if c.get(keys.depth) is None else keys.depth)
+            missing = next((key or keys.depth for key in needed if key not in c), None)
+            if missing:
+                raise UnsupportedModel(
+                    f"The config of this {self.name} model has no '{missing}'.", "Is config.json complete?"
+                )
+        if apart:
+            return Shape(tuple(self._stage(c, keys, 0, None) for keys in apart))
+        several = isinstance(c[self.keys.depth], list | tuple)
+        count = len(c[self.keys.depth]) if several else 1
         if self.stages and count != len(self.stages):
             raise UnsupportedModel(f"The config names {count} stages, and {self.name} has {len(self.stages)}.")
-        return Shape(tuple(self._stage(c, s, count if several else None) for s in range(count)))
+        return Shape(tuple(self._stage(c, self.keys, s, count if several else None) for s in range(count)))
 
-    def _stage(self, c: Config, s: int, count: int | None) -> Stage:
+    def _keys_apart(self, config: Config) -> tuple[Keys, ...]:
+        """The keys of every stage that this model has, where stages have keys of their own; else nothing."""
+        apart = [blocks for blocks in self.stages if blocks.keys]
+        filled = self._filled(config) if apart else {}
+        return tuple(blocks.keys for blocks in apart if exists(blocks, filled))
+
+    def _stage(self, c: Config, keys: Keys, s: int, count: int | None) -> Stage:
         """Stage `s`; `count` is the number of stages, None where the config holds plain numbers."""
 
         def value(key: str | None) -> Any:
@@ -165,8 +163,8 @@ class Architecture:
                 raise UnsupportedModel(f"The config says {key} = {found!r} for {count or 1} stages.")
             return found[s]
 
-        keys = self.keys
-        width, heads, depth = value(keys.width), value(keys.heads), value(keys.depth)
+        width, heads = value(keys.width), value(keys.heads)
+        depth = value(keys.depth_like if c.get(keys.depth) is None and keys.depth_like else keys.depth)
         for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth)):
             if not is_count(number):
                 raise UnsupportedModel(f"The config says {key} = {number!r}, which is no positive whole number.")
@@ -191,40 +189,55 @@ class Architecture:
         are kept.
         """
         config = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
-        c, keys = self.flat(config), self.keys
-        several = isinstance(c.get(keys.depth), list | tuple)
+        c, apart = self.flat(config), self._keys_apart(config)
+        several = isinstance(c.get(self.keys.depth), list | tuple)
         # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
         rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}
         lists = {key: c.get(key) or (rules[key](c) if key in rules else None) for key in self.per_layer}
 
-        def put(key: str, numbers: list[Any]) -> None:
-            c[key] = numbers if several else numbers[0]
-
-        for key, name in ((keys.depth, "depth"), (keys.heads, "heads"), (keys.head_dim, "head_dim")):
-            if key:
-                put(key, [getattr(stage, name) for stage in shape.stages])
-        if not keys.head_dim:
-            c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
         for stage in shape.stages:
             self._check_heads(stage)
-        if keys.kv_heads:
-            put(keys.kv_heads, [stage.kv_heads for stage in shape.stages])
-        if keys.mlp_dim:
-            put(keys.mlp_dim, [stage.mlp_dim for stage in shape.stages])
-        elif keys.mlp_ratio and (keys.one_ratio or not several):
-            c[keys.mlp_ratio] = self._one_ratio(shape)
-        elif keys.mlp_ratio:
-            c[keys.mlp_ratio] = [exact_ratio(stage.mlp_dim, stage.width) for stage in shape.stages]
-        elif stage := next((s for s in shape.stages if s.mlp_dim != int(s.width * keys.mlp_default)), None):
-            raise UsageError(
-                f"{self.name} fixes the MLP at {keys.mlp_default} x width; its config cannot hold {stage.mlp_dim}."
-            )
+        if not apart:
+            c.update(self._numbers(self.keys, shape, several))
+        written: dict[str, Any] = {}
+        for keys, stage in zip(apart, shape.stages, strict=True) if apart else ():
+            for key, value in self._numbers(keys, Shape((stage,)), several=False).items():
+                if written.setdefault(key, value) != value:
+                    both = f"{written[key]} and {value}"
+                    raise UsageError(
+                        f"{self.name} has one {key} for encoder and decoder; it cannot hold {both}.",
+                        "Give one number for both.",
+                    )
+        c.update(written)
+        if self.class_follows:
+            c.update({key: getattr(shape.stages[-1], name) for key, name in self.class_keys.items()})
+        if not self.keys.head_dim:
+            c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
         for key, values in lists.items():
             if values:
                 c[key] = [values[i] for i in (layers if layers is not None else range(shape.depth))]
         for key in self.forget:
             c.pop(key, None)
         return config
+
+    def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
+        """What stands under `keys` for this shape: numbers, or lists where the config holds `several` stages so."""
+        found: dict[str, Any] = {}
+        for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):
+            if key := getattr(keys, name):
+                numbers = [getattr(stage, name) for stage in shape.stages]
+                found[key] = numbers if several else numbers[0]
+        if keys.mlp_dim:
+            return found
+        if keys.mlp_ratio and (keys.one_ratio or not several):
+            found[keys.mlp_ratio] = self._one_ratio(shape)
+        elif keys.mlp_ratio:
+            found[keys.mlp_ratio] = [exact_ratio(stage.mlp_dim, stage.width) for stage in shape.stages]
+        elif stage := next((s for s in shape.stages if s.mlp_dim != int(s.width * keys.mlp_default)), None):
+            raise UsageError(
+                f"{self.name} fixes the MLP at {keys.mlp_default} x width; its config cannot hold {stage.mlp_dim}."
+            )
+        return found
 
     def _check_heads(self, stage: Stage) -> None:
         if self.keys.head_dim:
@@ -279,9 +292,11 @@ class Architecture:
         natural = stage.width // stage.heads
         return f"{self.name} derives head_dim from width // heads = {natural}; it cannot hold {stage.head_dim}."
 
-    def std(self, config: Config) -> float | None:
+    def std(self, config: Config, role: str = "") -> float | None:
         """Standard deviation of new weights by the library's rule; None where the config does not say it."""
         rule = self.init_std
+        if isinstance(rule, Mapping):
+            rule = rule.get(role) or rule[""]
         return rule if isinstance(rule, float) else rule(config) if callable(rule) else config.get(rule)
 
     # -- tensors ---------------------------------------------------------------------------------
@@ -322,7 +337,8 @@ class Architecture:
         dims, c = self.dims(config, shape), self._filled(config)
         for t in self.outer:
             if exists(t, c):
-                yield TensorSpec(self._outer_name(t, prefix), t.role, tuple(t.axes.split()), sizes_of(t.axes, dims))
+                name, axes = self._outer_name(t, prefix), tuple(t.axes.split())
+                yield TensorSpec(name, t.role, axes, sizes_of(t.axes, dims), group=t.group)
         layer = 0
         for s, stage in enumerate(shape.stages):
             blocks, dims = self.blocks(s), self.dims(config, shape, s)
@@ -330,7 +346,7 @@ class Architecture:
             for i in range(stage.depth):
                 start = prefix + blocks.layer.format(i=i)
                 for t, axes, sizes in present:
-                    if i or t.in_first:
+                    if t.in_others if i else t.in_first:
                         yield TensorSpec(start + t.name, t.role, axes, sizes, layer, s, i, t.new, t.group)
                 layer += 1
 
@@ -358,9 +374,13 @@ class Architecture:
         first = stages[0].layer.format(i=0)
         prefix = next((p for p in self.prefixes if any(n.startswith(p + first) for n in names)), None)
         if prefix is None:
+            others = [b.layer.format(i=0) for b in stages[1:] if b.keys]
+            alone = any(start in name for start in others for name in names)
             raise UnsupportedModel(
                 f"The config says {self.name}, but no tensor is named like '{self.prefixes[0] + first}...'.",
-                "Do config.json and the weights belong together?",
+                "A decoder without its encoder is not declared."
+                if alone
+                else "Do config.json and the weights belong together?",
             )
         declared = {spec.name: spec for spec in self.tensors(config, shape, prefix)}
         patterns = [re.compile(re.escape(prefix + b.layer).replace(r"\{i\}", r"(\d+)")) for b in stages]
@@ -388,7 +408,8 @@ class Architecture:
                 )
             found.append(spec or TensorSpec(name, self._outer_role(name, config), tuple(map(str, size)), tuple(size)))
         have = {spec.name for spec in found}
-        missing = [n for n, s in declared.items() if n not in have and s.role != "head" and not n.endswith(".bias")]
+        optional = ("head", "buffer")
+        missing = [n for n, s in declared.items() if n not in have and s.role not in optional and n[-5:] != ".bias"]
         if missing and declared[missing[0]].layer is None:
             raise UnsupportedModel(f"The weights lack '{missing[0]}'.", "Is the file complete, or is a shard missing?")
         if missing:
@@ -404,7 +425,7 @@ class Architecture:
         return tuple(p for ending, prefixes in self.unused.items() if name.endswith(ending) for p in prefixes)
 
     def _outer_role(self, name: str, config: Config) -> str:
-        if name in self.tied and config.get("tie_word_embeddings", True):
+        if name in self.tied and self._filled(config).get(self.tied_when, True):
             return "tied"
         return "embedding" if "embed" in name else "head"
 

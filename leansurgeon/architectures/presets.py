@@ -123,6 +123,22 @@ def lra(vocab: int, positions: int, classes: int, *, dual: bool = False) -> Conf
     }
 
 
+def d_retrieval(dimension: int) -> Config:
+    """The model of the synthetic experiment of generalised D-retrieval: 8 numbers per head, networks of width 32."""
+    return {
+        "architectures": ["DRetrievalForSequenceClassification"],
+        "model_type": "d_retrieval",
+        "input_size": dimension,
+        "encoder_size": 32,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": dimension,
+        "head_dim": 8,
+        "intermediate_size": 32,
+        **labels(1),
+    }
+
+
 def timm_vit(
     architecture: str, *, width: int, depth: int, heads: int, mlp_ratio: int = 4, deit: bool = False
 ) -> Config:
@@ -323,6 +339,13 @@ _ALL = (
     ),
     Preset(
         "fashion-vit", "vit", small_vit(28, 7), "keep", "fashion-vit", title="Small ViT for Fashion-MNIST (28 x 28)"
+    ),
+    Preset(
+        "d-retrieval",
+        "d_retrieval",
+        d_retrieval(4),
+        "keep",
+        title="Attention for generalised D-retrieval, D = 4",
     ),
     Preset(
         "austen-gpt",

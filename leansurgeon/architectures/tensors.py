@@ -24,9 +24,9 @@ PARTS = {
 @dataclass(frozen=True)
 class Tensor:
     """One tensor template. `when` names a config key that must be true (or, with `!`, false; or `key=16`) for the
-    tensor to exist; `in_first` False says that the first layer lacks it. `new` is the value of new entries where the
-    library does not draw them. In a block with several attentions or MLPs, `group` says to which one the tensor
-    belongs: each chooses its own heads and units.
+    tensor to exist; `in_first` False says that the first layer of a stage lacks it, `in_others` False that only the
+    first one has it. `new` is the value of new entries where the library does not draw them. In a block with several
+    attentions or MLPs, `group` says to which one the tensor belongs: each chooses its own heads and units.
     """
 
     name: str
@@ -36,17 +36,48 @@ class Tensor:
     in_first: bool = True
     new: float | None = None
     group: int = 0
+    in_others: bool = True
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which config key holds which number of the shape. `mlp_ratio` where the library stores a ratio instead of a
+    width; `one_ratio` where that is one number for all stages; `width_grows` where a width is that of the first stage
+    and grows so from stage to stage; `depth_like` names the key that counts where a config leaves the depth out.
+    """
+
+    depth: str
+    heads: str
+    width: str
+    mlp_dim: str | None = None
+    mlp_ratio: str | None = None
+    head_dim: str | None = None
+    kv_heads: str | None = None
+    mlp_default: int = 4
+    one_ratio: bool = False
+    width_grows: int = 1
+    whole_ratio: bool = False  # the library takes a whole number only
+    depth_like: str | None = None
 
 
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of one stage: what their tensors' names begin with (`{i}` for the layer, `{s}` for the stage), the
-    tensors of a block, and the output projections in the built model.
+    tensors of a block, and the output projections in the built model. `keys` where the stage has config keys of its
+    own (a decoder beside an encoder); `when` is the switch of a stage that some models of the family lack.
     """
 
     layer: str
     block: tuple[Tensor, ...]
     projection: tuple[str, ...]
+    keys: Keys | None = None
+    when: str = ""
+
+    def in_step(self, group: int) -> bool:
+        """Whether head h of every layer belongs to one column of a table that only the first layer holds (T5's
+        relative positions): then all layers must keep the same heads.
+        """
+        return any(not t.in_others and t.role == "head_param" and t.group == group for t in self.block)
 
 
 @dataclass(frozen=True)
@@ -80,15 +111,15 @@ class TensorSpec:
         return self.role not in ("tied", "buffer")
 
 
-def exists(tensor: Tensor, config: Config) -> bool:
-    """Whether the config switches this tensor on."""
-    if not tensor.when:
+def exists(part: Tensor | Blocks, config: Config) -> bool:
+    """Whether the config switches this tensor (or this stage) on."""
+    if not part.when:
         return True
-    key, equals, value = tensor.when.partition("=")
+    key, equals, value = part.when.partition("=")
     if equals:
         return str(config.get(key)) == value
-    negate = tensor.when.startswith("!")
-    return bool(config.get(tensor.when.lstrip("!"))) != negate
+    negate = part.when.startswith("!")
+    return bool(config.get(part.when.lstrip("!"))) != negate
 
 
 def axis_size(axis: str, dims: Mapping[str, int]) -> int:

@@ -7,14 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import is_norm, pair, square
-
-
-def grid(config: Config) -> tuple[int, int]:
-    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
-    return height // down, width // right
+from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, grid, is_norm, plain_numbers, tokens
 
 
 def offsets(config: Config) -> int:
@@ -27,15 +22,7 @@ def reads(model: Any) -> Config:
     """The constructor's arguments of a built Beit."""
     block = model.blocks[0]
     return {
-        "img_size": square(model.patch_embed.img_size),
-        "patch_size": square(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
-        "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
-        "depth": len(model.blocks),
-        "num_heads": block.attn.num_heads,
-        "mlp_ratio": exact_ratio(block.mlp.fc1.out_features, model.embed_dim),
+        **plain_numbers(model),
         "qkv_bias": block.attn.q_bias is not None,
         "init_values": getattr(block, "init_values", 1e-5) if block.gamma_1 is not None else None,
         "use_abs_pos_emb": model.pos_embed is not None,
@@ -71,19 +58,12 @@ TIMM_BEIT = Architecture(
         *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
     ),
     sizes={
-        "tokens": lambda c: grid(c)[0] * grid(c)[1] + 1,
+        "tokens": tokens,
         "offsets": offsets,
-        "channels": "in_chans",
-        "patch_height": lambda c: pair(c["patch_size"])[0],
-        "patch_width": lambda c: pair(c["patch_size"])[1],
-        "labels": "num_classes",
+        **PATCH_SIZES,
     },
     defaults={
-        "img_size": 224,
-        "patch_size": 16,
-        "in_chans": 3,
-        "num_classes": 1000,
-        "qkv_bias": True,
+        **DEFAULTS,
         "init_values": None,
         "use_abs_pos_emb": True,
         "use_rel_pos_bias": False,

@@ -1,4 +1,5 @@
-"""timm's CaiT: talking-heads attention, and two class-attention blocks at the end, which surgery leaves as they are.
+"""timm's CaiT: talking-heads attention, and two class-attention blocks at the end, which surgery leaves as they are
+unless --class-attention asks them to follow.
 
 Talking heads mix with each other before and after the softmax. A new head hears the old ones, and the old ones hear
 nothing of it, so adding heads is exact. timm's constructor gives the heads to the class attention, too, so a result
@@ -11,24 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import pair, square
+from leansurgeon.architectures.timm_models import TimmModels, class_attention, class_inner, linear, mlp, norm
+from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, plain_numbers, tokens
 
 
 def reads(model: Any) -> Config:
     """The constructor's arguments of a built Cait."""
-    block, width, depth = model.blocks[0], model.embed_dim, len(model.blocks)
+    width = model.embed_dim
     return {
-        "img_size": square(model.patch_embed.img_size),
-        "patch_size": square(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
-        "global_pool": model.global_pool,
-        "embed_dim": width,
-        "depth": depth,
-        "num_heads": block.attn.num_heads,
-        "mlp_ratio": exact_ratio(block.mlp.fc1.out_features, width),
-        "qkv_bias": block.attn.qkv.bias is not None,
+        **plain_numbers(model),
+        "qkv_bias": model.blocks[0].attn.qkv.bias is not None,
         "init_values": 1e-6 if width >= 768 else 1e-5,  # the published rule; it matters for new models only
         "depth_token_only": len(model.blocks_token_only),
         "mlp_ratio_token_only": exact_ratio(model.blocks_token_only[0].mlp.fc1.out_features, width),
@@ -41,19 +34,12 @@ def adopt(config: Config) -> Config:
     return config
 
 
-def patches(config: Config) -> int:
-    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
-    return (height // down) * (width // right)
-
-
-def class_block(name: str) -> tuple[Tensor, ...]:
-    attention = [linear(f"{name}attn.{p}", "other_attention", "width", "width", bias="qkv_bias") for p in "qkv"]
+def class_block(name: str, number: int) -> tuple[Tensor, ...]:
     return (
         Tensor(f"{name}gamma_1", "norm", "width"),
         Tensor(f"{name}gamma_2", "norm", "width"),
         *norm(f"{name}norm1"),
-        *(tensor for layer in attention for tensor in layer),
-        *linear(f"{name}attn.proj", "other_attention", "width", "width"),
+        *class_attention(f"{name}attn", number),
         *norm(f"{name}norm2"),
         *mlp(f"{name}mlp", "cls_mlp", role="other_mlp"),
     )
@@ -80,25 +66,19 @@ TIMM_CAIT = Architecture(
         Tensor("cls_token", "embedding", "1 1 width"),
         Tensor("pos_embed", "embedding", "1 patches width"),
         *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
-        *class_block("blocks_token_only.0."),
-        *class_block("blocks_token_only.1."),
+        *class_block("blocks_token_only.0.", 1),
+        *class_block("blocks_token_only.1.", 2),
         *norm("norm"),
         *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
     ),
     sizes={
-        "patches": patches,
-        "channels": "in_chans",
-        "patch_height": lambda c: pair(c["patch_size"])[0],
-        "patch_width": lambda c: pair(c["patch_size"])[1],
-        "labels": "num_classes",
+        "patches": lambda c: tokens(c) - 1,
+        **PATCH_SIZES,
+        "cls_q": class_inner,
         "cls_mlp": lambda c: int(c["embed_dim"] * c["mlp_ratio_token_only"]),
     },
     defaults={
-        "img_size": 224,
-        "patch_size": 16,
-        "in_chans": 3,
-        "num_classes": 1000,
-        "qkv_bias": True,
+        **DEFAULTS,
         "mlp_ratio_token_only": 4.0,
     },
     projection="blocks.{i}.attn.proj",
@@ -117,5 +97,6 @@ LEAN_TIMM_CAIT = derive(
     decoupled=None,
     shared=(),
     adopt=adopt,
+    class_keys={"cls_num_heads": "heads", "cls_head_dim": "head_dim"},
     modelling="timm_cait.py",
 )

@@ -10,15 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.timm_models import TimmModels, linear, norm
-from leansurgeon.architectures.timm_vit import is_norm, pair, square
+from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, is_norm, plain_numbers, tokens
 from leansurgeon.errors import UnsupportedModel
-
-
-def tokens(config: Config) -> int:
-    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
-    return (height // down) * (width // right) + 1
 
 
 def reads(model: Any) -> Config:
@@ -28,15 +23,7 @@ def reads(model: Any) -> Config:
         raise UnsupportedModel(f"This EVA has blocks of the kind {type(block).__name__}, which are not declared.")
     reference = getattr(rope, "ref_feat_shape", None)
     return {
-        "img_size": square(model.patch_embed.img_size),
-        "patch_size": square(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
-        "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
-        "depth": len(model.blocks),
-        "num_heads": block.attn.num_heads,
-        "mlp_ratio": exact_ratio(block.mlp.fc2.in_features, model.embed_dim),
+        **plain_numbers(model),
         "qkv_bias": getattr(block.attn, "q_bias", None) is not None,
         "swiglu_mlp": not hasattr(block.mlp, "fc1") or block.mlp.fc1.out_features != block.mlp.fc2.in_features,
         "use_abs_pos_emb": model.pos_embed is not None,
@@ -73,17 +60,10 @@ TIMM_EVA = Architecture(
     ),
     sizes={
         "tokens": tokens,
-        "channels": "in_chans",
-        "patch_height": lambda c: pair(c["patch_size"])[0],
-        "patch_width": lambda c: pair(c["patch_size"])[1],
-        "labels": "num_classes",
+        **PATCH_SIZES,
     },
     defaults={
-        "img_size": 224,
-        "patch_size": 16,
-        "in_chans": 3,
-        "num_classes": 1000,
-        "qkv_bias": True,
+        **DEFAULTS,
         "swiglu_mlp": False,
         "use_abs_pos_emb": True,
         "use_fc_norm": True,

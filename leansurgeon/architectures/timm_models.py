@@ -84,6 +84,21 @@ def linear(name: str, role: str, out: str, into: str, *, bias: str | bool = True
     return (weight, Tensor(f"{name}.bias", role, out, **{**more, **when})) if bias else (weight,)
 
 
+def class_attention(name: str, group: int) -> tuple[Tensor, ...]:
+    """timm's ClassAttn, which surgery leaves alone unless it is asked to follow; `group` counts them from 1."""
+    more = {"group": group, "bias": "qkv_bias"}
+    return (
+        *(t for part in "qkv" for t in linear(f"{name}.{part}", "other_attention", "cls_q", "width", **more)),
+        *linear(f"{name}.proj", "other_attention", "width", "cls_q", group=group),
+    )
+
+
+def class_inner(config: Config) -> int:
+    """Inner width of the class attention: timm's is the width, ours has heads and a head_dim of its own."""
+    heads = config.get("cls_num_heads") or config["num_heads"]
+    return heads * config["cls_head_dim"] if config.get("cls_head_dim") else config["embed_dim"]
+
+
 def norm(name: str, axis: str = "width", role: str = "norm", **more: Any) -> tuple[Tensor, ...]:
     return (Tensor(f"{name}.weight", role, axis, **more), Tensor(f"{name}.bias", role, axis, **more))
 

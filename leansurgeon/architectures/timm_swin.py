@@ -1,16 +1,19 @@
-"""timm's Swin Transformer: windows in four stages, every second layer shifted, so layers are dropped in pairs.
+"""timm's Swin Transformer and SwinV2: windows in four stages, every second layer shifted, so layers go in pairs.
 
-timm's constructor takes `head_dim` itself, and no modelling file is needed. Every head has its column in the table of
-relative positions. SwinV2 and the other descendants are not declared.
+Swin's constructor takes `head_dim` itself, and no modelling file is needed. Every head has its column in the table of
+relative positions. SwinV2 has a small network in its place, with an output for every head, and a temperature for every
+head; its heads can be split only. SwinV2-CR and the other descendants are not declared.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import log
 from typing import Any
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import pair, square
+from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, grid, square
 
 STAGES = 4
 
@@ -36,11 +39,9 @@ def reads(model: Any) -> Config:
 
 def offsets(config: Config) -> list[int]:
     """Relative positions within a window of every stage; timm shrinks a window that does not fit the image."""
-    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
     found = []
     for stage in range(STAGES):
-        grid = (-(-(height // down) // 2**stage), -(-(width // right) // 2**stage))
-        sides = [min(side, config["window_size"]) for side in grid]
+        sides = [min(-(-side // 2**stage), config["window_size"]) for side in grid(config)]
         found.append((2 * sides[0] - 1) * (2 * sides[1] - 1))
     return found
 
@@ -72,19 +73,13 @@ TIMM_SWIN = Architecture(
         *linear("head.fc", "head", "labels", "width", when="num_classes", bias="num_classes"),
     ),
     sizes={
-        "channels": "in_chans",
-        "patch_height": lambda c: pair(c["patch_size"])[0],
-        "patch_width": lambda c: pair(c["patch_size"])[1],
+        **PATCH_SIZES,
         "offsets": offsets,
-        "labels": "num_classes",
     },
     defaults={
-        "img_size": 224,
+        **DEFAULTS,
         "patch_size": 4,
-        "in_chans": 3,
-        "num_classes": 1000,
         "window_size": 7,
-        "qkv_bias": True,
     },
     projection="layers.{s}.blocks.{i}.attn.proj",
     norm="pre",
@@ -92,4 +87,47 @@ TIMM_SWIN = Architecture(
     init_std=0.02,
     period=2,
     timm=TimmModels("SwinTransformer", reads, "patch_embed.proj", "head.fc"),
+)
+
+
+def reads_v2(model: Any) -> Config:
+    """The constructor's arguments of a built SwinTransformerV2."""
+    blocks = [stage.blocks[0] for stage in model.layers]
+    return {
+        "img_size": square(model.patch_embed.img_size),
+        "patch_size": square(model.patch_embed.patch_size),
+        "in_chans": model.patch_embed.proj.in_channels,
+        "num_classes": model.num_classes,
+        "embed_dim": blocks[0].attn.qkv.in_features,
+        "depths": [len(stage.blocks) for stage in model.layers],
+        "num_heads": [block.attn.num_heads for block in blocks],
+        "window_size": blocks[0].attn.window_size[0],
+        "mlp_ratio": exact_ratio(blocks[0].mlp.fc1.out_features, blocks[0].mlp.fc1.in_features),
+        "qkv_bias": blocks[0].attn.q_bias is not None,
+        "pretrained_window_sizes": [block.attn.pretrained_window_size[0] for block in blocks],
+    }
+
+
+TIMM_SWIN_V2 = derive(
+    TIMM_SWIN,
+    name="timm_swin_v2",
+    model_types=("swinv2_tiny*", "swinv2_small*", "swinv2_base*", "swinv2_large*"),
+    keys=replace(TIMM_SWIN.keys, head_dim=None, one_ratio=True),
+    block=(
+        Tensor("attn.logit_scale", "head_param", "heads 1 1", new=log(10)),
+        *linear("attn.cpb_mlp.0", "positions", "512", "2"),
+        Tensor("attn.cpb_mlp.2.weight", "head_param", "heads 512"),
+        Tensor("attn.q_bias", "q", "q", when="qkv_bias"),
+        Tensor("attn.v_bias", "v", "kv", when="qkv_bias"),
+        Tensor("attn.qkv.weight", "qkv", "q+kv+kv width"),
+        *linear("attn.proj", "o", "width", "q"),
+        *norm("norm1"),
+        *mlp("mlp"),
+        *norm("norm2"),
+    ),
+    outer=tuple(
+        replace(t, axes=f"width{t.name.split('.')[1]}") if ".downsample.norm." in t.name else t for t in TIMM_SWIN.outer
+    ),
+    norm="post",
+    timm=TimmModels("SwinTransformerV2", reads_v2, "patch_embed.proj", "head.fc"),
 )

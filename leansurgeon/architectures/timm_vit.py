@@ -19,10 +19,26 @@ def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def tokens(config: Config) -> int:
-    """Rows of the position table: patches and the class token."""
+def grid(config: Config) -> tuple[int, int]:
+    """Rows and columns of patches."""
     (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
-    return (height // down) * (width // right) + bool(config["class_token"])
+    return height // down, width // right
+
+
+def tokens(config: Config) -> int:
+    """Rows of the position table: patches and the class token (which only a ViT may lack)."""
+    rows, columns = grid(config)
+    return rows * columns + bool(config.get("class_token", True))
+
+
+# What timm's descendants of the ViT (BEiT, EVA, CaiT, Swin) have in common with it.
+PATCH_SIZES = {
+    "channels": "in_chans",
+    "patch_height": lambda c: pair(c["patch_size"])[0],
+    "patch_width": lambda c: pair(c["patch_size"])[1],
+    "labels": "num_classes",
+}
+DEFAULTS = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "qkv_bias": True}
 
 
 TIMM_VIT = Architecture(
@@ -59,17 +75,10 @@ TIMM_VIT = Architecture(
     ),
     sizes={
         "tokens": tokens,
-        "channels": "in_chans",
-        "patch_height": lambda c: pair(c["patch_size"])[0],
-        "patch_width": lambda c: pair(c["patch_size"])[1],
-        "labels": "num_classes",
+        **PATCH_SIZES,
     },
     defaults={
-        "img_size": 224,
-        "patch_size": 16,
-        "in_chans": 3,
-        "num_classes": 1000,
-        "qkv_bias": True,
+        **DEFAULTS,
         "class_token": True,
         "fc_norm": False,
     },
@@ -148,15 +157,9 @@ def skeleton(name: str) -> Any:
         return timm.create_model(name)
 
 
-def numbers(name: str, model: Any) -> Config:
-    """`model_args` of a built VisionTransformer."""
-    problem = what_is_not_supported(model)
-    if problem:
-        raise UnsupportedModel(
-            f"timm/{name} has {problem}, which leansurgeon's declaration of timm's ViT does not know.",
-            "Supported: plain ViT and DeiT, such as timm/vit_base_patch16_224 and timm/deit_small_patch16_224.",
-        )
-    block, embed = model.blocks[0], model.patch_embed
+def plain_numbers(model: Any) -> Config:
+    """The constructor's arguments that every descendant of the ViT has, read from a built model."""
+    embed = model.patch_embed
     return {
         "img_size": square(embed.img_size),
         "patch_size": square(embed.patch_size),
@@ -165,9 +168,22 @@ def numbers(name: str, model: Any) -> Config:
         "global_pool": model.global_pool,
         "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
-        "num_heads": block.attn.num_heads,
-        "mlp_ratio": exact_ratio(block.mlp.fc1.out_features, model.embed_dim),
-        "qkv_bias": block.attn.qkv.bias is not None,
+        "num_heads": model.blocks[0].attn.num_heads,
+        "mlp_ratio": exact_ratio(model.blocks[0].mlp.fc2.in_features, model.embed_dim),
+    }
+
+
+def numbers(name: str, model: Any) -> Config:
+    """`model_args` of a built VisionTransformer."""
+    problem = what_is_not_supported(model)
+    if problem:
+        raise UnsupportedModel(
+            f"timm/{name} has {problem}, which leansurgeon's declaration of timm's ViT does not know.",
+            "Supported: plain ViT and DeiT, such as timm/vit_base_patch16_224 and timm/deit_small_patch16_224.",
+        )
+    return {
+        **plain_numbers(model),
+        "qkv_bias": model.blocks[0].attn.qkv.bias is not None,
         "class_token": model.cls_token is not None,
         "fc_norm": is_norm(model.fc_norm),
     }

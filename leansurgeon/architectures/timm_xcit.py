@@ -1,5 +1,6 @@
 """timm's XCiT: cross-covariance attention between channels, a local convolution, and two class-attention blocks at the
-end, which surgery leaves as they are.
+end, which surgery leaves as they are unless
+--class-attention asks them to follow.
 
 `heads` are those of the cross-covariance attention. timm's constructor gives the same number to the class attention, so
 a result with other heads or another MLP is of `leansurgeon_xcit`, which holds the two apart.
@@ -11,7 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, batch_norm, linear, mlp, norm
+from leansurgeon.architectures.timm_models import (
+    TimmModels,
+    batch_norm,
+    class_attention,
+    class_inner,
+    linear,
+    mlp,
+    norm,
+)
 from leansurgeon.architectures.timm_vit import square
 
 
@@ -44,14 +53,12 @@ def adopt(config: Config) -> Config:
     return config
 
 
-def class_block(name: str) -> tuple[Tensor, ...]:
-    attention = [linear(f"{name}attn.{p}", "other_attention", "width", "width", bias="qkv_bias") for p in "qkv"]
+def class_block(name: str, number: int) -> tuple[Tensor, ...]:
     return (
         Tensor(f"{name}gamma1", "norm", "width"),
         Tensor(f"{name}gamma2", "norm", "width"),
         *norm(f"{name}norm1"),
-        *(tensor for pair in attention for tensor in pair),
-        *linear(f"{name}attn.proj", "other_attention", "width", "width"),
+        *class_attention(f"{name}attn", number),
         *norm(f"{name}norm2"),
         *mlp(f"{name}mlp", "cls_mlp", role="other_mlp"),
     )
@@ -93,8 +100,8 @@ TIMM_XCIT = Architecture(
         *linear(
             "pos_embed.token_projection", "embedding", "width", "64 1 1", when="use_pos_embed", bias="use_pos_embed"
         ),
-        *class_block("cls_attn_blocks.0."),
-        *class_block("cls_attn_blocks.1."),
+        *class_block("cls_attn_blocks.0.", 1),
+        *class_block("cls_attn_blocks.1.", 2),
         *norm("norm"),
         *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
     ),
@@ -104,6 +111,7 @@ TIMM_XCIT = Architecture(
         "stem1": lambda c: c["embed_dim"] * 4 // c["patch_size"],
         "stem2": lambda c: c["embed_dim"] * 8 // c["patch_size"],
         "labels": "num_classes",
+        "cls_q": class_inner,
         "cls_mlp": lambda c: int(c["embed_dim"] * c.get("cls_mlp_ratio", c.get("mlp_ratio", 4))),
     },
     defaults={"patch_size": 16, "in_chans": 3, "num_classes": 1000, "qkv_bias": True, "use_pos_embed": True},
@@ -124,5 +132,6 @@ LEAN_TIMM_XCIT = derive(
     decoupled=None,
     shared=(),
     adopt=adopt,
+    class_keys={"cls_num_heads": "heads", "cls_head_dim": "head_dim"},
     modelling="timm_xcit.py",
 )

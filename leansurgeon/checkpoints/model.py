@@ -49,7 +49,7 @@ class Loaded:
         model = model or self.model
         if self.architecture.library == "timm":
             return model(batch["pixel_values"])
-        inputs = {k: v for k, v in batch.items() if k != "labels"}
+        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
         return model(**inputs).logits
 
     @property

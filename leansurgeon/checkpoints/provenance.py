@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import leansurgeon
+from leansurgeon.checkpoints.report_numbers import sentence
 from leansurgeon.checkpoints.source import Source
 
 SCHEMA_VERSION = 1
@@ -42,7 +43,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_surgery(folder: Path, source: Source, plan: dict, decided: dict, proof: dict | None) -> dict:
+def write_surgery(
+    folder: Path, source: Source, plan: dict, decided: dict, proof: dict | None, *, language: bool = False
+) -> dict:
     """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, and
     the proof.
     """
@@ -58,6 +61,7 @@ def write_surgery(folder: Path, source: Source, plan: dict, decided: dict, proof
         "decided": decided,
         "versions": versions(),
         "proof": proof,
+        "language": language,
     }
     # Known files, so that --force deletes nothing else.
     found = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
@@ -87,6 +91,8 @@ def write_card(folder: Path, record: dict) -> None:
             ("width", "width"),
         )
     )
+    used = record["decided"].get("calibration")
+    data = f" Sample data: {used['says']}, SHA-256 `{used['sha256'][:16]}`." if used else ""
     steps = "\n".join(f"- **{o['name']}** ({o['exactness']}): {o['says']}" for o in plan["operators"]) or "- none"
     total = plan["parameters_before"]["total"], plan["parameters_after"]["total"]
     change = 100 * (total[1] / total[0] - 1)
@@ -96,6 +102,8 @@ def write_card(folder: Path, record: dict) -> None:
         if proof
         else "Not reloaded after writing; another seed of the same shape was."
     )
+    if proof and plan["init"] != "fresh":
+        proved += "\n\n" + sentence(proof.get("compared"), language=record.get("language", False))
     note = (
         "\nThe weights are newly initialised: train the model before use.\n"
         if record["initialised"] == "fresh"
@@ -108,6 +116,7 @@ def write_card(folder: Path, record: dict) -> None:
         f"{note}\n"
         f"| | before | after |\n|---|---|---|\n{rows}\n"
         f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n\n"
-        f"## What was done\n\n{steps}\n\n{plan['why']}. Seed {plan['seed']}. The full record is in `surgery.json`.\n\n"
+        f"## What was done\n\n{steps}\n\n{plan['why']}. Seed {plan['seed']}.{data} "
+        "The full record is in `surgery.json`.\n\n"
         f"## Loading\n\n{proved}\n"
     )

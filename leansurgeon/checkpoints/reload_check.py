@@ -1,44 +1,43 @@
-"""Runs alone in a fresh process: load a folder the documented way, run it forward once, print what was found as JSON.
+"""Runs alone in a fresh process: load a folder the documented way, run it forward, print what was found as JSON.
 
-Usage: python -I reload_check.py FOLDER [MODULE]. It imports nothing of leansurgeon (but for MODULE, which registers the
-timm entry point that such a folder documents), so it sees what a user of plain transformers or timm sees.
+Usage: python -I reload_check.py FOLDER [--module NAME] [--inputs FILE --kind KIND] [--outputs FILE]. It imports nothing
+of leansurgeon (but for NAME, which registers the timm entry point that such a folder documents), so it sees what a user
+of plain transformers or timm sees.
+
+`--inputs` is a safetensors file of batches (`0.input_ids`, `0.attention_mask`, ..., `0.labels`); without it a small
+example is made. `--kind` says how labels score: `causal-lm` (those of the next position) or `plain`. `--outputs`
+takes the fp32 outputs of real tokens (rows, values), at most ROOM of them, for a comparison with another model.
 """
 
+import argparse
 import importlib
 import json
-import sys
 import warnings
 from pathlib import Path
 
+ROOM = 2**26  # values of outputs that are kept (256 MiB)
 
-def check_timm(folder: Path, config: dict) -> dict:
+
+def load_timm(folder: Path, config: dict, module: str | None):
     import timm
     import torch
     from safetensors.torch import load_file
 
-    module = sys.argv[2] if len(sys.argv) > 2 else None
     if module:
         importlib.import_module(module)
     # create_model loads strictly; the keys are compared once more because pretrained loading may filter.
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     stored, built = load_file(folder / "model.safetensors"), model.state_dict()
     differing = [k for k in stored if k in built and not torch.equal(stored[k].float(), built[k].float())]
-    channels, *sides = config["pretrained_cfg"]["input_size"]
-    args = config["model_args"]
-    size = args.get("img_size", sides)
-    sides = [size, size] if isinstance(size, int) else size
-    output = model(torch.zeros(1, args.get("in_chans", channels), *sides))
-    return {
+    account = {
         "missing": sorted(set(built) - set(stored)) + differing,
         "unexpected": sorted(set(stored) - set(built)),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "output": list(output.shape),
-        "finite": bool(torch.isfinite(output).all()),
         "loaded_with": "timm.create_model" + (f" after `import {module}`" if module else ""),
     }
+    return model, account
 
 
-def check_transformers(folder: Path, config: dict) -> dict:
+def load_transformers(folder: Path, config: dict):
     import torch
     import transformers
 
@@ -49,41 +48,124 @@ def check_transformers(folder: Path, config: dict) -> dict:
     model, info = cls.from_pretrained(
         folder, output_loading_info=True, trust_remote_code=bool(remote), dtype=torch.float32
     )
-    model.eval()
-    with torch.no_grad():
-        output = model(**example(model, torch))
-    tensor = output.logits if "logits" in output else output[0]
-    return {
+    account = {
         "missing": sorted(info["missing_keys"]),
         "unexpected": sorted(info["unexpected_keys"]),
         "mismatched": sorted(map(str, info["mismatched_keys"])),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "output": list(tensor.shape),
-        "finite": bool(torch.isfinite(tensor).all()),
         "loaded_with": f"transformers.{cls.__name__}.from_pretrained" + (", trust_remote_code=True" if remote else ""),
     }
+    return model.eval(), account
+
+
+def forward(model, inputs: dict):
+    """Logits, or the last hidden states of a model without a head."""
+    if not hasattr(model, "main_input_name"):  # timm
+        return model(inputs["pixel_values"])
+    output = model(**inputs)
+    return output.logits if "logits" in output else output[0]
+
+
+def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
+    """Sums of the loss over all batches, and the outputs (rows, values) of real tokens as long as there is room."""
+    rows, pooled, loss, count, right, room = [], [], 0.0, 0, 0, ROOM
+    shape, finite = [], True
+    for batch in batches:
+        labels = batch.pop("labels", None)
+        with torch.no_grad():
+            output = forward(model, batch).float()
+        finite &= bool(torch.isfinite(output).all())
+        shape = list(output.shape)
+        mask = batch.get("attention_mask")
+        real = mask.bool() if mask is not None and output.dim() == 3 and mask.shape == output.shape[:2] else None
+        if labels is not None and output.dim() == labels.dim() + 1 and int(labels.max()) < output.shape[-1]:
+            logits, wanted = (output[:, :-1], labels[:, 1:]) if kind == "causal-lm" else (output, labels)
+            logits, wanted = logits.flatten(0, -2), wanted.flatten()
+            loss += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100))
+            count += int((wanted != -100).sum())
+            right += int((logits.argmax(-1) == wanted).sum())
+        if output.dim() == 3 and labels is None:  # embeddings of sentences, as their users pool them
+            weight = torch.ones(output.shape[:2]) if real is None else real.float()
+            pooled.append((output * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1))
+        flat = output[real] if real is not None else output.flatten(0, -2)
+        flat = flat[: room // flat.shape[-1]]
+        room -= flat.numel()
+        rows.append(flat)
+    sums = {"loss_sum": loss, "count": count, "right": right, "output": shape, "finite": finite}
+    return sums, [torch.cat(rows), torch.cat(pooled) if pooled else torch.zeros(0, 1)]
+
+
+def read_batches(file: Path) -> list:
+    from safetensors.torch import load_file
+
+    batches: dict = {}
+    for name, tensor in load_file(file).items():
+        number, _, key = name.partition(".")
+        batches.setdefault(int(number), {})[key] = tensor
+    return [batches[number] for number in sorted(batches)]
 
 
 def example(model, torch) -> dict:
     """One small input of the model's kind."""
     config = model.config
     if model.main_input_name == "pixel_values":
-        return {"pixel_values": torch.zeros(1, config.num_channels, config.image_size, config.image_size)}
-    tokens = min(8, getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 8)
+        return {"pixel_values": noise(1, config.num_channels, config.image_size, config.image_size, torch=torch)}
+    if model.main_input_name == "input_values":
+        return {"input_values": noise(1, 16, config.input_size, torch=torch)}
+    room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
+    tokens = min(64, room - room // 4)  # RoBERTa's positions start behind the padding token's
     tokens = getattr(config, "segment_means_seq_len", None) or tokens  # Nystromformer takes one length only
-    ids = torch.arange(1, tokens + 1).remainder(config.vocab_size)[None]
+    # Any tokens but the first eighth, where special ones (padding, end) usually stand.
+    ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seeded(torch))
     inputs = {"input_ids": ids}
     if getattr(config, "dual_input", False):
-        inputs["input_ids_2"] = ids
+        inputs["input_ids_2"] = ids.flip(1)
+    if getattr(config, "is_encoder_decoder", False):
+        end = config.eos_token_id  # classifiers read the state at the end token
+        ids[:, -1] = end[0] if isinstance(end, list) else end
+        inputs["decoder_input_ids"] = ids.flip(1) if "Sequence" not in type(model).__name__ else ids
     return inputs
+
+
+def timm_example(config: dict, torch) -> dict:
+    """One small batch of images for a timm model."""
+    channels, *sides = config["pretrained_cfg"]["input_size"]
+    args = config["model_args"]
+    size = args.get("img_size", sides)
+    sides = [size, size] if isinstance(size, int) else size
+    return {"pixel_values": noise(1, args.get("in_chans", channels), *sides, torch=torch)}
+
+
+def noise(*shape: int, torch):
+    return torch.randn(*shape, generator=seeded(torch))
+
+
+def seeded(torch):
+    """The same draws in every process."""
+    return torch.Generator().manual_seed(0)
 
 
 def main() -> None:
     warnings.filterwarnings("ignore")
-    folder = Path(sys.argv[1])
-    config = json.loads((folder / "config.json").read_text())
-    check = check_timm if "architecture" in config and "model_type" not in config else check_transformers
-    print(json.dumps(check(folder, config)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    for name in ("--module", "--inputs", "--outputs", "--kind"):
+        parser.add_argument(name)
+    asked = parser.parse_args()
+    import torch
+
+    config = json.loads((asked.folder / "config.json").read_text())
+    timm = "architecture" in config and "model_type" not in config
+    model, account = load_timm(asked.folder, config, asked.module) if timm else load_transformers(asked.folder, config)
+    if asked.inputs:
+        batches = read_batches(Path(asked.inputs))
+    else:
+        batches = [timm_example(config, torch) if timm else example(model, torch)]
+    sums, outputs = run(model, batches, asked.kind or "plain", torch)
+    if asked.outputs:
+        from safetensors.torch import save_file
+
+        save_file(dict(zip(("rows", "pooled"), outputs, strict=True)), asked.outputs)
+    print(json.dumps(account | {"parameters": sum(p.numel() for p in model.parameters())} | sums))
 
 
 if __name__ == "__main__":

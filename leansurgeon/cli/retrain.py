@@ -42,10 +42,26 @@ def retrain(
     ] = None,
     workspace: Annotated[Path, typer.Option("--workspace", help="Where shrunk models and runs lie.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document on stdout.")] = False,
+    resume: Annotated[
+        str,
+        typer.Option(
+            "--resume",
+            metavar="auto|never|PATH",
+            help="auto: go on with the interrupted run of this recipe, or start; PATH: a run folder or checkpoint.",
+        ),
+    ] = "never",
+    resume_anyway: Annotated[
+        bool, typer.Option("--resume-anyway", help="Resume although recipe or model have changed since.")
+    ] = False,
+    limit_batches: Annotated[
+        int | None, typer.Option("--limit-batches", min=1, help="So many batches per epoch and per evaluation.")
+    ] = None,
+    eval_only: Annotated[bool, typer.Option("--eval-only", help="Evaluate the model by the recipe's task.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check recipe and model, print the resolved recipe and the plan, train nothing."
+            "--dry-run",
+            help="Check recipe and model, print the resolved recipe and the plan, try one step, save nothing.",
         ),
     ] = False,
 ) -> None:
@@ -66,15 +82,28 @@ def retrain(
     if model is None or recipe is None:
         _say(f"Model {folder}, recipe {name}.")
     processes = gpus or cpu_processes or 1
-    if dry_run:
-        _dry_run(settings, folder, processes, as_json)
+    cpu = cpu_processes is not None
+    if dry_run or eval_only:
+        from leansurgeon.training import preview
+
+        show = preview.dry_run if dry_run else preview.evaluation
+        show(settings, folder, processes, cpu=cpu, limit_batches=limit_batches, as_json=as_json, say=_say)
         return
     if gpus is not None and not launch.is_worker():
         launch.check_gpus(gpus)
-    cpu = cpu_processes is not None
-    run_dir = out or Path(launch.agree(str(runfolder.new_run(workspace, settings.name, settings.train.seed)), cpu=cpu))
+    new = launch.agree(str(_run_folder(out, workspace, settings, folder, resume)), cpu=cpu)
     with sigterm_as_exception():
-        summary = launch.train_on(processes, settings, folder, run_dir, cpu=cpu)
+        summary = launch.train_on(
+            processes,
+            settings,
+            folder,
+            Path(new),
+            cpu=cpu,
+            resume=resume,
+            resume_anyway=resume_anyway,
+            limit_batches=limit_batches,
+        )
+    run_dir = Path(new)
     if not launch.is_worker() or launch.rank() == 0:
         print(json.dumps(summary) if as_json else run_dir)
 
@@ -141,34 +170,30 @@ def bound_recipe(folder: Path) -> str:
     return bound
 
 
-def _dry_run(settings: TrainingRecipe, folder: Path, processes: int, as_json: bool) -> None:
-    """The resolved recipe on stdout and the plan on stderr; the data is prepared, since its size decides the steps."""
-    from leansurgeon.training import plan, recipefile
-    from leansurgeon.training.loop import prepared_task
+def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, folder: Path, resume: str) -> Path:
+    """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
+    from leansurgeon.training import launch, runfolder
 
-    task = prepared_task(settings, folder, _say)
-    scheme = plan.make(settings.train, task.size("train"), processes)
-    numbers = {
-        "steps": scheme.steps,
-        "steps_per_epoch": scheme.steps_per_epoch,
-        "epochs": scheme.epochs,
-        "batch": scheme.batch,
-        "micro_batch": scheme.micro,
-        "accumulation": scheme.accumulation,
-        "processes": scheme.processes,
-        "warmup_steps": scheme.warmup,
-        "peak_lr": settings.train.optim.lr,
-        "eval_every_steps": scheme.eval_every,
-        "train_samples": task.size("train"),
-        "eval_samples": task.size("eval"),
-    }
-    if as_json:
-        document: dict[str, Any] = {"schema_version": 1, "dry_run": True, "model": str(folder), "plan": numbers}
-        print(json.dumps(document | {"recipe": settings.model_dump(mode="json")}))
-        return
-    sys.stdout.write(recipefile.dump(settings))
-    for key, value in numbers.items():
-        _say(f"{key.replace('_', ' '):>18}  {value:g}")
+    if resume not in ("auto", "never"):
+        from leansurgeon.training import checkpoint
+
+        run_dir = checkpoint.located(Path(resume))[0]
+        if out is not None and out.resolve() != run_dir.resolve():
+            raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
+        return run_dir
+    if out is not None:
+        return out
+    new = runfolder.new_run(workspace, settings.name, settings.train.seed)
+    if launch.rank() > 0:
+        return new  # rank 0 says which
+    from leansurgeon.training.resume import interrupted
+
+    found = interrupted(workspace, settings, folder) if workspace.is_dir() else None
+    if found is not None and resume == "auto":
+        return found
+    if found is not None:
+        _say(f"An interrupted run of this recipe is in {found}; --resume auto goes on with it.")
+    return new
 
 
 def _say(text: str) -> None:

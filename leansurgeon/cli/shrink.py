@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError
 
 
 def shrink(
@@ -26,7 +27,42 @@ def shrink(
     mlp_ratio: Annotated[
         str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.", show_default=False)
     ] = None,
-    init: Annotated[str, typer.Option(help="transfer keeps what can be kept; fresh is the paper's way.")] = "transfer",
+    class_attention: Annotated[
+        bool, typer.Option("--class-attention", help="Class attention (XCiT, CaiT) gets the same heads; else it stays.")
+    ] = False,
+    init: Annotated[
+        str, typer.Option(help="transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.")
+    ] = "transfer",
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value. "
+            "Default: the data that a run was trained on.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration_samples: Annotated[
+        int | None, typer.Option(min=2, help="Samples to fit on; a quarter as many guard.", show_default=False)
+    ] = None,
+    uncalibrated: Annotated[
+        bool, typer.Option("--uncalibrated", help="Use the weights alone, also where that is much worse.")
+    ] = False,
+    method: Annotated[
+        str, typer.Option(help="Layers by auto, even, last-of-each, influence, angular, leave-one-out or greedy.")
+    ] = "auto",
+    keep: Annotated[
+        str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).", show_default=False)
+    ] = None,
+    more_heads: Annotated[str, typer.Option(help="add: silent new heads. split: children of the old ones.")] = "add",
+    heal: Annotated[bool, typer.Option("--heal/--no-heal", help="Refit output projections on sample data.")] = True,
+    fit: Annotated[int, typer.Option(help="Local fitting steps for every changed layer, such as 150.")] = 0,
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Even out values and outputs by an exact change of basis.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also score a fresh and a naive start of the same shape.")
+    ] = False,
+    proof: Annotated[bool, typer.Option("--proof/--no-proof", help="Reload the result and compare it.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     out: Annotated[
         Path | None,
@@ -42,32 +78,85 @@ def shrink(
 ) -> None:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads."""
     from leansurgeon.checkpoints.output import check_apart, check_free
+    from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.method import Method
     from leansurgeon.surgery.plan import plan
-    from leansurgeon.surgery.shrink import carry_out
+    from leansurgeon.surgery.shrink import carry_out, decide
     from leansurgeon.surgery.table import plan_table
     from leansurgeon.surgery.wanted import Wanted
 
-    wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init)
+    wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     wanted.check()
-    opened = open_source(source, allow_pickle=allow_pickle, weights=init == "transfer")
-    steps = plan(opened, wanted, seed)
+    how = Method(method, keep, more_heads, heal, fit, balance, uncalibrated)
+    task = None if calibrate or uncalibrated or init == "fresh" else trained_on(source)
+    has_data = bool(calibrate or task)
+    how.check(has_data)
+    if compare and not (has_data and proof):
+        raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
+    opened = open_source(source, allow_pickle=allow_pickle, weights=init != "fresh")
+    steps = plan(opened, wanted, seed, how, calibrated=has_data)
     folder = out or workspace / default_name(opened.slug, steps)
     if not dry_run:
         check_free(folder, force=force)
         check_apart(folder, opened.folder)
-    record = None if dry_run else carry_out(steps, opened, folder, force=force, say=say)
+    data = sample_data(opened, calibrate, task, calibration_samples, seed) if has_data and opened.learned else None
+    decided = decide(opened, wanted, seed, how, data, say)
+    steps = decided.plan
+    if dry_run:
+        decided.close()
+    record = None if dry_run else carry_out(decided, opened, folder, force=force, check=proof, say=say)
+    found = record["proof"] if record else None
+    rows = []
+    if compare and record:
+        from leansurgeon.surgery import compare as comparison
+
+        rows = comparison.starts(opened, wanted, seed, data, found["compared"], say)
     if as_json:
         document = {
             "schema_version": 1,
             "dry_run": dry_run,
             "out": None if dry_run else str(folder),
             "plan": steps.as_dict(),
+            "decided": decided.record,
         }
-        print(json.dumps(document | ({"proof": record["proof"]} if record else {})))
+        document |= {"proof": found} if record else {}
+        document |= {"compare": {row.name: row.compared for row in rows}} if rows else {}
+        print(json.dumps(document))
         return
     print(plan_table(steps))
-    print("\nDry run: nothing was written." if record is None else closing(folder, record["proof"]))
+    if record is None:
+        print("\nDry run: nothing was written.")
+        return
+    print(closing(folder, found) if found else "\n".join(["", *wrap(f"Written to {folder}; not reloaded.")]))
+    if found and opened.learned and init != "fresh":
+        print("\n".join(wrap(sentence(found.get("compared"), record["language"]))))
+    if rows:
+        print("\n" + comparison.table(rows, data))
+
+
+def trained_on(source: str):
+    """The task of the run that left this model, as its recipe says; None where there is none."""
+    folder = Path(source).expanduser()
+    recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
+    if not recipes or not ((folder / "config.json").exists() or (folder / "model" / "config.json").exists()):
+        return None
+    from leansurgeon.training.recipefile import load
+
+    return load(str(recipes[0])).task
+
+
+def sample_data(opened, calibrate: str | None, task, samples: int | None, seed: int):
+    """What `--calibrate` names, or the data of the run."""
+    from leansurgeon.measure import calibration
+    from leansurgeon.training.runfolder import cache_dir
+
+    if calibrate:
+        return calibration.open_calibration(calibrate, opened, cache=cache_dir(), samples=samples, seed=seed, say=say)
+    say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
+    return calibration.from_task(
+        task.name, task.options, opened, cache=cache_dir(), samples=samples, seed=seed, say=say
+    )
 
 
 def closing(folder: Path, proof: dict) -> str:

@@ -141,7 +141,7 @@ def hidden_edits(source: Source, *, recorded: bool) -> list[Finding]:
     if source.weights is None or sizes[0] != sizes[1]:
         return []
     flat = arch.flat(source.config)
-    key = arch.keys.heads
+    key = " or ".join(dict.fromkeys(blocks.keys.heads for blocks in arch.stages if blocks.keys)) or arch.keys.heads
     if arch.keys.head_dim and flat.get(arch.keys.head_dim):
         key += f" together with {arch.keys.head_dim}"
     known = (

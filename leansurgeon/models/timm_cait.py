@@ -4,6 +4,7 @@ It takes the arguments of timm's Cait and
 
     head_dim        width of a talking head (default: embed_dim // num_heads)
     cls_num_heads   heads of the class-attention blocks (default: as in the other blocks)
+    cls_head_dim    width of their heads (default: embed_dim // cls_num_heads)
 
 This file imports nothing of leansurgeon. Tensor names are timm's; without these arguments the model is timm's own.
 """
@@ -39,24 +40,49 @@ class DecoupledTalkingHeads(nn.Module):
         return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
 
 
+class DecoupledClassAttn(nn.Module):
+    """Class attention of inner width num_heads * head_dim: the first token alone attends (Touvron et al., arXiv
+    2103.17239, section 3.2).
+
+    `(batch, tokens, dim)` -> `(batch, 1, dim)`.
+    """
+
+    def __init__(self, dim, num_heads, head_dim, qkv_bias=True, attn_drop=0.0, proj_drop=0.0):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.q = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.k = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.v = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x):
+        def heads(y):
+            return y.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+        q, k, v = heads(self.q(x[:, :1])), heads(self.k(x)), heads(self.v(x))
+        weights = self.attn_drop((q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1))
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
 class LeanCait(Cait):
     """Cait whose talking-heads attention and class attention have heads of their own."""
 
-    def __init__(self, *, num_heads=12, head_dim=None, cls_num_heads=None, **kwargs):
+    def __init__(self, *, num_heads=12, head_dim=None, cls_num_heads=None, cls_head_dim=None, **kwargs):
         width = kwargs.get("embed_dim", 768)
         cls_num_heads = cls_num_heads or num_heads
-        super().__init__(num_heads=cls_num_heads, **kwargs)
-        if num_heads == cls_num_heads and head_dim in (None, width // num_heads):
-            return
-        for block in self.blocks:
-            block.attn = DecoupledTalkingHeads(
-                width,
-                num_heads,
-                head_dim or width // num_heads,
-                kwargs.get("qkv_bias", True),
-                kwargs.get("attn_drop_rate", 0.0),
-                kwargs.get("proj_drop_rate", 0.0),
-            )
+        # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
+        native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
+        super().__init__(num_heads=cls_num_heads if native else 1, **kwargs)
+        more = [kwargs.get(name, default) for name, default in (("qkv_bias", True), ("attn_drop_rate", 0.0))]
+        more.append(kwargs.get("proj_drop_rate", 0.0))
+        if not native or num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
+            for block in self.blocks:
+                block.attn = DecoupledTalkingHeads(width, num_heads, head_dim or width // num_heads, *more)
+                block.attn.apply(self._init_weights)
+        for block in () if native else self.blocks_token_only:
+            block.attn = DecoupledClassAttn(width, cls_num_heads, cls_head_dim or width // cls_num_heads, *more)
             block.attn.apply(self._init_weights)
 
 
@@ -79,7 +105,7 @@ default_cfgs = {
 
 @register_model
 def leansurgeon_cait(pretrained: bool = False, **kwargs) -> LeanCait:
-    """CaiT of any shape; takes the arguments of timm's Cait, `head_dim` and `cls_num_heads`."""
+    """CaiT of any shape; takes the arguments of timm's Cait, `head_dim` and the `cls_` ones."""
     return build_model_with_cfg(
         LeanCait,
         "leansurgeon_cait",

@@ -4,6 +4,7 @@ It takes the arguments of timm's Xcit and
 
     head_dim                       channels of a head of the cross-covariance attention (embed_dim // num_heads)
     cls_num_heads, cls_mlp_ratio   of the class-attention blocks (default: as in the other blocks)
+    cls_head_dim                   width of their heads (default: embed_dim // cls_num_heads)
 
 This file imports nothing of leansurgeon. Tensor names are timm's; without these arguments the model is timm's own.
 """
@@ -41,6 +42,32 @@ class DecoupledXCA(nn.Module):
         return {"temperature"}
 
 
+class DecoupledClassAttn(nn.Module):
+    """Class attention of inner width num_heads * head_dim: the first token alone attends (Touvron et al., arXiv
+    2103.17239, section 3.2).
+
+    `(batch, tokens, dim)` -> `(batch, 1, dim)`.
+    """
+
+    def __init__(self, dim, num_heads, head_dim, qkv_bias=True, attn_drop=0.0, proj_drop=0.0):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.q = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.k = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.v = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x):
+        def heads(y):
+            return y.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+        q, k, v = heads(self.q(x[:, :1])), heads(self.k(x)), heads(self.v(x))
+        weights = self.attn_drop((q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1))
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
 class LeanXcit(Xcit):
     """Xcit whose cross-covariance attention and class attention have heads and widths of their own."""
 
@@ -51,18 +78,25 @@ class LeanXcit(Xcit):
         head_dim=None,
         mlp_ratio=4.0,
         cls_num_heads=None,
+        cls_head_dim=None,
         cls_mlp_ratio=None,
         **kwargs,
     ):
         width, qkv_bias = kwargs.get("embed_dim", 768), kwargs.get("qkv_bias", True)
         cls_num_heads = cls_num_heads or num_heads
-        super().__init__(num_heads=cls_num_heads, mlp_ratio=mlp_ratio, **kwargs)
+        # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
+        native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
+        super().__init__(num_heads=cls_num_heads if native else 1, mlp_ratio=mlp_ratio, **kwargs)
         attn_drop, proj_drop = kwargs.get("attn_drop_rate", 0.0), kwargs.get("proj_drop_rate", 0.0)
-        if num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
+        if not native or num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
             for block in self.blocks:
                 head = head_dim or width // num_heads
                 block.attn = DecoupledXCA(width, num_heads, head, qkv_bias, attn_drop, proj_drop)
                 block.attn.apply(self._init_weights)
+        for block in () if native else self.cls_attn_blocks:
+            head = cls_head_dim or width // cls_num_heads
+            block.attn = DecoupledClassAttn(width, cls_num_heads, head, qkv_bias, attn_drop, proj_drop)
+            block.attn.apply(self._init_weights)
         units = int(width * (mlp_ratio if cls_mlp_ratio is None else cls_mlp_ratio))
         for block in self.cls_attn_blocks:
             if block.mlp.fc1.out_features != units:
@@ -90,7 +124,7 @@ default_cfgs = {
 
 @register_model
 def leansurgeon_xcit(pretrained: bool = False, **kwargs) -> LeanXcit:
-    """XCiT of any shape; takes the arguments of timm's Xcit, `head_dim`, `cls_num_heads` and `cls_mlp_ratio`."""
+    """XCiT of any shape; takes the arguments of timm's Xcit, `head_dim` and the `cls_` ones."""
     return build_model_with_cfg(
         LeanXcit,
         "leansurgeon_xcit",

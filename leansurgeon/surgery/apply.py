@@ -4,18 +4,20 @@ built one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.base import Config, TensorSpec
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.source import Source, copy_companions
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.surgery import fresh, heads, mlp
+from leansurgeon.surgery.class_attention import follow
 from leansurgeon.surgery.heads import FRESH
 from leansurgeon.surgery.plan import FOLLOWERS, Plan, as_family, at_layer, target_specs
 
@@ -23,10 +25,11 @@ from leansurgeon.surgery.plan import FOLLOWERS, Plan, as_family, at_layer, targe
 NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
 
 
-def apply(plan: Plan, source: Source, folder: Path) -> dict:
-    """Write the result of `plan` into `folder`: config, weights, companions. Returns what was decided while
-    applying.
+def apply(plan: Plan, source: Source, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> dict:
+    """Write the result of `plan` into `folder`: config, weights, companions. `edits` are tensors (in float32, by their
+    names in the result) that calibration has made. Returns what was decided while applying.
     """
+    source = follow(source) if plan.class_attention else source
     config = plan.architecture.with_shape(as_family(source, plan.architecture), plan.after, plan.layers)
     if plan.init == "fresh":
         from leansurgeon.checkpoints.model import initialise, save_model
@@ -35,10 +38,15 @@ def apply(plan: Plan, source: Source, folder: Path) -> dict:
         save_model(model, plan.architecture, config, folder)
         decided = {}
     else:
-        transfer = Transfer(plan, source)
-        write(folder, transfer.tensors())
+        transfer = Transfer(plan, source, edits)
+        outs, decided = transfer.tensors(), transfer.decided
+        if plan.method.balance:
+            from leansurgeon.surgery.balance import Balanced
+
+            balanced = Balanced(plan, source, outs, target_specs(source, plan.architecture, plan.after))
+            outs, decided["balance"] = balanced.tensors(), balanced.record
+        write(folder, outs)
         write_config(folder, config, plan.architecture)
-        decided = transfer.decided
     if source.folder:
         copy_companions(source.folder, folder)
     return decided
@@ -47,13 +55,15 @@ def apply(plan: Plan, source: Source, folder: Path) -> dict:
 class Transfer:
     """The tensors of the result, each as a copy of bytes or as a function that makes it."""
 
-    def __init__(self, plan: Plan, source: Source) -> None:
+    def __init__(self, plan: Plan, source: Source, edits: Mapping[str, np.ndarray] | None = None) -> None:
+        self.edits = edits or {}
         self.plan, self.source, self.weights = plan, source, source.weights
         self.by_layer: dict[int | None, dict[str, TensorSpec]] = {}
         for spec in source.specs:
             self.by_layer.setdefault(spec.layer, {})[self.template(spec)] = spec
         self.outside = self.by_layer.get(None, {})
         self.indices: dict[tuple[int, int], LayerIndex] = {}
+        self.strengths: dict[tuple[int, int], np.ndarray] = {}
         self.decided: dict[str, dict] = {}
 
     def template(self, spec: TensorSpec) -> str:
@@ -75,10 +85,19 @@ class Transfer:
                 follows = spec.role in FOLLOWERS
                 outs.append(self.block_tensor(target, spec, self.index(spec)) if follows else self.copy(target, spec))
                 continue
-            old = self.plan.layers[target.layer]
-            spec = self.by_layer[old][self.template(target)]
+            spec = self.origin(target)
             outs.append(self.block_tensor(target, spec, self.index(spec)))
         return outs
+
+    def origin(self, target: TensorSpec) -> TensorSpec:
+        """The source tensor that becomes `target`. What only the first layer of a stage holds (T5's table of positions)
+        stays with the stage when that layer goes.
+        """
+        template, old = self.template(target), self.plan.layers[target.layer]
+        if template in self.by_layer[old]:
+            return self.by_layer[old][template]
+        first = sum(stage.depth for stage in self.plan.before.stages[: target.stage])
+        return replace(self.by_layer[first][template], layer=old)
 
     def copy(self, target: TensorSpec, spec: TensorSpec) -> Out:
         entry = self.weights.entries[spec.name]
@@ -86,6 +105,10 @@ class Transfer:
 
     def block_tensor(self, target: TensorSpec, spec: TensorSpec, index: LayerIndex) -> Out:
         entry = self.weights.entries[spec.name]
+        if target.name in self.edits:
+            return Out(target.name, entry.dtype, target.shape, make=self.edited(target, entry.dtype))
+        if self.plan.init == "naive" and target.shape == entry.shape:
+            return self.copy(target, spec)
         if index.fresh_attention and (
             target.role in ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", "qk_norm")
             or (target.shape != entry.shape and target.role == "o")
@@ -97,16 +120,19 @@ class Transfer:
             return self.copy(target, spec)
         return Out(target.name, entry.dtype, target.shape, make=self.gathered(target, spec, entry.dtype, index))
 
+    def edited(self, target: TensorSpec, dtype: str) -> Callable[[], np.ndarray]:
+        return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], dtype=np.float32), dtype)
+
     def gathered(self, target: TensorSpec, spec: TensorSpec, dtype: str, index: LayerIndex) -> Callable[[], np.ndarray]:
         """Old entries at their new places; the others drawn or zero."""
 
         def make() -> np.ndarray:
             new, old = np.zeros(target.shape, RAW[dtype]), self.weights.raw(spec.name)
-            picks = [index.of(axis, size) for axis, size in zip(spec.axes, spec.shape, strict=True)]
+            picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
             if target.new is not None:
                 new = from_float32(np.full(target.shape, target.new, np.float32), dtype)
             elif target.role in NEW_ROWS and len(target.shape) > 1 and any((p == FRESH).any() for p in picks):
-                new = from_float32(fresh.normal(target.shape, self.std, self.plan.seed, target.name), dtype)
+                new = from_float32(self.drawn(target), dtype)
             places = [np.flatnonzero(p != FRESH) for p in picks]
             if target.role == "head_mix":  # old heads hear nothing of new ones
                 new[places[0]] = 0
@@ -124,16 +150,21 @@ class Transfer:
             elif len(target.shape) == 1:
                 values = np.zeros(target.shape, np.float32)
             else:
-                values = fresh.normal(target.shape, self.std, self.plan.seed, target.name)
+                values = self.drawn(target)
             return from_float32(values, dtype)
 
         return make
 
+    def drawn(self, target: TensorSpec) -> np.ndarray:
+        """New entries with the library's standard deviation."""
+        arch = self.plan.architecture
+        return fresh.normal(target.shape, arch.std(self.config, target.role) or 0.02, self.plan.seed, target.name)
+
     @cached_property
-    def std(self) -> float:
-        """The library's standard deviation of new weights."""
-        arch = self.source.architecture
-        return arch.std(arch.flat(self.source.config)) or 0.02
+    def config(self) -> Config:
+        """The config of the result, its keys at the top."""
+        arch = self.plan.architecture
+        return arch.flat(arch.with_shape(as_family(self.source, arch), self.plan.after, self.plan.layers))
 
 
 class LayerIndex:
@@ -142,7 +173,7 @@ class LayerIndex:
     """
 
     def __init__(self, transfer: Transfer, spec: TensorSpec) -> None:
-        self.t, self.layer, self.group = transfer, spec.layer, spec.group
+        self.t, self.layer, self.stage, self.group = transfer, spec.layer, spec.stage, spec.group
         self.before, self.after = transfer.plan.before.stages[spec.stage], transfer.plan.after.stages[spec.stage]
         self.fresh_attention = self.before.head_dim != self.after.head_dim
 
@@ -158,13 +189,15 @@ class LayerIndex:
             changed.add("mlp")
         return not changed & {factor for part in axis.split("+") for factor in part.split("*")}
 
-    def of(self, axis: str, size: int) -> np.ndarray:
+    def of(self, axis: str, size: int, role: str = "") -> np.ndarray:
         """Old place of every new entry along an axis (stacked parts one after the other); FRESH where there is none."""
         if self.same(axis):
             return np.arange(size)
         pieces, offset = [], 0
         for part in axis.split("+"):
             index, old_size = self.part(part)
+            if role == "o" and part == "q" and self.splits:
+                index = heads.split_map(self.before, self.after)[2]
             pieces.append(np.where(index == FRESH, FRESH, index + offset))
             offset += old_size
         return np.concatenate(pieces)
@@ -182,15 +215,33 @@ class LayerIndex:
         each = prod(int(f) if f.isdigit() else {"head_dim": 1, "qkv": 3}[f] * self.before.head_dim for f in others)
         return spread(queries, each), self.before.heads * each
 
+    @property
+    def splits(self) -> bool:
+        """Whether old heads have children, instead of new heads beside them."""
+        return self.t.plan.method.more == "split" and self.after.heads > self.before.heads
+
     @cached_property
     def head_maps(self) -> tuple[np.ndarray, np.ndarray]:
         before, after = self.before, self.after
+        if self.splits:
+            return heads.split_map(before, after)[:2]
         if after.heads >= before.heads:
             return heads.add_map(before, after)
-        strength = heads.strength(self.matrix("o", "q", last=True), before.heads)
-        chosen = heads.trim_map(before, after, strength)
+        chosen = heads.trim_map(before, after, self.strength)
         self.t.decided.setdefault("kept_heads", {})[self.name] = chosen[0].tolist()
         return chosen
+
+    @property
+    def strength(self) -> np.ndarray:
+        """One number a head. Where the layers of a stage must keep the same heads, the sum over those that are kept."""
+        if not self.t.source.architecture.blocks(self.stage).in_step(self.group):
+            return heads.strength(self.matrix("o", "q", last=True), self.before.heads)
+        if (self.stage, self.group) not in self.t.strengths:
+            start = sum(stage.depth for stage in self.t.plan.before.stages[: self.stage])
+            kept = [i for i in self.t.plan.layers if start <= i < start + self.before.depth]
+            found = [heads.strength(self.matrix("o", "q", last=True, layer=i), self.before.heads) for i in kept]
+            self.t.strengths[self.stage, self.group] = np.sum(found, axis=0)
+        return self.t.strengths[self.stage, self.group]
 
     @cached_property
     def units(self) -> np.ndarray:
@@ -210,15 +261,16 @@ class LayerIndex:
         layer = "outside" if self.layer is None else self.layer
         return f"{layer}.{self.group}" if self.group else str(layer)
 
-    def tensors(self, role: str) -> list[TensorSpec]:
-        return [s for s in self.t.by_layer[self.layer].values() if s.role == role and s.group == self.group]
+    def tensors(self, role: str, layer: int | None = None) -> list[TensorSpec]:
+        specs = self.t.by_layer[self.layer if layer is None else layer].values()
+        return [s for s in specs if s.role == role and s.group == self.group]
 
     def has(self, role: str) -> bool:
         return bool(self.tensors(role))
 
-    def matrix(self, role: str, axis: str, *, last: bool) -> np.ndarray:
+    def matrix(self, role: str, axis: str, *, last: bool, layer: int | None = None) -> np.ndarray:
         """The weight matrix of a role in float32, turned so that `axis` is its last or first dimension."""
-        spec = next(s for s in self.tensors(role) if len(s.shape) == 2)
+        spec = next(s for s in self.tensors(role, layer) if len(s.shape) == 2)
         values = self.t.weights.float32(spec.name)
         at = next(i for i, a in enumerate(spec.axes) if axis in a.split("+"))
         return values if (at == 1) == last else values.T

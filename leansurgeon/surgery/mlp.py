@@ -28,10 +28,9 @@ def widen(before: int, after: int) -> np.ndarray:
     return index
 
 
-def operator(before: int, after: int) -> Operator:
+def operator(before: int, after: int, *, calibrated: bool = False) -> Operator:
     settings = {"before": before, "after": after}
     if after < before:
-        return Operator(
-            "trim-mlp", "near", f"keep the {after} of {before} MLP units with the largest weights", settings
-        )
+        by = "that matter most on the calibration data" if calibrated else "with the largest weights"
+        return Operator("trim-mlp", "near", f"keep the {after} of {before} MLP units {by}", settings)
     return Operator("widen-mlp", "exact", f"add {after - before} MLP units with zero output", settings)

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from leansurgeon.architectures.base import Architecture, TensorSpec, sizes_of
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError
-from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
 from leansurgeon.surgery import drop_layers, fresh, heads, mlp
+from leansurgeon.surgery.class_attention import follow
+from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.operator import Operator
 from leansurgeon.surgery.wanted import Target, Wanted, resolve
 
@@ -34,11 +37,14 @@ class Plan:
     why: str
     init: str
     seed: int
+    method: Method
+    calibrated: bool
     layers: tuple[int, ...]
     operators: tuple[Operator, ...]
     parameters_before: ParameterCount
     parameters_after: ParameterCount
     saved_by: dict[str, int]
+    class_attention: bool = False
 
     @property
     def exactness(self) -> str:
@@ -54,6 +60,9 @@ class Plan:
             "why": self.why,
             "init": self.init,
             "seed": self.seed,
+            "method": self.method.as_dict(),
+            "calibrated": self.calibrated,
+            "class_attention": self.class_attention,
             "before": self.before.as_dict(),
             "after": self.after.as_dict(),
             "layers": list(self.layers),
@@ -65,19 +74,34 @@ class Plan:
         }
 
 
-def plan(source: Source, wanted: Wanted, seed: int = 0) -> Plan:
-    """Order the operators for what is wanted. Raises `UsageError` for an impossible shape."""
+def plan(
+    source: Source,
+    wanted: Wanted,
+    seed: int = 0,
+    method: Method | None = None,
+    *,
+    calibrated: bool = False,
+    layers: Choice | None = None,
+) -> Plan:
+    """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `layers` which ones it
+    chose. Raises `UsageError` for an impossible shape, or where data is needed and there is none.
+    """
+    method = method or Method()
     wanted.check()
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
+    if wanted.class_attention:
+        source = follow(source)
+    wanted = drop_layers.with_kept(source.shape, wanted, method)
     target = resolve(source, wanted)
     init = "fresh" if source.weights is None else wanted.init
     before, after = source.shape, target.shape
     target.architecture.with_shape(
         as_family(source, target.architecture), after
     )  # an impossible config is refused here
-    kept = drop_layers.evenly_per_stage(before, after, source.architecture.period)
-    refuse_moved_layers(source, init, kept)
+    choice = layers or drop_layers.without_data(before, after, method, source.architecture.period)
+    refuse_moved_layers(source, init, choice.kept)
+    refuse_new_output(source, init)
     counts = counts_along(source, target)
     return Plan(
         source=source.name,
@@ -85,11 +109,14 @@ def plan(source: Source, wanted: Wanted, seed: int = 0) -> Plan:
         after=after,
         architecture=target.architecture,
         policy=target.policy,
-        why=target.why,
+        why=target.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
+        class_attention=wanted.class_attention,
         init=init,
         seed=seed,
-        layers=kept,
-        operators=operators(source, target, init, kept),
+        method=method,
+        calibrated=calibrated and init != "fresh",
+        layers=choice.kept,
+        operators=operators(source, target, init, choice, method, calibrated),
         parameters_before=counts[0],
         parameters_after=counts[-1],
         saved_by={
@@ -109,25 +136,100 @@ def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> Non
         )
 
 
-def operators(source: Source, target: Target, init: str, kept: tuple[int, ...]) -> tuple[Operator, ...]:
+def refuse_new_output(source: Source, init: str) -> None:
+    """Some libraries can load an output apart from the embedding, and cannot make one (transformers' T5)."""
+    arch = source.architecture
+    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
+    if init == "fresh" and source.weights is not None and arch.ties_new and apart:
+        raise UsageError(
+            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
+            "Use --init fresh-attention, or --init transfer.",
+        )
+
+
+def operators(
+    source: Source, target: Target, init: str, choice: Choice, method: Method, calibrated: bool
+) -> tuple[Operator, ...]:
+    if method.balance:
+        from leansurgeon.surgery import balance  # it reads plans, too
+
+        if init in ("fresh", "naive"):
+            balance.refuse_fresh(init)
     if init == "fresh":
         return (fresh.model_operator(preset=source.weights is None),)
-    steps, start = [], 0
+    steps, start, needed = [], 0, False
     stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
     for number, (before, after) in enumerate(stages, 1):
         found = []
         if after.depth < before.depth:
-            here = tuple(i - start for i in kept if start <= i < start + before.depth)
-            found.append(drop_layers.operator(before.depth, here))
+            here = tuple(i - start for i in choice.kept if start <= i < start + before.depth)
+            found.append(drop_layers.operator(before.depth, here, choice))
         if after.head_dim != before.head_dim:
-            found.append(fresh.attention_operator(before, after))
+            found.append(other_head_dim(source, before, after, init, method, calibrated))
         elif after.heads != before.heads:
-            found.append(heads.operator(before, after))
+            if after.heads > before.heads and method.more == "split":
+                check_children(source)
+            found.append(heads.operator(before, after, method.more, calibrated=calibrated))
         if after.mlp_dim != before.mlp_dim:
-            found.append(mlp.operator(before.mlp_dim, after.mlp_dim))
+            found.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
+        needed |= any(step.exactness != "exact" for step in found)
         steps += [step.in_stage(number) for step in found] if len(stages) > 1 else found
         start += before.depth
+    if calibrated and needed and method.heal:
+        steps.append(HEAL)
+    if calibrated and needed and method.fit:
+        steps.append(
+            Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
+        )
+    if method.balance:
+        steps.append(balance.operator(source))
     return tuple(steps)
+
+
+HEAL = Operator("heal", "near", "refit output projections on calibration data; each is kept where held-out data gains")
+
+
+def other_head_dim(
+    source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool
+) -> Operator:
+    """The operator for heads of another size. Raises `UsageError` where what the heads have learned would be lost
+    without the user having said so.
+    """
+    if init == "naive":
+        return heads.naive_operator(before, after)
+    if init == "fresh-attention" or not source.learned:
+        return fresh.attention_operator(before, after)
+    pair = f"{before.heads} heads of {before.head_dim} cannot become {after.heads} of {after.head_dim}"
+    afresh = "--init fresh-attention starts q, k, v afresh, --init fresh the whole model (the paper's way)."
+    if after.heads % before.heads:
+        near = nearest_divisible(after.heads, before.heads)
+        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", afresh)
+    check_canonical(source, pair, afresh)
+    if after.head_dim < before.head_dim and not (calibrated or method.uncalibrated):
+        raise UsageError(
+            f"{pair} without sample data: the weights alone do not say which part of a head's scores matters.",
+            f"Add --calibrate DATA; or accept less with --uncalibrated. {afresh}",
+        )
+    return heads.split_operator(before, after, calibrated=calibrated)
+
+
+def check_canonical(source: Source, pair: str, afresh: str) -> None:
+    """Raises `UnsupportedModel` where the family's heads cannot become heads of another size."""
+    from leansurgeon.surgery import canonical  # it reads plans, too
+
+    if reason := canonical.supported(source):
+        raise UnsupportedModel(f"{pair}: {reason}", afresh)
+    if source.architecture.positions.startswith("rope"):
+        also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
+        raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
+
+
+def check_children(source: Source) -> None:
+    """Raises `UnsupportedModel` where heads of the same size cannot have children (channel attention)."""
+    from leansurgeon.surgery import canonical
+
+    if reason := canonical.supported(source):
+        raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
 
 
 def counts_along(source: Source, target: Target) -> list[ParameterCount]:

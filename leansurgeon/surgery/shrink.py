@@ -1,11 +1,13 @@
-"""The whole operation: apply a plan into an output folder that is absent or complete, and prove the result before it
-is kept.
+"""The whole operation: decide with sample data what the plan leaves open, apply the plan into an output folder that is
+absent or complete, and prove the result before it is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
@@ -13,38 +15,113 @@ from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.surgery.apply import apply
-from leansurgeon.surgery.plan import Plan
+from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.method import Method, kept_numbers
+from leansurgeon.surgery.plan import Plan, plan
+from leansurgeon.surgery.wanted import Wanted
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from leansurgeon.measure.calibration import Calibration
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A plan with nothing left open: `edits` are the tensors that sample data has made, `record` says how."""
+
+    plan: Plan
+    edits: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    record: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = field(default=None, repr=False)
+    close: Callable[[], None] = lambda: None
+
+
+def decide(
+    source: Source,
+    wanted: Wanted,
+    seed: int = 0,
+    method: Method | None = None,
+    calibration: Calibration | None = None,
+    say: Say = lambda _: None,
+) -> Decided:
+    """Plan, and where sample data is at hand let it choose and heal. An exact plan needs none; there it only serves the
+    proof. Raises what `plan` and `calibrate` raise.
+    """
+    method = method or Method()
+    first = plan(source, wanted, seed, method, calibrated=calibration is not None)
+    if first.exactness != "near" or calibration is None:
+        from leansurgeon.surgery.uncalibrated import SplitTensors, resizes_heads
+
+        return Decided(first, SplitTensors(first, source) if resizes_heads(first) else {}, {}, calibration)
+    from leansurgeon.surgery.calibrated import Options, calibrate
+
+    options = Options(criterion=method.layers, keep=kept_numbers(method.keep), heal=method.heal, fit=method.fit)
+    say(f"Calibrating on {calibration.says} ...")
+    outcome = calibrate(first, source, calibration, options, say)
+    choice = Choice(outcome.layers, outcome.criterion, {"candidates": outcome.record.get("candidates", [])})
+    final = plan(source, wanted, seed, method, calibrated=True, layers=choice)
+    return Decided(final, outcome.edits, outcome.record, calibration, outcome.close)
 
 
 def carry_out(
-    plan: Plan,
+    plan: Plan | Decided,
     source: Source,
     folder: Path,
     *,
     force: bool = False,
     check: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> dict:
     """Write the result of `plan` to `folder` and return the record that stands in its surgery.json.
 
-    A result that does not reload with the planned number of parameters is an error and leaves no folder. `check=False`
-    leaves the proof out, for an experiment that has proved the same shape with another seed.
+    A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
+    and leaves no folder. `check=False` leaves the proof out, for an experiment that has proved the same shape with
+    another seed.
     """
+    decided = plan if isinstance(plan, Decided) else Decided(plan)
+    steps = decided.plan
     check_apart(folder, source.folder)
     with output_folder(folder, force=force) as aside:
         try:
-            decided = apply(plan, source, aside)
+            chosen = apply(steps, source, aside, decided.edits)
         except (MemoryError, RuntimeError) as error:
             if not memory_is_short(error):
                 raise
             raise OutOfMemory(
-                f"This machine has too little memory for a model of {plan.parameters_after.total:,} parameters.",
+                f"This machine has too little memory for a model of {steps.parameters_after.total:,} parameters.",
                 "Choose fewer heads or layers.",
             ) from None
+        finally:
+            decided.close()
         proof = None
         if check:
             say("Written; now reloading it in a fresh process ...")
-            proof = prove(aside, plan.parameters_after.total)
-        record = write_surgery(aside, source, plan.as_dict(), decided, proof)
+            proof = proved(decided, source, aside)
+        record = write_surgery(
+            aside, source, steps.as_dict(), chosen | decided.record, proof, language=predicts_words(decided.calibration)
+        )
         write_card(aside, record)
     return record
+
+
+def predicts_words(data: Calibration | None) -> bool:
+    """Whether the data's metric is perplexity."""
+    return data is not None and data.task is not None and data.task.head in ("causal-lm", "masked-lm")
+
+
+def proved(decided: Decided, source: Source, folder: Path) -> dict[str, Any]:
+    """The proof; a result that knows something is compared with its source, near ones only on real data."""
+    steps, data = decided.plan, decided.calibration
+    compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)
+    causal = data is not None and data.task is not None and data.task.head == "causal-lm"
+    return prove(
+        folder,
+        steps.parameters_after.total,
+        source=source.folder if compare else None,
+        batches=data.heldout if compare and data else None,
+        kind="causal-lm" if causal else "plain",
+        exact=steps.exactness == "exact",
+    )

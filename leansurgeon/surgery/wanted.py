@@ -7,9 +7,11 @@ from math import isfinite
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.class_attention import following
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape, Stage, divisors_near, nearest_divisible
+from leansurgeon.surgery.method import INITS
 
 LARGEST = 10_000_000  # of heads, layers or MLP units
 
@@ -24,6 +26,7 @@ class Wanted:
     mlp_dim: str | None = None
     mlp_ratio: float | str | None = None
     init: str = "transfer"
+    class_attention: bool = False  # whether class attention follows the heads of the blocks
 
     def check(self) -> None:
         """Refuse typing mistakes before a source is opened or fetched. Raises `UsageError`."""
@@ -32,8 +35,8 @@ class Wanted:
                 number(word.strip(), None, flag, times=flag == "--heads")
         if self.mlp_ratio is not None:
             ratios_per_stage(self.mlp_ratio, str(self.mlp_ratio).count(",") + 1)
-        if self.init not in ("transfer", "fresh"):
-            raise UsageError(f"--init {self.init}: give transfer or fresh.")
+        if self.init not in INITS:
+            raise UsageError(f"--init {self.init}: give transfer, fresh or fresh-attention.")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,11 @@ def per_stage(text: str | None, old: list[int], flag: str, *, times: bool = Fals
     if len(words) == 1:
         words *= len(old)
     if len(words) != len(old):
-        raise UsageError(f"{flag} {text} names {len(words)} stages, and the model has {len(old)}.")
+        present = ",".join(map(str, old))
+        raise UsageError(
+            f"{flag} {text} names {len(words)} stages, and the model has {len(old)} (now {present}).",
+            "Give one number, or one for each stage." if len(old) > 1 else "Give one number.",
+        )
     return [number(w, o, flag, times) for w, o in zip(words, old, strict=True)]
 
 
@@ -190,4 +197,5 @@ def holder(arch: Architecture, now: Shape, shape: Shape) -> Architecture:
     if arch.decoupled is None:
         stage = next((s for s in shape.stages if s.head_dim != s.width // s.heads), shape.stages[0])
         raise UnsupportedModel(arch.why_not_decoupled(stage), "Use --head-dim split.")
-    return architectures.known()[arch.decoupled]
+    found = architectures.known()[arch.decoupled]
+    return following(found) if arch.class_follows else found

@@ -18,17 +18,26 @@ from typing import Any
 from pydantic import ValidationError
 
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.tasks.base import Metric, Options, Score, Task
+from leansurgeon.tasks.base import Metric, Options, Score, Sums, Task
 
-__all__ = ["TASKS", "Metric", "Options", "Score", "Task", "make", "options_of"]
+__all__ = ["TASKS", "Metric", "Options", "Score", "Sums", "Task", "make", "options_of"]
 
 TASKS: dict[str, str] = {
     "digits": "leansurgeon.tasks.digits:Digits",
     "fashion-mnist": "leansurgeon.tasks.fashion_mnist:FashionMnist",
+    "cifar10": "leansurgeon.tasks.cifar10:Cifar10",
+    "imagenet": "leansurgeon.tasks.image_folder:ImageNet",
+    "folder": "leansurgeon.tasks.image_folder:ImageFolder",
     "listops": "leansurgeon.tasks.listops:ListOps",
+    "lra-text": "leansurgeon.tasks.lra:LraText",
+    "lra-retrieval": "leansurgeon.tasks.lra:LraRetrieval",
+    "lra-image": "leansurgeon.tasks.lra:LraImage",
+    "pathfinder": "leansurgeon.tasks.pathfinder:Pathfinder",
+    "d-retrieval": "leansurgeon.tasks.d_retrieval:DRetrieval",
     "causal-lm": "leansurgeon.tasks.language:CausalLM",
     "masked-lm": "leansurgeon.tasks.language:MaskedLM",
     "text-classification": "leansurgeon.tasks.text_classification:TextClassification",
+    "glue": "leansurgeon.tasks.glue:Glue",
 }
 
 

@@ -40,12 +40,27 @@ class Metric:
 class Score(NamedTuple):
     """Sums over what was scored, as 0-dimensional fp32 tensors on the logits' device: sums of batches and of
     processes add up.
+
+    `extra` (E,) are further sums, as many for every batch of a split, from which the task makes metrics that are no
+    means of samples (`Task.metric_value`): a confusion matrix, or predictions, each in a place of its own. None where
+    the task needs none.
     """
 
     loss_sum: Tensor
     loss_count: Tensor
     metric_sum: Tensor
     metric_count: Tensor
+    extra: Tensor | None = None
+
+
+class Sums(NamedTuple):
+    """The `Score`s of a whole split added up, as plain numbers; `extra` (E,) is float64."""
+
+    loss_sum: float
+    loss_count: float
+    metric_sum: float
+    metric_count: float
+    extra: np.ndarray | None = None
 
 
 class Options(BaseModel):
@@ -86,14 +101,17 @@ class Task(ABC):
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
         """The samples `indices` (B,) of a split ("train" or "eval") as model inputs and "labels".
 
-        Pure: what chance does to a sample follows from (seed, epoch, index) alone; in "eval" nothing depends on seed
-        or epoch.
+        A name that begins with "_" is for `score` and not for the model. Pure: what chance does to a sample follows
+        from (seed, epoch, index) alone; in "eval" nothing depends on seed or epoch.
         """
 
     @abstractmethod
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> Score:
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> Score:
         """Loss and metric sums of one batch; loss_sum / loss_count is the mean loss (of samples or, in language
-        models, tokens).
+        models, tokens). Nothing in here waits for the device.
+
+        In image classification "labels" may be (B, C) shares of classes, as mixup makes them. Regression has no use for
+        `label_smoothing`.
         """
 
     @abstractmethod
@@ -109,11 +127,14 @@ class Task(ABC):
         split = self._checked(split)
         return int(self._info["sizes"][split])
 
-    def metric_value(self, mean: float) -> float:
-        """The metric as it is printed, from metric_sum / metric_count over a whole split (perplexity overrides this
-        with exp).
-        """
-        return mean
+    def metric_value(self, sums: Sums) -> dict[str, float]:
+        """All metrics of a whole split by name, the one under `metric.key` among them, from the sums of its scores."""
+        return {self.metric.key: sums.metric_sum / max(sums.metric_count, 1)}
+
+    @property
+    def extra_sums(self) -> int:
+        """Length of `Score.extra` in evaluation: every process must know it, also one that has no batch."""
+        return 0
 
     def token_mask(self, batch: dict[str, Tensor]) -> Tensor | None:
         """(B, T) bool, true for the tokens that are real; None where all are."""
@@ -157,25 +178,63 @@ class Task(ABC):
         return {**self.__dict__, "_arrays": {}}
 
 
-def classification_score(logits_BC: Tensor, labels_B: Tensor) -> Score:
-    """Cross-entropy sum and number of right answers over the samples whose label is not -100."""
+def classification_score(
+    logits_BC: Tensor, labels: Tensor, label_smoothing: float = 0.0, *, top: int | None = None
+) -> Score:
+    """Cross-entropy sum and number of right answers.
+
+    `labels` are (B,) classes, of which -100 counts nowhere, or (B, C) shares of classes, of which a row of zeros counts
+    nowhere and the largest share is the right answer. With `top`, `extra` is the number of samples whose class is among
+    the `top` best, (1,).
+    """
     import torch
     from torch.nn import functional as F
 
-    valid_B = labels_B != IGNORED
+    logits_BC = logits_BC.float()
+    soft = labels.dim() == 2
+    if soft:
+        valid_B = labels.sum(-1) > 0
+        losses_B = F.cross_entropy(logits_BC, labels.float(), reduction="none", label_smoothing=label_smoothing)
+        loss_sum = torch.where(valid_B, losses_B, 0).sum()
+    else:
+        valid_B = labels != IGNORED
+        loss_sum = F.cross_entropy(
+            logits_BC, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=label_smoothing
+        )
     count = valid_B.sum().float()
-    loss_sum = F.cross_entropy(logits_BC.float(), labels_B, reduction="sum", ignore_index=IGNORED)
     with torch.no_grad():
-        right = ((logits_BC.argmax(-1) == labels_B) & valid_B).sum().float()
-    return Score(loss_sum, count, right, count)
+        answers_B = labels.argmax(-1) if soft else labels
+        right = ((logits_BC.argmax(-1) == answers_B) & valid_B).sum().float()
+        if top is None:
+            return Score(loss_sum, count, right, count)
+        best_BK = logits_BC.topk(min(top, logits_BC.shape[-1]), dim=-1).indices
+        among = ((best_BK == answers_B[:, None]).any(-1) & valid_B).sum().float()
+    return Score(loss_sum, count, right, count, among.reshape(1))
 
 
-def token_score(logits_BTV: Tensor, labels_BT: Tensor) -> Score:
-    """Cross-entropy sum over the tokens whose label is not -100, twice: as loss and as the log of perplexity."""
+def confusion(predicted_B: Tensor, labels_B: Tensor, classes: int) -> Tensor:
+    """(classes * classes,) fp32: how often class i (row) was taken for class j (column); -100 counts nowhere."""
+    import torch
+
+    valid_B = labels_B != IGNORED
+    cells_B = torch.where(valid_B, labels_B, 0) * classes + predicted_B
+    return torch.zeros(classes * classes, device=labels_B.device).index_add_(0, cells_B, valid_B.float())
+
+
+def token_score(logits_BTV: Tensor, labels_BT: Tensor, label_smoothing: float = 0.0) -> Score:
+    """Cross-entropy sum over the tokens whose label is not -100, twice: as loss (smoothed) and as the log of perplexity
+    (never smoothed).
+    """
+    import torch
     from torch.nn import functional as F
 
     count = (labels_BT != IGNORED).sum().float()
+    logits_NV, labels_N = logits_BTV.float().flatten(0, 1), labels_BT.flatten()
     loss_sum = F.cross_entropy(
-        logits_BTV.float().flatten(0, 1), labels_BT.flatten(), reduction="sum", ignore_index=IGNORED
+        logits_NV, labels_N, reduction="sum", ignore_index=IGNORED, label_smoothing=label_smoothing
     )
-    return Score(loss_sum, count, loss_sum.detach(), count)
+    plain = loss_sum.detach()
+    if label_smoothing:
+        with torch.no_grad():
+            plain = F.cross_entropy(logits_NV, labels_N, reduction="sum", ignore_index=IGNORED)
+    return Score(loss_sum, count, plain, count)

@@ -44,8 +44,8 @@ class Digits(base.Task):
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
         return {"pixel_values": torch.from_numpy(pixels[:, None]), "labels": torch.from_numpy(labels)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> base.Score:
-        return base.classification_score(logits, batch["labels"])
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
 
     def model_overrides(self) -> dict[str, Any]:
         return {"num_labels": 10, "image_size": 8, "num_channels": 1}

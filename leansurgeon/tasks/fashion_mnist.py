@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, chance, idx
+from leansurgeon.tasks import base, idx, shifts
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ class FashionMnist(base.Task):
         split, indices = self._checked(split), np.asarray(indices)
         images = self._array(f"{split}-images")[indices]
         if split == "train" and self.options.augment:
-            images = _augmented(images, seed, epoch, indices)
+            images = shifts.shifted(images, seed, epoch, indices, SHIFT)
         pixels = (images.astype(np.float32) / 255 - MEAN) / STD
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
         return {"pixel_values": torch.from_numpy(pixels[:, None]), "labels": torch.from_numpy(labels)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> base.Score:
-        return base.classification_score(logits, batch["labels"])
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
 
     def model_overrides(self) -> dict[str, Any]:
         return {"num_labels": 10, "image_size": 28, "num_channels": 1}
@@ -81,18 +81,6 @@ class FashionMnist(base.Task):
             "source": "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), its published split",
             "licence": "MIT",
         }
-
-
-def _augmented(images_BHW: np.ndarray, seed: int, epoch: int, indices_B: np.ndarray) -> np.ndarray:
-    """Each image moved by -2..2 pixels in both directions, the gap black (0), and mirrored in half of the cases."""
-    height, width = images_BHW.shape[1:]
-    draws_B3 = chance.uniform(seed, epoch, indices_B, 3)
-    down_B1, right_B1 = ((draws_B3[:, :2] * (2 * SHIFT + 1)).astype(np.int64))[:, :, None].swapaxes(0, 1)
-    columns_BW = right_B1 + np.arange(width)
-    columns_BW = np.where(draws_B3[:, 2:] < 0.5, columns_BW, columns_BW[:, ::-1])
-    rows_BH = down_B1 + np.arange(height)
-    wide = np.pad(images_BHW, ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT)))
-    return wide[np.arange(len(wide))[:, None, None], rows_BH[:, :, None], columns_BW[:, None, :]]
 
 
 def _find(folder: Path, split: str, kind: str) -> Path:

@@ -8,7 +8,8 @@ part of each file is for evaluation. Perplexities compare only between models wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, chance, text_files, vocab
+from leansurgeon.tasks import base, chance, corpus, text_files, vocab
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ _EVAL_SEED = 0
 
 
 class Options(base.Options):
-    """`data` and `eval_data`: files, globs, or `austen`; without eval_data the last `eval_fraction` of each file is
-    held out.
+    """`data` and `eval_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column `text`, or
+    a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation"). Without
+    eval_data the last `eval_fraction` of each text file, and of the rows of tables, is held out. `documents`: use only
+    so many rows of `data`, the first. A column of lists is taken as token ids of the chosen tokenizer.
 
     `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
     than tokens.
@@ -38,8 +41,10 @@ class Options(base.Options):
     data: str | list[str] = "austen"
     eval_data: str | list[str] | None = None
     eval_fraction: float = Field(0.1, gt=0, lt=1)
+    text: str = "text"
+    documents: int | None = Field(None, ge=2)
     seq_len: int = Field(256, ge=2)
-    tokenizer: vocab.Kind = "model"
+    tokenizer: vocab.Choice = "model"
     vocab_size: int | None = Field(None, ge=16)
     random_windows: bool = True
 
@@ -64,25 +69,24 @@ class CausalLM(base.Task):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
-        files = text_files.find(o.data)
-        eval_files = text_files.find(o.eval_data) if o.eval_data is not None else None
+        data = corpus.find(o.data, o.text, first=o.documents)
+        other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
         key = {
-            "version": 1,
+            "version": 2,
             "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
-            "train": [disk.file_digest(path) for path in files],
-            "eval": o.eval_fraction if eval_files is None else [disk.file_digest(path) for path in eval_files],
+            "train": data.key(),
+            "eval": o.eval_fraction if other is None else other.key(),
         }
 
         def build(folder: Path) -> dict[str, Any]:
-            texts = _split(files, eval_files, o.eval_fraction)
-            characters = {split: sum(map(len, parts)) for split, parts in texts.items()}
-            say(f"{self.name}: tokenising {sum(characters.values()):,} characters ({o.tokenizer})")
-            tokenizer = vocab.make(o.tokenizer, o.vocab_size, texts["train"], model_dir)
+            train, evaluation = data.split(o.eval_fraction) if other is None else (data.whole(), other.whole())
+            say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
+            tokenizer = vocab.make(o.tokenizer, o.vocab_size, train, model_dir)
             tokenizer.save_pretrained(folder / "tokenizer")
-            return {"characters": characters, **_pack(folder, tokenizer, texts)}
+            return _pack(folder, tokenizer, {"train": train, "eval": evaluation}, say)
 
         self._open(disk.entry(cache, "text", key, build))
-        self._sources = [path.name for path in files + (eval_files or [])]
+        self._sources = data.names + ([] if other is None else other.names)
         for split in base.SPLITS:
             if self.size(split) < 1:
                 tokens = self._info["tokens"][split]
@@ -103,13 +107,14 @@ class CausalLM(base.Task):
         input_ids = torch.from_numpy(self._windows(split, np.asarray(indices), seed, epoch))
         return {"input_ids": input_ids, "labels": input_ids.clone()}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> base.Score:
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
         """Token t is scored against the logits of position t - 1; the first token of a window is not scored."""
-        return base.token_score(logits[:, :-1], batch["labels"][:, 1:])
+        return base.token_score(logits[:, :-1], batch["labels"][:, 1:], label_smoothing)
 
-    def metric_value(self, mean: float) -> float:
+    def metric_value(self, sums: base.Sums) -> dict[str, float]:
         """Perplexity from the mean negative log-likelihood of a token (nats); infinite where a float cannot hold it."""
-        return math.exp(mean) if mean < 709 else math.inf
+        mean = sums.metric_sum / max(sums.metric_count, 1)
+        return {self.metric.key: math.exp(mean) if mean < 709 else math.inf}
 
     def model_overrides(self) -> dict[str, Any]:
         if self.options.tokenizer == "model":
@@ -178,33 +183,44 @@ class MaskedLM(CausalLM):
         tokens_BT = self._windows(split, indices, seed, epoch)
         if split != "train":
             seed, epoch = _EVAL_SEED, 0
-        width = tokens_BT.shape[1]
-        draws_B = chance.uniform(seed, epoch, indices, 3 * width, stream=_MASK)
-        chosen_BT, fate_BT, other_BT = np.split(draws_B, 3, axis=1)
-        chosen_BT = (chosen_BT < self.options.mask_prob) & ~np.isin(tokens_BT, self._special)
-        labels_BT = np.where(chosen_BT, tokens_BT, base.IGNORED)
-        hidden_BT = np.where(chosen_BT & (fate_BT < 0.8), self._mask_id, tokens_BT)
-        any_token_BT = (other_BT * self._info["vocab"]).astype(np.int64)
-        hidden_BT = np.where(chosen_BT & (fate_BT >= 0.9), any_token_BT, hidden_BT)
+        share = self.options.mask_prob
+        draws_BT = chance.uniform(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
+        chosen_BT = draws_BT < share
+        for special in self._special:
+            chosen_BT &= tokens_BT != special
+        # Of the chosen N, the same draws say what becomes of them: divided by the share they are uniform again, and so
+        # is what stands behind their first 20 bits.
+        chosen_N = np.flatnonzero(chosen_BT)
+        fate_N = draws_BT.reshape(-1)[chosen_N] / share
+        hidden_BT, labels_BT = tokens_BT.copy(), np.full_like(tokens_BT, base.IGNORED)
+        labels_BT.reshape(-1)[chosen_N] = tokens_BT.reshape(-1)[chosen_N]
+        hidden_BT.reshape(-1)[chosen_N[fate_N < 0.8]] = self._mask_id
+        other = fate_N >= 0.9
+        any_token = (np.modf(fate_N[other] * 2.0**20)[0] * self._info["vocab"]).astype(np.int64)
+        hidden_BT.reshape(-1)[chosen_N[other]] = any_token
         return {"input_ids": torch.from_numpy(hidden_BT), "labels": torch.from_numpy(labels_BT)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> base.Score:
-        return base.token_score(logits, batch["labels"])
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.token_score(logits, batch["labels"], label_smoothing)
 
 
-def _split(files: list[Path], eval_files: list[Path] | None, fraction: float) -> dict[str, list[str]]:
-    texts = [text_files.read(path) for path in files]
-    if eval_files is not None:
-        return {"train": texts, "eval": [text_files.read(path) for path in eval_files]}
-    parts = [text_files.cut(text, fraction) for text in texts]
-    return {"train": [head for head, _ in parts if head], "eval": [tail for _, tail in parts if tail]}
-
-
-def _pack(folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, list[str]]) -> dict[str, Any]:
+def _pack(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, Any]:
     """One array of tokens per split, the documents one after another."""
     dtype = vocab.dtype_for(len(tokenizer))
-    tokens = {}
+    tokens, characters, told = {}, {}, [time.monotonic()]
     for split, documents in texts.items():
-        parts = (part for document in documents for part in vocab.encode(tokenizer, document, dtype))
-        tokens[split] = disk.append_all(folder / f"{split}.npy", dtype, parts)
-    return {"tokens": tokens, "vocab": len(tokenizer)}
+        count = [0]
+
+        def counted(documents: Any = documents, count: list[int] = count) -> Iterator[Any]:
+            for document in documents:
+                count[0] += len(document) if isinstance(document, str) else 0
+                if time.monotonic() - told[0] > 10:
+                    told[0] = time.monotonic()
+                    say(f"tokenising: {count[0]:,} characters so far")
+                yield document
+
+        tokens[split] = disk.append_all(folder / f"{split}.npy", dtype, vocab.encode_all(tokenizer, counted(), dtype))
+        characters[split] = count[0]
+    return {"characters": characters, "tokens": tokens, "vocab": len(tokenizer)}

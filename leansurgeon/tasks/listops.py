@@ -89,8 +89,8 @@ class ListOps(base.Task):
         """Tokens per sample after padding."""
         return self.options.seq_len or 1 << (self.options.max_length - 1).bit_length()
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> base.Score:
-        return base.classification_score(logits, batch["labels"])
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
 
     def model_overrides(self) -> dict[str, Any]:
         return {"num_labels": 10}

@@ -34,7 +34,7 @@ class Options(base.Options):
     split_seed: int = Field(0, ge=0)
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
-    tokenizer: vocab.Kind = "model"
+    tokenizer: vocab.Choice = "model"
     vocab_size: int | None = Field(None, ge=16)
 
 
@@ -81,13 +81,17 @@ class TextClassification(base.Task):
                 o.tokenizer, o.vocab_size, rows["train"].texts + (rows["train"].pairs or []), model_dir
             )
             tokenizer.save_pretrained(folder / "tokenizer")
-            kinds = {split: _store(folder, split, part, names, tokenizer, o.seq_len) for split, part in rows.items()}
+            numbers, kinds = {name: i for i, name in enumerate(names)}, []
+            for split, part in rows.items():
+                kinds.append(store_tokens(folder, split, part.texts, part.pairs, tokenizer, o.seq_len))
+                labels = np.array([numbers[label] for label in part.labels], dtype=np.int32)
+                np.save(folder / f"{split}-labels.npy", labels)
             return {
                 "sizes": {split: len(part.texts) for split, part in rows.items()},
                 "labels": names,
                 "vocab": len(tokenizer),
                 "pad": tokenizer.pad_token_id or 0,
-                "token_types": any(kinds.values()),
+                "token_types": any(kinds),
             }
 
         self._open(disk.entry(cache, "texts", key, build))
@@ -96,7 +100,7 @@ class TextClassification(base.Task):
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
         import torch
 
-        split, indices = self._checked(split), np.asarray(indices)
+        indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
         lengths_B = ragged.lengths_of(starts, indices)
         width = self.options.seq_len
@@ -111,8 +115,8 @@ class TextClassification(base.Task):
             arrays["token_type_ids"] = ragged.padded(self._array(f"{split}-types"), starts, indices, width, 0)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor]) -> base.Score:
-        return base.classification_score(logits, batch["labels"])
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
 
     def model_overrides(self) -> dict[str, Any]:
         names = self._info["labels"]
@@ -194,21 +198,25 @@ def _hold_out(rows: _Rows, fraction: float, seed: int) -> dict[str, _Rows]:
     }
 
 
-def _store(
-    folder: Path, split: str, rows: _Rows, names: list[str], tokenizer: PreTrainedTokenizerBase, seq_len: int
+def store_tokens(
+    folder: Path,
+    split: str,
+    texts: list[str],
+    pairs: list[str] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    seq_len: int,
 ) -> bool:
-    """Tokens, their starts and kinds, and label numbers of one split; true when the second text of a pair is marked
-    as such.
-    """
+    """Write tokens, their starts and kinds of one split; true when the second text of a pair is marked as such."""
     dtype = vocab.dtype_for(len(tokenizer))
-    typed = rows.pairs is not None and "token_type_ids" in tokenizer.model_input_names
-    tokens, types = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype), []
-    lengths = []
-    for first in range(0, len(rows.texts), 1000):
+    typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
+    tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
+    types = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8)
+    lengths, marked = [], False
+    for first in range(0, len(texts), 1000):
         part = slice(first, first + 1000)
         encoded = tokenizer(
-            rows.texts[part],
-            rows.pairs[part] if rows.pairs else None,
+            texts[part],
+            pairs[part] if pairs else None,
             truncation=True,
             max_length=seq_len,
             return_token_type_ids=typed,
@@ -217,11 +225,10 @@ def _store(
         for ids in encoded["input_ids"]:
             tokens.append(np.array(ids, dtype=dtype))
             lengths.append(len(ids))
-        types.extend(encoded.get("token_type_ids") or [])
+        for kinds in encoded.get("token_type_ids") or []:
+            types.append(np.array(kinds, dtype=np.uint8))
+            marked = marked or any(kinds)
     tokens.close()
-    flat_types = np.array([kind for row in types for kind in row], dtype=np.uint8)
-    np.save(folder / f"{split}-types.npy", flat_types)
+    types.close()
     np.save(folder / f"{split}-starts.npy", ragged.starts_of(np.array(lengths)))
-    numbers = {name: i for i, name in enumerate(names)}
-    np.save(folder / f"{split}-labels.npy", np.array([numbers[label] for label in rows.labels], dtype=np.int32))
-    return bool(flat_types.any())
+    return marked

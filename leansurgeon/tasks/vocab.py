@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator
 
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks import cache as disk
@@ -20,7 +21,18 @@ from leansurgeon.tasks import cache as disk
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Kind = Literal["model", "char", "byte", "bpe", "wordpiece"]
+KINDS = ("model", "char", "byte", "bpe", "wordpiece")
+_HUB = "hub:"
+
+
+def _known(value: str) -> str:
+    """`model`, an own kind, or another tokenizer: the folder that it was saved in, or `hub:NAME`."""
+    if value in KINDS or value.startswith(_HUB) or "/" in value:
+        return value
+    raise ValueError(f"must be one of {', '.join(map(repr, KINDS))}, a folder (with a '/'), or hub:NAME")
+
+
+Choice = Annotated[str, AfterValidator(_known)]
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DEFAULT_SIZE = 4096
 _TRAINED = ("bpe", "wordpiece")
@@ -39,24 +51,33 @@ _MODEL_FILES = (
 _POSITIONS = ("max_position_embeddings", "n_positions", "block_size")
 
 
-def key_of(kind: Kind, vocab_size: int | None, model_dir: Path | None) -> dict[str, Any]:
+def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[str, Any]:
     """What the tokenizer follows from, beside the text: part of a cache entry's key.
 
     Raises UsageError when the model's own tokenizer is asked for and its folder has none.
     """
+    if kind.startswith(_HUB):
+        return {"kind": kind}
+    if kind not in KINDS:
+        return {"kind": "folder", "files": _digests(Path(kind).expanduser())}
     if kind != "model":
         return {"kind": kind, "size": (vocab_size or DEFAULT_SIZE) if kind in _TRAINED else None}
     hint = "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
     if model_dir is None:
         raise UsageError("The task's option tokenizer is 'model', and there is no model folder to take one from.", hint)
-    present = [name for name in _MODEL_FILES if (model_dir / name).is_file()]
+    return {"kind": kind, "files": _digests(model_dir, hint)}
+
+
+def _digests(folder: Path, hint: str | None = None) -> dict[str, str]:
+    present = [name for name in _MODEL_FILES if (folder / name).is_file()]
     if not set(present) & set(_MODEL_FILES[:6]):
-        raise UsageError(f"The task's option tokenizer is 'model', and {model_dir} holds no tokenizer.", hint)
-    return {"kind": kind, "files": {name: disk.file_digest(model_dir / name) for name in present}}
+        option = "'model'" if hint else f"'{folder}'"
+        raise UsageError(f"The task's option tokenizer is {option}, and {folder} holds no tokenizer.", hint)
+    return {name: disk.file_digest(folder / name) for name in present}
 
 
 def make(
-    kind: Kind, vocab_size: int | None, texts: Iterable[str], model_dir: Path | None = None
+    kind: str, vocab_size: int | None, texts: Iterable[str], model_dir: Path | None = None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of this kind; `texts` is what a char, bpe or wordpiece vocabulary is made from.
 
@@ -64,6 +85,10 @@ def make(
     """
     if kind == "model":
         return _from_model(model_dir)
+    if kind.startswith(_HUB):
+        return _from_hub(kind.removeprefix(_HUB))
+    if kind not in KINDS:
+        return _from_model(Path(kind).expanduser())
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -107,19 +132,55 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, dtype: np.dtype) -> It
     """Token ids of one document, in parts, without special tokens but for the one that ends it (if the tokenizer has
     one).
     """
-    parts = list(pieces(text))
-    for first in range(0, len(parts), 16):
-        rows = tokenizer(
-            parts[first : first + 16],
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
-        yield from (np.array(row, dtype=dtype) for row in rows)
+    yield from encode_all(tokenizer, [text], dtype)
+
+
+def encode_all(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str | list[int]], dtype: np.dtype
+) -> Iterator[np.ndarray]:
+    """Token ids of documents, one after another, each with the special token that ends it (if the tokenizer has one);
+    documents that are lists of ids pass as they are. Raises UsageError for an id that the tokenizer does not have.
+    """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if end is not None:
-        yield np.array([end], dtype=dtype)
+    last = np.array([] if end is None else [end], dtype=dtype)
+    waiting: list[tuple[str, bool]] = []
+    for document in documents:
+        if isinstance(document, str):
+            parts = list(pieces(document)) or [""]
+            for i, part in enumerate(parts):
+                waiting.append((part, i == len(parts) - 1))
+                if len(waiting) == 16 * 64 or (len(waiting) >= 16 and len(parts) > 1):
+                    yield from _encoded(tokenizer, waiting, last, dtype)
+                    waiting = []
+            continue
+        yield from _encoded(tokenizer, waiting, last, dtype)
+        waiting = []
+        ids = np.array(document, dtype=np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < len(tokenizer):
+            raise UsageError(
+                f"The data holds the token id {ids.max()}, and the tokenizer has {len(tokenizer):,}: it is not the one "
+                "that the data was made with."
+            )
+        yield ids.astype(dtype)
+    yield from _encoded(tokenizer, waiting, last, dtype)
+
+
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, parts: list[tuple[str, bool]], end: np.ndarray, dtype: np.dtype
+) -> Iterator[np.ndarray]:
+    if not parts:
+        return
+    rows = tokenizer(
+        [part for part, _ in parts],
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]
+    for row, (_, closes) in zip(rows, parts, strict=True):
+        yield np.array(row, dtype=dtype)
+        if closes and len(end):
+            yield end
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -127,7 +188,7 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def config_size(kind: Kind, vocab_size: int | None, tokens: int) -> int:
+def config_size(kind: str, vocab_size: int | None, tokens: int) -> int:
     """The `vocab_size` that a model needs for an own tokenizer of `tokens` ids: for char and byte the option may ask
     for more rows.
 
@@ -168,10 +229,27 @@ def _from_model(model_dir: Path) -> PreTrainedTokenizerBase:
         raise UsageError(f"The tokenizer in {model_dir} cannot be read: {reason}") from error
 
 
+def _from_hub(name: str) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UsageError(
+            f"The tokenizer {name} cannot be fetched from huggingface.co/{name}: {reason}.",
+            "Save it on another machine with AutoTokenizer's save_pretrained and name its folder as the tokenizer.",
+        ) from error
+
+
 def _char(size: int, texts: Iterable[str]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    characters = sorted(set().union(*map(set, texts)))
+    found: set[str] = set()
+    for text in texts:
+        _refuse_ids(text)
+        found.update(text)
+    characters = sorted(found)
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -218,7 +296,16 @@ def _wordpiece(size: int, texts: Iterable[str]) -> Any:
 
 def _all_pieces(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
+        _refuse_ids(text)
         yield from pieces(text)
+
+
+def _refuse_ids(text: Any) -> None:
+    if not isinstance(text, str):
+        raise UsageError(
+            "The data holds token ids and no text, so no vocabulary can be made from it.",
+            "Choose the tokenizer that it was made with: its folder, or hub:NAME.",
+        )
 
 
 _BUILDERS = {"char": _char, "byte": _byte, "bpe": _bpe, "wordpiece": _wordpiece}

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,11 @@ _HARMLESS = ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AF
 _COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
-def start(precision: str, *, cpu: bool = False, say: Callable[[str], None] = lambda text: None) -> Accelerator:
-    """An `Accelerator` for "fp32" or "bf16", on the GPU if there is one, in the process group if there is one.
+def start(*, cpu: bool = False, say: Callable[[str], None] = lambda text: None) -> Accelerator:
+    """An `Accelerator` on the GPU if there is one, in the process group if there is one.
 
-    Environment variables of Accelerate that would change the computation are set aside while it starts, and named to
-    `say`.
+    Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables of Accelerate that
+    would change the computation are set aside while it starts, and named to `say`.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
@@ -40,7 +42,7 @@ def start(precision: str, *, cpu: bool = False, say: Callable[[str], None] = lam
     GradientState._reset_state()
     with _without_overrides() as ignored:
         accelerator = Accelerator(
-            mixed_precision="bf16" if precision == "bf16" else "no",
+            mixed_precision="no",
             cpu=cpu,
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
@@ -66,11 +68,43 @@ def _without_overrides() -> Iterator[list[str]]:
 
 
 def wrap(accelerator: Accelerator, module: nn.Module) -> nn.Module:
-    """`module` behind DDP where there are several processes, and with autocast where the precision asks for it."""
+    """`module` behind DDP where there are several processes."""
     with warnings.catch_warnings():
         # The new name of this option does not exist in every torch that we support.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
         return accelerator.prepare(module)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager:
+    """What the forward pass runs under: matrix products in bf16 or fp16 where `precision` says so."""
+    import torch
+
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+    """fp16 alone needs its losses scaled, since its small gradients are zero."""
+    import torch
+
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+
+
+def checkpoint_activations(model: nn.Module, family: str) -> None:
+    """Let the model forget its activations and compute them again in the backward pass.
+
+    Raises `UsageError` for a model whose library offers no such thing.
+    """
+    if hasattr(model, "gradient_checkpointing_enable") and getattr(model, "supports_gradient_checkpointing", False):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)
+    else:
+        raise UsageError(
+            f"{family} models cannot checkpoint their activations.",
+            "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too.",
+        )
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
@@ -85,6 +119,20 @@ def seed_generators(device: torch.device, seed: int) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     elif device.type != "cpu":
         torch.manual_seed(seed)
+
+
+def average_statistics(model: nn.Module, accelerator: Accelerator) -> None:
+    """Give every process the mean of the running statistics of batch norms, which each has seen its own samples of."""
+    if accelerator.num_processes == 1:
+        return
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+            for statistic in (module.running_mean, module.running_var):
+                torch.distributed.all_reduce(statistic)
+                statistic /= accelerator.num_processes
 
 
 def device_name(accelerator: Accelerator) -> str:

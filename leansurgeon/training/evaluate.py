@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.tasks.base import Sums
 from leansurgeon.training import order
 from leansurgeon.training.feed import to_device
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from accelerate import Accelerator
     from torch import nn
@@ -20,38 +23,73 @@ _ONE_LABEL_PER_SAMPLE = ("image-classification", "sequence-classification")
 
 
 class Evaluation(NamedTuple):
-    """Mean loss (per sample, or per token for language models), the task's metric, and how many samples were seen."""
+    """Mean loss (per sample, or per token for language models), the task's metric, how many samples were seen, and all
+    metrics by name.
+    """
 
     loss: float
     metric: float
     samples: int
+    metrics: dict[str, float] = {}  # noqa: RUF012 (never changed)
 
 
-def evaluate(scored: nn.Module, task: Task, accelerator: Accelerator, *, batch: int) -> Evaluation:
+def evaluate(
+    scored: nn.Module,
+    task: Task,
+    accelerator: Accelerator,
+    *,
+    batch: int,
+    check: Callable[[], None] = lambda: None,
+) -> Evaluation:
     """Mean loss and metric over the whole evaluation split, in evaluation mode and without gradients.
 
     `scored` maps a batch to the task's `Score`; it must be the module itself and not its DDP wrapper, since one process
-    may have a batch more than another. Sums are kept on the device in fp64 and read once. Raises `LeanSurgeonError`
-    when the samples seen are not the samples that exist, and `Diverged` for a loss that is no number.
+    may have a batch more than another. `check` is called before every batch and may raise. Sums are kept on the device
+    in fp64 and read once. Raises `LeanSurgeonError` when the samples seen are not the samples that exist, and
+    `Diverged` for a loss that is no number.
     """
     import torch
 
     device = accelerator.device
     kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
+    extra = None  # of `Score`: a vector of the task's own
+    size, processes = task.size("eval"), accelerator.num_processes
+    hands = order.eval_batches(size, batch, processes, accelerator.process_index)
+    training = scored.training
     scored.eval()
-    with torch.no_grad():
-        for rows in order.eval_batches(task.size("eval"), batch, accelerator.num_processes, accelerator.process_index):
-            inputs = to_device(task.batch("eval", rows, seed=0, epoch=0), device)
-            score = scored(inputs)
-            totals[:4] += torch.stack([part.to(kind) for part in score])
-            totals[4] += inputs["labels"].shape[0]
-    scored.train()
-    loss_sum, loss_count, metric_sum, metric_count, samples = all_reduced(totals, accelerator).tolist()
+    try:
+        with torch.no_grad():
+            for turn in range(math.ceil(math.ceil(size / batch) / processes)):
+                check()  # as often on every process: one may have a batch less than another
+                if turn == len(hands):
+                    break
+                inputs = to_device(task.batch("eval", hands[turn], seed=0, epoch=0), device)
+                score = scored(inputs)
+                totals[:4] += torch.stack([part.to(kind) for part in score[:4]])
+                if score.extra is not None:
+                    extra = score.extra.to(kind) if extra is None else extra + score.extra.to(kind)
+                totals[4] += inputs["labels"].shape[0]
+    finally:
+        scored.train(training)
+    *sums, samples = all_reduced(totals, accelerator).tolist()
+    loss_sum, loss_count, _, metric_count = sums
     _check_count(task, int(samples), metric_count, loss_count)
     if not math.isfinite(loss_sum):
         raise Diverged(f"The evaluation loss is {loss_sum}.", "A lower learning rate or a longer warm-up may help.")
-    return Evaluation(loss_sum / loss_count, task.metric_value(metric_sum / metric_count), int(samples))
+    metrics = task.metric_value(Sums(*sums, _extra(extra, task, accelerator, kind)))
+    return Evaluation(loss_sum / loss_count, metrics[task.metric.key], int(samples), metrics)
+
+
+def _extra(extra: torch.Tensor | None, task: Task, accelerator: Accelerator, kind: torch.dtype) -> np.ndarray | None:
+    """The task's further sums over all processes; a process that had no batch brings zeros."""
+    if task.extra_sums == 0:
+        return None
+    import torch
+
+    if extra is None:
+        extra = torch.zeros(task.extra_sums, dtype=kind, device=accelerator.device)
+    return all_reduced(extra, accelerator).cpu().double().numpy()
 
 
 def _check_count(task: Task, samples: int, metric_count: float, loss_count: float) -> None:

@@ -26,9 +26,11 @@ def train_batches(
     def made() -> Iterator[list[Batch]]:
         size = task.size("train")
         for step in range(start, plan.steps):
-            epoch, indices = order.global_batch(seed, step, size, plan.batch)
-            rows = order.micro_batches(indices, plan.processes, rank, plan.micro)
-            yield [task.batch("train", row, seed=seed, epoch=epoch) for row in rows]
+            yield [
+                task.batch("train", row, seed=seed, epoch=epoch)
+                for epoch, indices in order.groups(seed, plan.position(step), plan.batch_at(step), size, plan.group)
+                for row in order.micro_batches(indices, plan.processes, rank, plan.micro)
+            ]
 
     # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
     # the cores from the model. Both give the same batches: a batch is a pure function of (seed, epoch, indices).

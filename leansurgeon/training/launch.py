@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from leansurgeon.training import runfolder
 from leansurgeon.training.recipe import TrainingRecipe
 
 JOB = "job.json"
+_SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`
 
 
 def is_worker() -> bool:
@@ -59,8 +61,10 @@ def train_on(
     experiment: dict | None = None,
     say: Callable[[str], None] | None = None,
     cpu: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
-    """`loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set.
+    """`loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
+    are those of `train` that say how to resume and how much to do.
 
     With one process, or inside a worker, this is `loop.train` itself. The data is prepared here, before a process group
     exists whose patience it could exceed. Raises what a worker raised.
@@ -68,10 +72,11 @@ def train_on(
     from leansurgeon.training.loop import prepared_task, train
 
     if processes == 1 or is_worker():
-        return train(recipe, model_dir, run_dir, seed=seed, experiment=experiment, say=say, cpu=cpu)
+        return train(recipe, model_dir, run_dir, seed=seed, experiment=experiment, say=say, cpu=cpu, **options)
     if not cpu:
         check_gpus(processes)
-    runfolder.check_free(run_dir)  # before anything is started
+    if options.get("resume", "never") == "never":
+        runfolder.check_free(run_dir)  # before anything is started
     prepared_task(recipe, model_dir, say or _talk)
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
         job = {
@@ -81,22 +86,54 @@ def train_on(
             "seed": seed,
             "experiment": experiment,
             "cpu": cpu,
+            "options": options,
         }
         (Path(folder) / JOB).write_text(json.dumps(job))
-        try:
-            if not run_workers(processes, ["-m", "leansurgeon.training.worker", folder]):
-                raise verdict(Path(folder), run_dir)
-        except KeyboardInterrupt:
-            best = run_dir / runfolder.BEST
-            (say or _talk)(f"The best model so far is in {best}." if best.is_dir() else "No model was saved yet.")
-            raise
+        with passing_on(Path(folder)) as received:
+            well = run_workers(processes, ["-m", "leansurgeon.training.worker", folder])
+        if not well:
+            error = verdict(Path(folder), run_dir)
+            if received and isinstance(error, _WithoutAWord):  # it came before there was anything to save
+                raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
+            raise error
     return json.loads((run_dir / runfolder.SUMMARY).read_text(encoding="utf-8"))
+
+
+class _WithoutAWord(LeanSurgeonError):
+    """A worker that ended and left nothing."""
+
+
+@contextmanager
+def passing_on(folder: Path) -> Iterator[list[int]]:
+    """Hand SIGTERM, SIGUSR1 and Ctrl-C on to the workers, whose numbers stand in `folder`, and let them decide; torch's
+    launcher would give them 30 seconds. Yields the signals that came.
+    """
+    received: list[int] = []
+
+    def heard(number: int, frame: object) -> None:
+        received.append(number)
+        for file in folder.glob("pid-*"):
+            with suppress(OSError, ValueError):
+                os.kill(int(file.read_text()), number)
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {}
+    try:
+        for number in numbers:
+            before[number] = signal.signal(number, heard)
+    except ValueError:  # not in the main thread, where no signal arrives
+        pass
+    try:
+        yield received
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
 
 
 def run_workers(processes: int, command: list[str]) -> bool:
     """Run `python COMMAND` in `processes` processes of one group; whether all of them ended well.
 
-    Raises `KeyboardInterrupt` on Ctrl-C and `Terminated` on SIGTERM, when the workers have ended.
+    Raises `Terminated` on SIGHUP and SIGQUIT, when the workers have ended; the other signals are for `passing_on`.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -108,12 +145,10 @@ def run_workers(processes: int, command: list[str]) -> bool:
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        run(parse_args(["--standalone", f"--nproc_per_node={processes}", *command]))
+        run(parse_args(["--standalone", f"--nproc_per_node={processes}", _SIGNALS, *command]))
     except ChildFailedError:
         return False
-    except SignalException as stop:
-        if stop.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
+    except SignalException:
         raise Terminated from None
     return True
 
@@ -122,7 +157,7 @@ def verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     """What the first failing worker left in `folder`, as the error that it raised."""
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not left:
-        return LeanSurgeonError("A worker process ended without a word; it may have been killed for its memory.")
+        return _WithoutAWord("A worker process ended without a word; it may have been killed for its memory.")
     said = json.loads(left[0].read_text())
     kind = getattr(errors, said["kind"], None)
     if kind is not None:
@@ -141,7 +176,7 @@ def agree(text: str, *, cpu: bool = False) -> str:
 
     from leansurgeon.training import engine
 
-    engine.start("fp32", cpu=cpu)
+    engine.start(cpu=cpu)
     return broadcast_object_list([text])[0]
 
 

@@ -1,70 +1,37 @@
 """The training loop: a recipe, a model folder, a run folder; back comes the summary.
 
-    setup     device, data, model, plan, optimizer
-    train     evaluate -> (step ... step, log)* -> evaluate -> keep the best -> ...
-    finish    last model, kappa, summary
+    setup     device, data, model, plan, optimizer; or all of them as a checkpoint left them (setup.py, state.py)
+    train     evaluate -> (step ... step, log)* -> evaluate -> keep the best -> save -> ...
+    finish    last model, kappa, summary (summary.py)
 
 Rules that hold everywhere: what happens at a step is a function of (recipe, seed, step); the host waits for the device
-only at log points; a number that is not finite ends the run with the step's name; every file is written aside and
-renamed.
+only at log points; processes decide alike; every file is written aside and renamed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import leansurgeon
 from leansurgeon import tasks
-from leansurgeon.errors import Diverged, OutOfMemory
-from leansurgeon.training import engine, feed, launch, optimizer, order, plan, runfolder
-from leansurgeon.training.evaluate import Evaluation, all_reduced, evaluate, still_falling
-from leansurgeon.training.memory import PeakMemory
-from leansurgeon.training.progress import Progress, duration_text
+from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
+from leansurgeon.training import checkpoint, engine, feed, guards, launch, runfolder, setup, signals, state
+from leansurgeon.training.durations import parse_duration
+from leansurgeon.training.evaluate import Evaluation, evaluate
+from leansurgeon.training.progress import Progress
 from leansurgeon.training.recipe import TrainingRecipe
-from leansurgeon.training.recipefile import dump
-from leansurgeon.training.step import Scored, Trainer
+from leansurgeon.training.setup import prepared_task
+from leansurgeon.training.state import Run
+from leansurgeon.training.summary import eta, finish, rate, tokens_in
 
-_LANGUAGE = ("causal-lm", "masked-lm")
-
-
-@dataclass
-class _Run:
-    """The state of one training: what it uses, and what it has seen so far."""
-
-    recipe: TrainingRecipe
-    folder: Path
-    task: tasks.Task
-    loaded: Any
-    trainer: Trainer
-    progress: Progress
-    memory: PeakMemory
-    log: runfolder.MetricsLog
-    before: Evaluation | None = None
-    best: dict[str, Any] | None = None
-    last: Evaluation | None = None
-    eval_losses: list[float] = field(default_factory=list)
-    windows: list[tuple[int, float]] = field(default_factory=list)  # steps and seconds between two looks at the clock
-    eval_seconds: list[float] = field(default_factory=list)
-    tokens_per_sample: int = 1
-
-    @property
-    def plan(self) -> plan.Plan:
-        return self.trainer.plan
-
-    @property
-    def main(self) -> bool:
-        return self.trainer.accelerator.is_main_process
+__all__ = ["prepared_task", "train"]
 
 
 def train(
@@ -79,27 +46,43 @@ def train(
     task: tasks.Task | None = None,
     cpu: bool = False,
     replace: bool = False,
+    resume: str = "never",
+    resume_anyway: bool = False,
+    limit_batches: int | None = None,
 ) -> dict[str, Any]:
     """Train the model in `model_dir` by `recipe` and leave a run in `run_dir`. Returns what `summary.json` holds.
 
     `seed` takes the place of the recipe's; `experiment` is copied into the summary; `say` takes the lines of talk
     (default: a progress line on stderr); `loaded` and `task` (prepared) may be given instead of being opened; `cpu`
-    leaves a GPU alone; `replace` gives up a run that stands in `run_dir`.
-    Raises `Diverged`, `OutOfMemory`, `UsageError`; after `KeyboardInterrupt` the best model so far is in
-    `run_dir/model`.
+    leaves a GPU alone; `replace` gives up a run that stands in `run_dir`; `resume` ("never", "auto" or the path of a
+    checkpoint) and `resume_anyway` as in `resume.point`; `limit_batches` cuts every epoch and evaluation short.
+
+    Raises `Diverged`, `OutOfMemory`, `UsageError`, and after a signal `Stopped` or `Interrupted`, when all is saved.
     """
-    started = datetime.now(UTC)
     seed = recipe.train.seed if seed is None else seed
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
     progress = Progress(0, say, quiet=launch.rank() > 0)
-    run = _setup(recipe, Path(model_dir), Path(run_dir), progress, loaded, task, cpu, replace)
-    clock = time.perf_counter()
+    run = setup.ready(
+        recipe,
+        Path(model_dir),
+        Path(run_dir),
+        progress,
+        loaded=loaded,
+        task=task,
+        cpu=cpu,
+        replace=replace,
+        resume_from=str(resume),
+        resume_anyway=resume_anyway,
+        limit_batches=limit_batches,
+    )
+    run.history.started = run.history.started or datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        _train(run)
+        with signals.listening(run.stops):
+            _train(run)
+            return finish(run, _save, experiment)
     except KeyboardInterrupt:
-        kept = (
-            f"the best model so far (step {run.best['step']}) is in {run.folder / runfolder.BEST}" if run.best else ""
-        )
+        best = run.history.best
+        kept = f"the best model so far (step {best['step']}) is in {run.folder / runfolder.BEST}" if best else ""
         progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
         raise
     except torch.OutOfMemoryError as error:
@@ -110,268 +93,234 @@ def train(
         ) from error
     finally:
         progress.clear()
-    return _finish(run, experiment, started, time.perf_counter() - clock)
+        run.trackers.close()
+        runfolder.release(run.lock)
 
 
-def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
-    """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
-    task = tasks.make(recipe.task.name, recipe.task.options)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    task.prepare(runfolder.cache_dir(), model_dir, workers=cores, say=say)
-    return task
+def _train(run: Run) -> None:
+    """All steps, rolled back where the recipe wants it; a wish to stop ends in a checkpoint and an error."""
+    try:
+        if not run.history.resumed:
+            run.history.evaluate = run.recipe.train.eval.at_start
+            if run.recipe.train.nan == "rollback":
+                state.save(run)  # there must be something to go back to
+        while True:
+            try:
+                _steps(run)
+                return
+            except guards.RollBack as back:
+                _roll_back(run, back)
+    except signals.Wish as wish:
+        run.progress.clear()
+        raise _stopped(run, wish) from None
 
 
-def _setup(
-    recipe: TrainingRecipe,
-    model_dir: Path,
-    run_dir: Path,
-    progress: Progress,
-    loaded: Any,
-    task: tasks.Task | None,
-    cpu: bool,
-    replace: bool,
-) -> _Run:
-    if launch.rank() == 0:
-        runfolder.check_free(run_dir, replace=replace)
-    accelerator = engine.start(recipe.train.precision, cpu=cpu, say=progress.say)
-    if task is None:
-        with accelerator.local_main_process_first():
-            task = prepared_task(recipe, model_dir, progress.say)
-    scheme = plan.make(recipe.train, task.size("train"), accelerator.num_processes)
-    if loaded is None:
-        from leansurgeon import checkpoints
-
-        torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process and in every repetition
-        loaded = checkpoints.load(model_dir, task.head, task.model_overrides())
-    scored = Scored(loaded, task)
-    scored.train()
-    scored.to(accelerator.device)
-    adamw = optimizer.adamw(scored, recipe.train.optim, fused=accelerator.device.type == "cuda")
-    # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
-    wrapped = engine.wrap(accelerator, scored)
-    trainer = Trainer(
-        accelerator=accelerator,
-        scored=wrapped.module if accelerator.num_processes > 1 else wrapped,
-        wrapped=wrapped,
-        optimizer=adamw,
-        parameters=[parameter for parameter in scored.parameters() if parameter.requires_grad],
-        plan=scheme,
-        seed=recipe.train.seed,
-    )
-    progress.steps = scheme.steps
-    if accelerator.is_main_process:  # last: a training that is refused leaves no folder in the way of the next try
-        runfolder.create(run_dir, replace=replace)
-        runfolder.write_text(run_dir / runfolder.RECIPE, dump(recipe))
-    log = runfolder.MetricsLog(run_dir / runfolder.METRICS if accelerator.is_main_process else None)
-    progress.say(
-        f"{recipe.name}: {scheme.steps} steps of {scheme.batch} samples ({scheme.epochs:.4g} epochs), "
-        f"seed {recipe.train.seed}, {recipe.train.precision}, "
-        f"{scheme.processes} x {engine.device_name(accelerator)}, micro batch {scheme.micro} x {scheme.accumulation}"
-    )
-    return _Run(recipe, run_dir, task, loaded, trainer, progress, PeakMemory(accelerator.device), log)
-
-
-def _train(run: _Run) -> None:
-    """All steps, with a look at the losses every `log_every` and an evaluation every `eval.every` steps."""
-    trainer, scheme = run.trainer, run.plan
-    if run.recipe.train.eval.at_start:
-        run.before = _evaluate(run, 0)
+def _steps(run: Run) -> None:
+    """Steps from where the training stands to its end, with everything that comes between them."""
+    trainer, history = run.trainer, run.history
+    if history.evaluate:
+        _evaluate(run)
     batches = feed.train_batches(
-        run.task, scheme, seed=trainer.seed, rank=trainer.accelerator.process_index, device=trainer.accelerator.device
+        run.task,
+        run.plan,
+        seed=trainer.seed,
+        rank=trainer.accelerator.process_index,
+        device=trainer.accelerator.device,
+        start=history.done,
     )
-    window: list[torch.Tensor] = []
     run.memory.resume()
-    clock = time.perf_counter()
-    for step, micro_batches in enumerate(batches):
-        if step == 0:
-            run.tokens_per_sample = _tokens_per_sample(run.task, micro_batches[0])
-        window.append(trainer.step(step, micro_batches))
-        done = step + 1
-        look = run.plan.evaluate_after(done)
-        if look or done % run.recipe.train.log_every == 0:
-            rows = torch.stack(window).tolist()  # the one place where the host waits for the device
-            now = time.perf_counter()
-            run.windows.append((len(window), now - clock))
-            _log(run, done, rows)
-            window, clock = [], now
+    clock, waited = time.perf_counter(), 0.0
+    for step in itertools.count(history.done):
+        if trainer.pace.over(step) or history.early:
+            break
+        before = time.perf_counter()
+        micro_batches = next(batches)
+        waited += time.perf_counter() - before
+        run.tokens_per_sample = tokens_in(run.task, micro_batches[0])
+        given_up = step in history.given_up
+        run.window.append(torch.zeros(3) if given_up else trainer.step(step, micro_batches))
+        history.done = done = step + 1
+        due = run.plan.evaluate_after(done)
+        look = due or done % run.recipe.train.log_every == 0 or done == run.plan.steps
+        save = run.plan.due(run.recipe.train.checkpoint.every, done)
         if look:
+            rows = torch.stack([row.to(trainer.accelerator.device) for row in run.window]).tolist()
+            now = time.perf_counter()
+            history.windows.append([len(rows), now - clock])
+            history.waited += waited
+            by_clock = _log(run, rows, waited / max(now - clock, 1e-9))
+            due, save = due or by_clock[0], save or by_clock[1]
+            run.window, clock, waited = [], now, 0.0
+        if due or trainer.pace.over(done):
             run.memory.pause()
-            run.last = _evaluate(run, done)
+            history.evaluate = True
+            _evaluate(run)
             run.memory.resume()
+        if save and not trainer.pace.over(done):
+            _save_checkpoint(run)
+        if run.stops.after_step(done):
+            run.stops.raise_if_asked()
+        if due or save:
             clock = time.perf_counter()
+    batches.close()
     run.memory.pause()
 
 
-def _log(run: _Run, done: int, rows: list[list[float]]) -> None:
-    """Check, write and show the steps since the last look: rows of loss sum, count and gradient norm."""
-    for step, (loss_sum, _, norm) in enumerate(rows, start=done - len(rows) + 1):
-        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-            what = f"The loss is {loss_sum}" if not math.isfinite(loss_sum) else f"The gradient norm is {norm}"
-            lr = run.plan.lr(step - 1)
-            peak = run.recipe.train.optim.lr
-            less = (
-                f"Try --set train.optim.lr={peak / 3:.2g}" if peak <= 0.1 else f"Lower train.optim.lr (it is {peak:g})"
-            )
-            raise Diverged(
-                f"{what} at step {step} of {run.plan.steps} (learning rate {lr:.3g}).",
-                f"{less}, a longer warm-up or train.clip_grad.",
-            )
-    loss = sum(row[0] for row in rows) / max(1.0, sum(row[1] for row in rows))
-    lr = run.plan.lr(done - 1)
-    steps, seconds = run.windows[-1]
-    rate, unit = _rate(run, seconds / steps)
-    run.log.write(
-        type="train",
-        step=done,
-        epoch=round(done / run.plan.steps_per_epoch, 4),
+def _log(run: Run, rows: list[list[float]], waiting: float) -> tuple[bool, bool]:
+    """Check, write and show the steps since the last look: rows of loss sum, count and gradient norm.
+
+    Returns whether the clock asks for an evaluation and for a checkpoint, as rank 0 reads it for all.
+    """
+    history, train, done = run.history, run.recipe.train, run.history.done
+    skipped = guards.check_finite(rows, done - len(rows), run.trainer)
+    history.given_up += skipped
+    fine = [row for row in rows if math.isfinite(row[0])]
+    loss = sum(row[0] for row in fine) / max(1.0, sum(row[1] for row in fine))
+    steps, seconds = history.windows[-1]
+    lr, norm = run.trainer.lr(done - 1), rows[-1][2]
+    speed, unit = rate(run, done, int(steps), seconds)
+    mfu = None
+    if run.peak_flops and run.flops_per_sample:
+        per_second = speed / run.tokens_per_sample * run.flops_per_sample
+        mfu = per_second / run.peak_flops / run.plan.processes
+    record = {
+        "step": done,
+        "epoch": round(run.plan.position(done) / run.plan.epoch_samples, 4),
+        "loss": loss,
+        "lr": lr,
+        "grad_norm": norm if train.clip_grad > 0 and math.isfinite(norm) else None,
+    }
+    if skipped:
+        record["skipped"] = len(skipped)
+        run.progress.say(f"{len(skipped)} step(s) up to {done} left out: not every number was finite.")
+    timing = {"step_ms": round(1000 * seconds / steps, 3), "data_wait": round(waiting, 4)}
+    run.log.write(type="train", **record, **timing)
+    run.trackers.log({"loss": loss, "lr": lr, "grad_norm": record["grad_norm"], unit: speed}, done)
+    due = _by_clock(run, done, seconds / steps)
+    run.progress.step(
+        done,
         loss=loss,
         lr=lr,
-        grad_norm=rows[-1][2] if run.recipe.train.clip_grad > 0 else None,
-        step_ms=round(1000 * seconds / steps, 3),
+        rate=speed,
+        unit=unit,
+        eta=eta(run, done),
+        mfu=mfu,
+        waiting=waiting,
+        memory=run.memory.now(),
+        fraction=run.trainer.pace.fraction(done),
     )
-    run.progress.step(done, loss=loss, lr=lr, rate=rate, unit=unit, eta=_eta(run, done))
+    return due
 
 
-def _evaluate(run: _Run, done: int) -> Evaluation:
-    """Evaluate after `done` steps, write it down, and keep the model if it is the best of those that were trained."""
-    clock = time.perf_counter()
-    trainer, metric = run.trainer, run.task.metric
-    result = evaluate(trainer.scored, run.task, trainer.accelerator, batch=run.recipe.train.eval.batch)
+def _by_clock(run: Run, done: int, step_seconds: float) -> tuple[bool, bool]:
+    """Whether evaluation and checkpoint are due by the clock of rank 0; the pace of a timed training, too."""
+    train, now = run.recipe.train, time.perf_counter()
+    evaluation, saving = (parse_duration(text).seconds for text in (train.eval.every, train.checkpoint.every))
+    run.stops.pace(step_seconds)
+    if evaluation is None and saving is None and not run.plan.timed:
+        return False, False
+    due = evaluation is not None and now - run.evaluated_at >= evaluation
+    save = saving is not None and now - run.saved_at >= saving
+    due, save, spent = run.council.of_main([float(due), float(save), run.spent()])
+    if run.plan.timed:
+        run.trainer.pace.look(done, spent)
+    return bool(due), bool(save)
+
+
+def _evaluate(run: Run) -> Evaluation:
+    """Evaluate at the present step, write it down, and keep the model if it is the best of those that were trained."""
+    clock, history, metric = time.perf_counter(), run.history, run.task.metric
+    done = history.done
+    engine.average_statistics(run.judged, run.trainer.accelerator)
+    result = evaluate(
+        run.judged,
+        run.task,
+        run.trainer.accelerator,
+        batch=run.recipe.train.eval.batch,
+        check=run.stops.raise_if_asked,
+    )
+    told = {"loss": result.loss, "metric": result.metric} | (
+        {"metrics": result.metrics} if len(result.metrics) > 1 else {}
+    )
     if done:
-        run.eval_losses.append(result.loss)
-        sign = 1 if metric.higher_is_better else -1
-        better = run.best is None or (  # of equal metrics the lower loss
-            (sign * result.metric, -result.loss) > (sign * run.best["metric"], -run.best["loss"])
-        )
-        if better:
-            run.best = {"loss": result.loss, "metric": result.metric, "step": done}
-            _save(run, runfolder.BEST)
-        run.eval_seconds.append(time.perf_counter() - clock)
-    run.log.write(
-        type="eval", step=done, loss=result.loss, metric=result.metric, metric_key=metric.key, samples=result.samples
-    )
+        history.last = told
+        history.eval_losses.append(result.loss)
+        if _better(run, result):
+            history.best = told | {"step": done}
+            if run.recipe.train.checkpoint.keep_best:
+                _save(run, runfolder.BEST)
+        history.eval_seconds.append(time.perf_counter() - clock)
+        patience = run.recipe.train.early_stopping
+        if patience and history.worse >= patience.patience:
+            history.early = True
+            run.progress.say(f"No better for {history.worse} evaluations: the training ends after step {done}.")
+    else:
+        history.before = told
+    run.log.write(type="eval", step=done, **told, metric_key=metric.key, samples=result.samples)
+    run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
     shown = f"{100 * result.metric:.2f} %" if metric.percent else f"{result.metric:.4g}"
     when = f"after step {done}" if done else "before the first step"
     run.progress.say(f"{when}: {metric.label} {shown}, loss {result.loss:.4f}")
+    history.evaluate = False
+    run.evaluated_at = time.perf_counter()
     return result
 
 
-def _save(run: _Run, name: str) -> None:
+def _better(run: Run, result: Evaluation) -> bool:
+    """Whether this is the best so far (of equal metrics the lower loss); counts evaluations that bring nothing."""
+    history, sign = run.history, 1 if run.task.metric.higher_is_better else -1
+    if history.best is None:
+        return True
+    patience = run.recipe.train.early_stopping
+    gain = sign * (result.metric - history.best["metric"])
+    history.worse = 0 if gain > (patience.min_delta if patience else 0.0) else history.worse + 1
+    return (sign * result.metric, -result.loss) > (sign * history.best["metric"], -history.best["loss"])
+
+
+def _save(run: Run, name: str) -> None:
     """Write the model as plain libraries read it, with the task's tokenizer beside it; one process writes, all wait."""
 
     def fill(folder: Path) -> None:
-        run.loaded.save(folder)
+        run.judged_loaded.save(folder)
         tokenizer = run.task.tokenizer()
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
-    if run.main:
-        runfolder.write_folder(run.folder / name, fill)
-    run.trainer.accelerator.wait_for_everyone()
+    run.council.everywhere(lambda: runfolder.write_folder(run.folder / name, fill) if run.main else None)
 
 
-def _finish(run: _Run, experiment: dict | None, started: datetime, seconds: float) -> dict[str, Any]:
-    """Save the last model, measure kappa on it, and write the summary last: a folder that has one is complete."""
-    _save(run, runfolder.LAST)
-    kappa = _kappa(run)
-    summary = _summary(run, experiment, started, seconds, kappa)
-    if run.main:
-        runfolder.write_json(run.folder / runfolder.SUMMARY, summary)
-    run.trainer.accelerator.wait_for_everyone()
-    run.progress.say(f"done in {duration_text(seconds)}: {run.folder}")
-    run.trainer.accelerator.free_memory()
-    return summary
+def _save_checkpoint(run: Run) -> None:
+    """A checkpoint on the way. A disk without room is said and does not end a training that goes well."""
+    run.memory.pause()
+    try:
+        state.save(run)
+    except LeanSurgeonError as error:
+        run.saved_at = time.perf_counter()
+        run.progress.say(f"No checkpoint at step {run.history.done}: {error}")
+    run.memory.resume()
 
 
-def _kappa(run: _Run) -> dict[str, Any] | None:
-    """Conditioning of the attention blocks with the last weights, by one process (see `measure.kappa`)."""
-    wanted = run.recipe.measure.kappa if run.recipe.measure else None
-    if wanted is None or not run.main:
-        return None
-    from leansurgeon.measure import kappa
-
-    task, device = run.task, run.trainer.accelerator.device
-    samples = min(wanted.samples, task.size("eval"))
-    rows = order.eval_batches(samples, min(samples, run.plan.micro), 1, 0)
-    batches = (feed.to_device(task.batch("eval", row, seed=0, epoch=0), device) for row in rows)
-    run.loaded.model.eval()
-    return kappa.measure(run.loaded, batches, task.token_mask, samples)
+def _stopped(run: Run, wish: signals.Wish) -> LeanSurgeonError:
+    """Save, and give the error that says how to go on."""
+    state.save(run)
+    done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
+    word = "Interrupted" if wish.kind == signals.INTERRUPT else "Stopped by a signal"
+    return signals.ended(
+        wish.kind,
+        f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
+        f"Go on with the same command and --resume {run.folder}",
+    )
 
 
-def _summary(
-    run: _Run, experiment: dict | None, started: datetime, seconds: float, kappa: dict[str, Any] | None
-) -> dict[str, Any]:
-    info, metric, scheme = run.loaded.info, run.task.metric, run.plan
-    windows = run.windows[1:] or run.windows  # the first one warms up
-    step_seconds = statistics.median([spent / steps for steps, spent in windows for _ in range(steps)])
-    rate, unit = _rate(run, step_seconds)
-    return {
-        "schema_version": 1,
-        "name": run.recipe.name,
-        "status": "done",
-        "model": {key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")},
-        "task": {
-            "name": run.task.name,
-            "metric": metric.key,
-            "metric_label": metric.label,
-            "higher_is_better": metric.higher_is_better,
-            "percent": metric.percent,
-            "train_samples": run.task.size("train"),
-            "eval_samples": run.task.size("eval"),
-            "data": run.task.describe(),
-        },
-        "seed": run.trainer.seed,
-        "device": engine.device_name(run.trainer.accelerator),
-        "world_size": scheme.processes,
-        "precision": run.recipe.train.precision,
-        "versions": _versions(),
-        "before": {"loss": run.before.loss, "metric": run.before.metric} if run.before else None,
-        "final": {"loss": run.last.loss, "metric": run.last.metric} if run.last else None,
-        "best": run.best,
-        "epochs": scheme.epochs,
-        "steps": scheme.steps,
-        "seconds": seconds,
-        "step_ms": 1000 * step_seconds,
-        "throughput": rate,
-        "throughput_unit": unit,
-        "memory": {"bytes": _largest(run.memory.bytes, run.trainer), "kind": run.memory.kind},
-        "kappa": kappa,
-        "recipe": run.recipe.model_dump(mode="json"),
-        "started": started.isoformat(timespec="seconds"),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "experiment": experiment,
-        "last_losses_still_falling": still_falling(run.eval_losses),
-    }
-
-
-def _largest(value: int, trainer: Trainer) -> int:
-    """The largest `value` of any process."""
-    accelerator = trainer.accelerator
-    values = torch.zeros(accelerator.num_processes, dtype=torch.int64, device=accelerator.device)
-    values[accelerator.process_index] = value
-    return int(all_reduced(values, accelerator).max())
-
-
-def _tokens_per_sample(task: tasks.Task, batch: dict[str, Any]) -> int:
-    return batch["input_ids"].shape[1] if task.head in _LANGUAGE else 1
-
-
-def _rate(run: _Run, step_seconds: float) -> tuple[float, str]:
-    unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
-    return run.plan.batch * run.tokens_per_sample / max(step_seconds, 1e-9), unit
-
-
-def _eta(run: _Run, done: int) -> float:
-    """Seconds left, evaluations included, from what steps and evaluations took so far."""
-    steps, spent = (sum(column) for column in zip(*run.windows, strict=True))
-    left = (run.plan.steps - done) * spent / steps
-    if run.eval_seconds:
-        left += (run.plan.steps - done) / run.plan.eval_every * statistics.fmean(run.eval_seconds)
-    return left
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    packages = {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")}
-    return {"leansurgeon": leansurgeon.__version__, "python": platform.python_version(), **packages}
+def _roll_back(run: Run, back: guards.RollBack) -> None:
+    """Return to the newest checkpoint; the step that went wrong is left out when it comes again."""
+    given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
+    found = run.council.share(lambda: checkpoint.newest(run.folder, run.progress.say))
+    if rollbacks > guards.MOST_ROLLBACKS or found is None:
+        raise Diverged(
+            f"{back.sentence} It was the last of {guards.MOST_ROLLBACKS} rollbacks.", "Lower train.optim.lr."
+        )
+    saved = run.council.share(lambda: checkpoint.read_state(found))
+    run.council.everywhere(lambda: state.restore(run, found, saved))
+    run.history.given_up, run.history.rollbacks = given_up, rollbacks
+    run.progress.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")

@@ -30,6 +30,11 @@ class PeakMemory:
         else:
             reset_peak_rss()
 
+    def now(self) -> int:
+        """The peak so far, in the middle of a stretch."""
+        self.pause()
+        return self.bytes
+
     def pause(self) -> None:
         if self.device.type == "cuda":
             import torch

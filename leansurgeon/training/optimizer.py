@@ -1,4 +1,4 @@
-"""AdamW with the parameter groups that the field uses."""
+"""Optimizers with the parameter groups that the field uses."""
 
 from __future__ import annotations
 
@@ -34,15 +34,28 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     return [group for group in groups if group["params"]]
 
 
-def adamw(model: nn.Module, optim: Optim, *, fused: bool) -> torch.optim.Optimizer:
-    """`torch.optim.AdamW` on `parameter_groups`; `fused` is the one-kernel form, for CUDA."""
-    from torch.optim import AdamW
+def make(model: nn.Module, optim: Optim, *, fused: bool) -> torch.optim.Optimizer:
+    """The optimizer on `parameter_groups`; `fused` is the one-kernel form, for CUDA (torch's own, not LAMB)."""
+    from torch.optim import SGD, Adam, AdamW
 
-    return AdamW(
-        parameter_groups(model, optim.weight_decay), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused or None
-    )
+    groups = parameter_groups(model, optim.weight_decay)
+    if optim.name == "lamb":
+        from timm.optim import Lamb
+
+        # The gradient is clipped by the loop, as with the others.
+        return Lamb(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, max_grad_norm=None)
+    if optim.name == "sgd":
+        return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused or None)
+    kind = AdamW if optim.name == "adamw" else Adam
+    return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused or None)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None = None) -> None:
+    """Set the learning rate of every group, and beta1 (or SGD's momentum) where a schedule moves it."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+        if momentum is not None:
+            if "betas" in group:
+                group["betas"] = (momentum, group["betas"][1])
+            else:
+                group["momentum"] = momentum

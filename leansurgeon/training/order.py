@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-_ORDER, _DROPOUT = 1, 2  # names of two independent streams of random numbers
+_ORDER, _DROPOUT, _MIXING = 1, 2, 3  # names of independent streams of random numbers
 
 
 @lru_cache(maxsize=2)
@@ -25,6 +25,18 @@ def global_batch(seed: int, step: int, size: int, batch: int) -> tuple[int, np.n
     """Epoch and sample indices `(batch,)` of optimizer step `step` (from 0). An epoch's ragged tail is left out."""
     epoch, place = divmod(step, size // batch)
     return epoch, epoch_order(seed, epoch, size)[place * batch : (place + 1) * batch]
+
+
+def groups(seed: int, position: int, samples: int, size: int, group: int) -> list[tuple[int, np.ndarray]]:
+    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs.
+
+    With group = samples = batch and position = step * batch this is `global_batch`.
+    """
+    per_epoch, found = size // group * group, []
+    for start in range(position, position + samples, group):
+        epoch, place = divmod(start, per_epoch)
+        found.append((epoch, epoch_order(seed, epoch, size)[place : place + group]))
+    return found
 
 
 def micro_batches(indices: np.ndarray, processes: int, rank: int, micro: int) -> np.ndarray:
@@ -46,8 +58,16 @@ def eval_batches(size: int, batch: int, processes: int, rank: int) -> list[np.nd
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
     """Seed of torch's generators for one optimizer step of one process: 64 bits, a pure function of its arguments."""
-    mixed = _DROPOUT
-    for number in (seed, step, rank):  # SplitMix64 (Steele, Lea and Flood, 2014): two microseconds, well mixed
+    return _mixed(_DROPOUT, seed, step, rank)
+
+
+def mixing_seed(seed: int, epoch: int, step: int) -> int:
+    """Seed of what is mixed how in one optimizer step, the same for all its micro batches and processes: 32 bits."""
+    return _mixed(_MIXING, seed, epoch, step) >> 32
+
+
+def _mixed(mixed: int, *numbers: int) -> int:
+    for number in numbers:  # SplitMix64 (Steele, Lea and Flood, 2014): two microseconds, well mixed
         mixed = (mixed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training.recipe import Train, parse_duration
-from leansurgeon.training.schedule import lr_at
+from leansurgeon.training.durations import Duration, parse_duration
+from leansurgeon.training.schedule import lr_at, momentum_at
+from leansurgeon.training.settings import Train
+
+ENDLESS = 2**62  # steps of a training that ends by the clock
+TICKS = 1_000_000.0  # such a training's schedule runs over so many ticks of its time
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`batch = micro * accumulation * processes` samples go into each of `steps` optimizer steps."""
+    """`batch = micro * accumulation * processes` samples go into each of `steps` optimizer steps.
+
+    With a batch ramp, the batch of a step is `batch_at`, and `batch` is the last one. Samples are taken in groups of
+    `group` from one epoch after another; an epoch has `epoch_samples`, its ragged tail is left out.
+    """
 
     steps: int
     steps_per_epoch: int
@@ -19,46 +30,133 @@ class Plan:
     micro: int
     accumulation: int
     processes: int
-    warmup: int
+    warmup: float
     eval_every: int
     train: Train
+    group: int
+    epoch_samples: int
+    ramp_steps: int = 0
+    seconds: float | None = None  # length of a training that ends by the clock
+
+    @property
+    def timed(self) -> bool:
+        return self.seconds is not None
 
     @property
     def epochs(self) -> float:
-        return self.steps / self.steps_per_epoch
+        return self.position(self.steps) / self.epoch_samples
 
-    def lr(self, step: int) -> float:
-        """Learning rate of optimizer step `step`, from 0."""
+    def batch_at(self, step: int) -> int:
+        """Samples in optimizer step `step`, over all processes."""
+        return int(self._ramp[step]) if step < self.ramp_steps else self.batch
+
+    def position(self, step: int) -> int:
+        """Samples that were seen before optimizer step `step`, over all epochs."""
+        if not self.ramp_steps:
+            return step * self.batch
+        if step < self.ramp_steps:
+            return int(self._ramp_position[step])
+        return int(self._ramp_position[-1]) + (step - self.ramp_steps) * self.batch
+
+    @cached_property
+    def _ramp(self) -> np.ndarray:
+        return ramp(self.group, self.batch, self.ramp_steps)
+
+    @cached_property
+    def _ramp_position(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self._ramp)])
+
+    def lr(self, place: float) -> float:
+        """Learning rate at a place of the schedule: optimizer step (from 0), or tick where the clock decides."""
         schedule = self.train.schedule
         return lr_at(
-            step,
-            total=self.steps,
+            place,
+            total=TICKS if self.timed else self.steps,
             warmup=self.warmup,
             peak=self.train.optim.lr,
             min_lr=schedule.min_lr,
             name=schedule.name,
+            shape=schedule,
         )
 
+    def momentum(self, place: float) -> float | None:
+        """beta1 or momentum there, where the schedule changes it."""
+        total = TICKS if self.timed else self.steps
+        return momentum_at(place, total=total, warmup=self.warmup, shape=self.train.schedule)
+
     def evaluate_after(self, done: int) -> bool:
-        """Whether an evaluation follows when `done` steps are finished."""
-        return done == self.steps or done % self.eval_every == 0
+        """Whether an evaluation follows when `done` steps are finished (those that the clock asks for are not here)."""
+        return done == self.steps or self.due(self.train.eval.every, done)
+
+    def due(self, every: str, done: int) -> bool:
+        """Whether something that comes every so many epochs or steps comes after step `done`; never for a time."""
+        length = parse_duration(every)
+        if length.seconds is not None:
+            return False
+        if length.unit == "ep" and self.ramp_steps:
+            stretch = length.value * self.epoch_samples
+            return self.position(done) // stretch > self.position(done - 1) // stretch
+        return done % length.steps(self.steps_per_epoch) == 0
 
 
-def make(train: Train, train_samples: int, processes: int) -> Plan:
+def ramp(start: int, batch: int, steps: int) -> np.ndarray:
+    """The batches of the first `steps` steps, `(steps,)`: linear from `start` to `batch`, in multiples of `start`."""
+    multiples = batch // start
+    return start * (1 + (np.arange(steps) * (multiples - 1)) // max(1, steps))
+
+
+def make(train: Train, train_samples: int, processes: int, *, micro_limit: int | None = None) -> Plan:
     """The plan of `train` on a training set of `train_samples`. An epoch leaves out its last, ragged batch.
 
-    Raises `UsageError` when the batches do not fit together, with both numbers.
+    `micro_limit` lowers the micro batch further, where memory asked for it. Raises `UsageError` when the batches do not
+    fit together, with both numbers.
     """
     if train_samples < train.batch:
         raise UsageError(
             f"The training set has {train_samples} samples, fewer than one batch of {train.batch}.",
             f"Try --set train.batch={train_samples}.",
         )
-    share, rest = divmod(train.batch, processes)
+    group = train.batch_ramp.start if train.batch_ramp else train.batch
+    micro = _micro(train, group, processes, micro_limit)
+    epoch_samples = train_samples // group * group
+    per_epoch = train_samples // train.batch
+    duration = parse_duration(train.duration)
+    timed = duration.seconds is not None
+    steps, ramp_steps = (ENDLESS, _timed_ramp(train, per_epoch)) if timed else _steps(train, duration, epoch_samples)
+    warmup = train.schedule.warmup
+    if timed:
+        warm = TICKS * (warmup if isinstance(warmup, float) else parse_duration(warmup).seconds / duration.seconds)
+    elif isinstance(warmup, float):
+        # torch's one-cycle takes the fraction as it is; the others count whole steps.
+        warm = steps * warmup if train.schedule.name == "one-cycle" else int(steps * warmup)
+    else:
+        warm = min(steps, parse_duration(warmup).steps(per_epoch))
+    every = parse_duration(train.eval.every)
+    return Plan(
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        batch=train.batch,
+        micro=micro,
+        accumulation=train.batch // processes // micro,
+        processes=processes,
+        warmup=warm,
+        eval_every=every.steps(per_epoch) if every.seconds is None else 0,
+        train=train,
+        group=group,
+        epoch_samples=epoch_samples,
+        ramp_steps=ramp_steps,
+        seconds=duration.seconds,
+    )
+
+
+def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
+    share, rest = divmod(group, processes)
     if rest or share == 0:
+        whole = "global batch" if group == train.batch else "batch_ramp.start"
+        key = "batch" if group == train.batch else "batch_ramp.start"
         raise UsageError(
-            f"A global batch of {train.batch} cannot be shared evenly by {processes} processes.",
-            f"Use a batch that {processes} divides, for example --set train.batch={max(1, share) * processes}.",
+            f"A {whole} of {group} cannot be shared evenly by {processes} processes.",
+            f"Use a batch that {processes} divides, for example --set train.{key}={max(1, share) * processes}.",
         )
     micro = min(train.micro_batch or share, share)
     if share % micro:
@@ -67,19 +165,51 @@ def make(train: Train, train_samples: int, processes: int) -> Plan:
             f"micro_batch {micro} does not divide {share}, the samples of a batch on each of {processes} process(es).",
             f"Nearest below: --set train.micro_batch={near}.",
         )
-    per_epoch = train_samples // train.batch
-    steps = parse_duration(train.duration).steps(per_epoch)
-    warmup = train.schedule.warmup
-    return Plan(
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        batch=train.batch,
-        micro=micro,
-        accumulation=share // micro,
-        processes=processes,
-        warmup=int(steps * warmup)
-        if isinstance(warmup, float)
-        else min(steps, parse_duration(warmup).steps(per_epoch)),
-        eval_every=parse_duration(train.eval.every).steps(per_epoch),
-        train=train,
-    )
+    if limit is not None and limit < micro:
+        sizes = range(2, limit + 1, 2) if train.mixes else range(1, limit + 1)
+        micro = max((size for size in sizes if share % size == 0), default=micro)
+    if train.mixes and micro % 2:
+        raise UsageError(
+            f"Mixup mixes pairs, and a micro batch of {micro} samples has no even number.",
+            "Choose train.batch and train.micro_batch such that each process gets an even number.",
+        )
+    return micro
+
+
+def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, int]:
+    """Optimizer steps of the training, and how many of them the batch ramp takes."""
+    per_epoch = epoch_samples // train.batch
+    if not train.batch_ramp:
+        return duration.steps(per_epoch), 0
+    until = train.batch_ramp.until
+
+    def ramped(steps: int) -> int:
+        if isinstance(until, float):
+            return int(steps * until)
+        length = parse_duration(until)
+        return min(steps, _ramp_for(train, length.value * epoch_samples) if length.unit == "ep" else length.steps(1))
+
+    def samples(steps: int) -> int:
+        taken = ramped(steps)
+        return int(ramp(train.batch_ramp.start, train.batch, taken).sum()) + (steps - taken) * train.batch
+
+    if duration.unit == "st":
+        return duration.steps(1), ramped(duration.steps(1))
+    wanted = duration.value * epoch_samples
+    low, high = 1, max(2, round(wanted / train.batch_ramp.start))
+    while low < high:  # the fewest steps that see so many samples
+        middle = (low + high) // 2
+        low, high = (low, middle) if samples(middle) >= wanted else (middle + 1, high)
+    return low, ramped(low)
+
+
+def _ramp_for(train: Train, samples: float) -> int:
+    """Steps of a ramp that takes so many samples."""
+    return max(1, round(samples / ((train.batch_ramp.start + train.batch) / 2)))
+
+
+def _timed_ramp(train: Train, per_epoch: int) -> int:
+    if not train.batch_ramp:
+        return 0
+    until = parse_duration(train.batch_ramp.until)
+    return _ramp_for(train, until.value * per_epoch * train.batch) if until.unit == "ep" else until.steps(per_epoch)

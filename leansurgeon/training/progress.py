@@ -33,7 +33,7 @@ class Progress:
 
     def __init__(
         self,
-        steps: int,
+        steps: int | None,
         say: Callable[[str], None] | None = None,
         *,
         quiet: bool = False,
@@ -47,13 +47,31 @@ class Progress:
         self._open_line = 0  # length of the line that stands unfinished on the terminal
         self._last_plain: float | None = None
 
-    def step(self, done: int, *, loss: float, lr: float, rate: float, unit: str, eta: float) -> None:
-        """Show the state after `done` steps; `rate` in `unit`, `eta` in seconds."""
+    def step(
+        self,
+        done: int,
+        *,
+        loss: float,
+        lr: float,
+        rate: float,
+        unit: str,
+        eta: float,
+        mfu: float | None = None,
+        waiting: float | None = None,
+        memory: int | None = None,
+        fraction: float | None = None,
+    ) -> None:
+        """Show the state after `done` steps: `rate` in `unit`, `eta` in seconds, `mfu` and `waiting` (for data) as
+        shares, `memory` in bytes; `fraction` of the training is shown where its steps are not known (`steps` is None).
+        """
         if self.quiet:
             return
-        text = (
-            f"step {done}/{self.steps}  loss {loss:.4f}  lr {lr:.2e}  {rate_text(rate, unit)}  eta {duration_text(eta)}"
-        )
+        where = f"{done}/{self.steps}" if self.steps is not None else f"{done} ({100 * (fraction or 0):.1f} %)"
+        parts = [f"step {where}", f"loss {loss:.4f}", f"lr {lr:.2e}", rate_text(rate, unit)]
+        parts += [f"mfu {100 * mfu:.0f} %"] if mfu is not None else []
+        parts += [f"data {100 * waiting:.0f} %"] if waiting is not None else []
+        parts += [f"{memory / 1e9:.2f} GB"] if memory else []
+        text = "  ".join([*parts, f"eta {duration_text(eta)}"])
         if self.rewrites:
             width = shutil.get_terminal_size().columns - 1
             self.stream.write("\r" + text[:width].ljust(min(self._open_line, width)))

@@ -1,119 +1,40 @@
 """Recipes: YAML files that describe a training (`TrainingRecipe`) or an experiment (`ExperimentRecipe`). No torch.
 
-Every key is known or refused. Numbers of a run come from the recipe alone; what a recipe leaves out has the default
-below.
+Every key is known or refused. What may stand under `train` is in `settings`.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ep|st)\s*$")
+from leansurgeon.training.durations import Duration, parse_duration
+from leansurgeon.training.settings import Eval, Optim, Schedule, Strict, Train
 
-
-@dataclass(frozen=True)
-class Duration:
-    """A length of training with its unit: `30ep` epochs, `5000st` optimizer steps."""
-
-    value: float
-    unit: Literal["ep", "st"]
-
-    def steps(self, steps_per_epoch: int) -> int:
-        """The same length in optimizer steps, at least 1."""
-        return max(1, round(self.value * (steps_per_epoch if self.unit == "ep" else 1)))
-
-
-def parse_duration(text: str) -> Duration:
-    """`"30ep"` or `"5000st"` as a `Duration`. Raises `ValueError` with the two spellings."""
-    match = _DURATION.match(str(text))
-    if not match or float(match[1]) <= 0:
-        raise ValueError(f"a duration has a unit, as in 30ep (epochs) or 5000st (steps), and {text!r} is none")
-    if match[2] == "st" and not float(match[1]).is_integer():
-        raise ValueError(f"steps are whole numbers, and {text!r} is none")
-    return Duration(float(match[1]), match[2])
+__all__ = [
+    "Arm",
+    "Duration",
+    "Eval",
+    "ExperimentRecipe",
+    "Kappa",
+    "Measure",
+    "Optim",
+    "Recipe",
+    "Schedule",
+    "TaskChoice",
+    "Train",
+    "TrainingRecipe",
+    "merge",
+    "parse_duration",
+]
 
 
-def _duration_text(given: Any) -> str:
-    parse_duration(given)
-    return str(given).strip()
-
-
-def _warmup(given: Any) -> float | str:
-    if isinstance(given, str) and not _DURATION.match(given):
-        given = float(given) if re.fullmatch(r"[\d.eE+-]+", given) else given
-    if isinstance(given, str):
-        return _duration_text(given)
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1:
-        raise ValueError(f"warmup is a fraction below 1 (0.1) or has a unit (5ep, 500st), and {given!r} is neither")
-    return float(given)
-
-
-DurationText = Annotated[str, BeforeValidator(_duration_text)]
-Warmup = Annotated[float | str, BeforeValidator(_warmup)]
-
-
-class _Strict(BaseModel):
-    """Unknown keys are refused; values do not change after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Optim(_Strict):
-    """AdamW (Loshchilov and Hutter, 2019). Biases, norms and position/class embeddings are never decayed."""
-
-    name: Literal["adamw"] = "adamw"
-    lr: float = Field(gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-
-
-class Schedule(_Strict):
-    """Learning rate over the steps: linear warm-up from 0, then `name` down to `min_lr`."""
-
-    name: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: Warmup = 0.0
-    min_lr: float = Field(default=0.0, ge=0)
-
-
-class Eval(_Strict):
-    """When to evaluate besides the end, and with how many samples at a time (without effect on results)."""
-
-    every: DurationText = "1ep"
-    batch: int = Field(default=256, ge=1)
-    at_start: bool = True
-
-
-class Train(_Strict):
-    """One training: how long, in what batches, with which optimizer."""
-
-    duration: DurationText
-    batch: int = Field(ge=1)  # samples per optimizer step, over all processes
-    micro_batch: int | None = Field(default=None, ge=1)  # at most so many per process and forward; None: no limit
-    precision: Literal["fp32", "bf16"] = "fp32"
-    optim: Optim
-    schedule: Schedule = Schedule()
-    clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
-    eval: Eval = Eval()
-    log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
-    seed: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _min_lr_below_lr(self) -> Train:
-        if self.schedule.min_lr > self.optim.lr:
-            raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optim.lr {self.optim.lr:g}")
-        return self
-
-
-class Kappa(_Strict):
+class Kappa(Strict):
     samples: int = Field(default=64, ge=1)
 
 
-class Measure(_Strict):
+class Measure(Strict):
     """What is measured on the trained model besides the task metric. `kappa: null` leaves it out."""
 
     kappa: Kappa | None = Kappa()
@@ -130,7 +51,7 @@ class TaskChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
-class TrainingRecipe(_Strict):
+class TrainingRecipe(Strict):
     """`kind: training`: a task and how to train on it."""
 
     version: Literal[1] = 1
@@ -142,16 +63,22 @@ class TrainingRecipe(_Strict):
     expected: dict[str, Any] | None = None
 
 
-class Arm(_Strict):
+class Arm(Strict):
     """One row of an experiment: the wanted shape, or the arm whose control this is. `{}` is the source itself."""
 
     heads: int | str | None = None  # a number, 2x, or one per stage: "16,32,32,32"
     layers: int | str | None = None
     head_dim: int | Literal["auto", "keep", "split"] | None = None
     mlp_dim: int | str | None = None
-    mlp_ratio: float | None = Field(default=None, gt=0)
-    init: Literal["transfer", "fresh"] | None = None
+    mlp_ratio: float | str | None = None  # a number, or one per stage
+    init: Literal["transfer", "fresh", "fresh-attention"] | None = None
     control_of: str | None = None
+    # How a transfer is made, as `shrink` has it; it calibrates on the experiment's own training data.
+    method: str | None = None
+    more_heads: Literal["add", "split"] | None = None
+    calibrate: bool | None = None
+    heal: bool | None = None
+    fit: int | None = Field(default=None, ge=0)
 
     @property
     def changes_shape(self) -> bool:
@@ -160,18 +87,18 @@ class Arm(_Strict):
         )
 
 
-class ExperimentRecipe(_Strict):
+class ExperimentRecipe(Strict):
     """`kind: experiment`: one source, several arms, several seeds, the same training."""
 
     version: Literal[1] = 1
     name: str = Field(min_length=1)
     kind: Literal["experiment"]
     source: str
-    source_config: dict[str, Any] = {}
+    source_config: dict[str, Any] = Field(default={})
     seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0], min_length=1)
     task: TaskChoice
     train: Train
-    retrain: dict[str, Any] = {}  # merged over `train` for arms that start from transferred weights
+    retrain: dict[str, Any] = Field(default={})  # merged over `train` for arms that start from transferred weights
     measure: Measure | None = Measure()
     arms: dict[str, Arm] = Field(min_length=1)
     expected: dict[str, Any] | None = None

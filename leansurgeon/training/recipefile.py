@@ -180,7 +180,9 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
     given = found.get("input")
     shown = f", and {given!r} was given" if not isinstance(given, dict) else ""
     if found["type"] == "literal_error":
-        near = did_you_mean(str(given), [word.strip(" '") for word in found["ctx"]["expected"].split(" or ")])
+        near = did_you_mean(
+            str(given), [word.strip(" '") for word in found["ctx"]["expected"].replace(" or ", ",").split(",")]
+        )
         text = f"must be {found['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
         if path[-1:] == ("precision",) and str(given).lower() in ("no", "off", "none", "false"):
             text += "; full precision is called fp32"

@@ -128,13 +128,20 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             for file in aside.rglob("*"):
                 if file.is_file():
                     _sync(file)
-            if path.exists():
-                os.rename(path, old)
-            os.rename(aside, path)
+            put_in_place(aside, path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        _sync_folder(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def put_in_place(aside: Path, path: Path) -> None:
+    """Rename a folder whose files are synced to `path`; what stood there goes when the new one is safe."""
+    old = path.with_name(f".{path.name}.old")
+    if path.exists():
+        os.rename(path, old)
+    _sync_folder(aside)
+    os.rename(aside, path)
+    _sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 class MetricsLog:
@@ -142,6 +149,18 @@ class MetricsLog:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+
+    @property
+    def bytes(self) -> int:
+        """How much has been written; `cut` to it takes back what came later."""
+        return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
+
+    def cut(self, size: int) -> None:
+        """Forget what was written beyond `size` bytes, by a process that went on after its last checkpoint."""
+        if self.path is None:
+            return
+        with explained(self.path), open(self.path, "ab") as file:
+            file.truncate(size)
 
     def write(self, **record: Any) -> None:
         if self.path is None:
@@ -178,3 +197,43 @@ def _sync(path: Path) -> None:
 def _sync_folder(path: Path) -> None:
     if os.name == "posix":
         _sync(path)
+
+
+def hold(run_dir: Path) -> int | None:
+    """Mark the folder as being trained, until this process ends or closes the handle that is returned.
+
+    Raises `UsageError` where another process holds it. None where the file system knows no locks.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(run_dir, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UsageError(f"{run_dir} is being trained by another process.", "Choose another folder with -o.") from None
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def release(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether some process is training there now."""
+    try:
+        release(hold(run_dir))
+    except UsageError:
+        return True
+    return False
+
+
+def discard(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)

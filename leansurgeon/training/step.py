@@ -3,11 +3,14 @@
 The loss of a step is the sum over everything that was scored, divided by how much was scored, over all micro batches
 and all processes together: 1 process or 8, one micro batch or 16, give the same optimisation even where token counts
 differ.
+
+Two exceptions wait: fp16 (its scaler reads whether a gradient was infinite) and `nan: skip`, which decides at every
+step whether to take it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,23 +27,48 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from leansurgeon.tasks import Score, Task
+    from leansurgeon.training.averaging import Average
+    from leansurgeon.training.distill import Distillation
+    from leansurgeon.training.mixing import Mixing
+    from leansurgeon.training.pace import Pace
     from leansurgeon.training.plan import Plan
 
 
 class Scored(nn.Module):
     """A model and its task as one module: batch -> `Score`.
 
-    DDP and autocast wrap this module and leave the model itself untouched, so that it can be exported as it is. The
-    loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the wrapped forward.
+    DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
+    The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward.
+    Label smoothing and distillation are for training mode; evaluation knows the task's loss alone.
     """
 
-    def __init__(self, loaded: Any, task: Task) -> None:
+    def __init__(
+        self,
+        loaded: Any,
+        task: Task,
+        *,
+        precision: str = "fp32",
+        label_smoothing: float = 0.0,
+        distillation: Distillation | None = None,
+    ) -> None:
         super().__init__()
         self.model = loaded.model
         self._forward, self._score = loaded.forward, task.score
+        self._precision, self._smoothing = precision, label_smoothing
+        self._distillation = [distillation]  # in a list: a teacher is no part of this module
 
     def forward(self, batch: Batch) -> Score:
-        return self._score(self._forward(batch), batch)
+        learning = self.training
+        distillation = self._distillation[0] if learning else None
+        with engine.autocast(self._precision, batch["labels"].device):
+            if distillation is not None:
+                return distillation.score(self._forward, self._task_score, batch)
+            return self._task_score(self._forward(batch), batch)
+
+    def _task_score(self, logits: torch.Tensor, batch: Batch) -> Score:
+        if self.training and self._smoothing:
+            return self._score(logits, batch, label_smoothing=self._smoothing)
+        return self._score(logits, batch)
 
 
 @dataclass
@@ -54,6 +82,18 @@ class Trainer:
     parameters: list[nn.Parameter]
     plan: Plan
     seed: int
+    pace: Pace | None = None
+    scaler: Any = None
+    average: Average | None = None
+    mixing: Mixing | None = None
+
+    @property
+    def place(self) -> Callable[[int], float]:
+        """Step -> place on the schedule."""
+        return self.pace.place if self.pace else float
+
+    def lr(self, step: int) -> float:
+        return self.plan.lr(self.place(step))
 
     def step(self, step: int, batches: list[Batch]) -> torch.Tensor:
         """Train on the micro batches of optimizer step `step`.
@@ -62,33 +102,59 @@ class Trainer:
         off) as one tensor `(3,)` on the device.
         """
         plan = self.plan
-        set_lr(self.optimizer, plan.lr(step))
+        place = self.place(step)
+        set_lr(self.optimizer, plan.lr(place), plan.momentum(place))
         # Dropout is a function of (seed, step, process) too: no generator state has to be carried from step to step.
         engine.seed_generators(
             self.accelerator.device, order.dropout_seed(self.seed, step, self.accelerator.process_index)
         )
         alone = plan.processes == 1 and len(batches) == 1
-        sums = None
-        for batch, sync in zip(batches, self._syncs(len(batches)), strict=True):
-            with sync:
-                score = self.wrapped(batch)
-                # Alone, the count is known before backward. Otherwise a constant keeps the gradients at a usual size
-                # until the true count of the whole step is known.
-                loss = score.loss_sum / (score.loss_count.clamp(min=1) if alone else plan.batch)
-                self.accelerator.backward(loss)
-            part = torch.stack([score.loss_sum.detach(), score.loss_count])
-            sums = part if sums is None else sums + part
-        all_reduced(sums, self.accelerator)
+        sums = self._gradients(step, batches, alone)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         if not alone:
             # DDP averages over processes, hence the factor `processes`.
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(gradients, plan.batch * plan.processes / sums[1].clamp(min=1))
         norm = sums.new_zeros(())
-        if plan.train.clip_grad > 0:
-            norm = self.accelerator.clip_grad_norm_(self.parameters, plan.train.clip_grad)
-        self.optimizer.step()
+        clip = plan.train.clip_grad
+        if clip > 0 or plan.train.nan == "skip":
+            norm = self.accelerator.clip_grad_norm_(self.parameters, clip or float("inf"))
+        result = torch.cat([sums, norm.reshape(1)])
+        self._update(step, result)
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.cat([sums, norm.reshape(1)])
+        return result
+
+    def _gradients(self, step: int, batches: list[Batch], alone: bool) -> torch.Tensor:
+        """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes."""
+        sums = None
+        for batch, sync in zip(batches, self._syncs(len(batches)), strict=True):
+            if self.mixing is not None:
+                batch = self.mixing(batch, self.plan.position(step) // self.plan.epoch_samples, step)
+            with sync:
+                score = self.wrapped(batch)
+                # Alone, the count is known before backward. Otherwise a constant keeps the gradients at a usual size
+                # until the true count of the whole step is known.
+                loss = score.loss_sum / (score.loss_count.clamp(min=1) if alone else self.plan.batch)
+                self.accelerator.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
+            part = torch.stack([score.loss_sum.detach(), score.loss_count])
+            sums = part if sums is None else sums + part
+        return all_reduced(sums, self.accelerator)
+
+    def _update(self, step: int, result: torch.Tensor) -> None:
+        """Take the step, unless something is not finite and the recipe says to go on without it."""
+        # The same numbers are seen on every process, so all of them decide alike.
+        if self.plan.train.nan == "skip" and not bool(torch.isfinite(result).all()):
+            if self.scaler is not None:
+                self.scaler.update()
+            return
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.average is not None:
+            self.average.update(self.scored.model, step + 1)
 
     def _syncs(self, count: int) -> Iterator[Any]:
         """A context per micro batch: gradients are exchanged with the last one only."""

@@ -20,6 +20,7 @@ def main(folder: Path) -> int:
     from leansurgeon.training.loop import train
     from leansurgeon.training.recipe import TrainingRecipe
 
+    (folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
     job = json.loads((folder / JOB).read_text())
     try:
         train(
@@ -29,6 +30,7 @@ def main(folder: Path) -> int:
             seed=job["seed"],
             experiment=job["experiment"],
             cpu=job["cpu"],
+            **job["options"],
         )
     except KeyboardInterrupt:
         return 130

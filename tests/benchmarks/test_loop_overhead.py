@@ -47,10 +47,10 @@ class _Loaded:
 
 def _ours(task, settings):
     """A generator that does one step of our loop each time, a look at the losses every `log_every` steps included."""
-    accelerator = engine.start("fp32")
+    accelerator = engine.start()
     scheme = plan.make(settings, task.size("train"), 1)
     scored = Scored(_Loaded(), task).to(accelerator.device).train()
-    adamw = optimizer.adamw(scored, settings.optim, fused=accelerator.device.type == "cuda")
+    adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
     wrapped = accelerator.prepare(scored)
     trainer = Trainer(accelerator, wrapped, wrapped, adamw, list(scored.parameters()), scheme, 0)
     window = []
@@ -110,7 +110,7 @@ def test_a_step_costs_at_most_three_percent_more_than_a_bare_one(tmp_path):
         | {"schedule": {"name": "cosine", "warmup": 0.1}}
     )
     ours = _ours(task, settings)
-    device = engine.start("fp32").device
+    device = engine.start().device
     bare = _bare(task, settings, device)
     for loop in (ours, bare):
         _seconds(loop, WARM_UP, device)

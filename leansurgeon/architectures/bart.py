@@ -1,0 +1,94 @@
+"""BART and mBART: an encoder and a decoder with config keys of their own, so their heads may differ.
+
+The library derives head_dim from the width, the same in both stacks. A decoder layer attends to itself and to the
+encoder's output; both attentions have the decoder's heads. BART normalises after each part, mBART before it and at
+the end.
+"""
+
+from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.tensors import Blocks
+
+
+def linear(name: str, role: str, axes: str, group: int = 0) -> tuple[Tensor, ...]:
+    return (
+        Tensor(f"{name}.weight", role, axes, group=group),
+        Tensor(f"{name}.bias", role, axes.split()[0], group=group),
+    )
+
+
+def norm(name: str) -> tuple[Tensor, ...]:
+    return (Tensor(f"{name}.weight", "norm", "width"), Tensor(f"{name}.bias", "norm", "width"))
+
+
+def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
+    return (
+        *linear(f"{name}.q_proj", "q", "q width", group),
+        *linear(f"{name}.k_proj", "k", "kv width", group),
+        *linear(f"{name}.v_proj", "v", "kv width", group),
+        *linear(f"{name}.out_proj", "o", "width q", group),
+        *norm(f"{name}_layer_norm"),
+    )
+
+
+def stack(side: str) -> tuple[Tensor, ...]:
+    """What an encoder or decoder has outside its blocks."""
+    return (
+        Tensor(f"{side}.embed_positions.weight", "embedding", "positions width"),
+        *norm(f"{side}.layernorm_embedding"),
+    )
+
+
+def keys(side: str) -> Keys:
+    return Keys(f"{side}_layers", f"{side}_attention_heads", "d_model", mlp_dim=f"{side}_ffn_dim")
+
+
+FEED_FORWARD = (
+    *linear("fc1", "up", "mlp width"),
+    *linear("fc2", "down", "width mlp"),
+    *norm("final_layer_norm"),
+)
+
+BART = Architecture(
+    name="bart",
+    library="transformers",
+    model_types=("bart",),
+    keys=keys("encoder"),
+    stages=(
+        Blocks(
+            "encoder.layers.{i}.",
+            (*attention("self_attn"), *FEED_FORWARD),
+            ("encoder.layers.{i}.self_attn.out_proj",),
+            keys("encoder"),
+        ),
+        Blocks(
+            "decoder.layers.{i}.",
+            (*attention("self_attn"), *attention("encoder_attn", group=1), *FEED_FORWARD),
+            ("decoder.layers.{i}.self_attn.out_proj", "decoder.layers.{i}.encoder_attn.out_proj"),
+            keys("decoder"),
+        ),
+    ),
+    prefixes=("model.", ""),
+    outer=(
+        Tensor("shared.weight", "embedding", "vocab width"),
+        *stack("encoder"),
+        *stack("decoder"),
+        Tensor("/final_logits_bias", "buffer", "1 vocab", when="generates"),
+    ),
+    sizes={"vocab": "vocab_size", "positions": lambda c: c["max_position_embeddings"] + 2},
+    switches={"generates": lambda c: (c.get("architectures") or [""])[0].endswith("ForConditionalGeneration")},
+    tied=("lm_head.weight",),
+    # Copies of the one embedding in early files.
+    unused={"": tuple(f"{prefix}{side}.embed_tokens." for prefix in ("model.", "") for side in ("encoder", "decoder"))},
+    # Other names of the library for the encoder's numbers, which would overrule them.
+    forget=("num_hidden_layers", "num_attention_heads"),
+    norm="post",
+    init_std="init_std",
+)
+
+MBART = derive(
+    BART,
+    name="mbart",
+    model_types=("mbart",),
+    outer=(*BART.outer, *norm("encoder.layer_norm"), *norm("decoder.layer_norm")),
+    norm="pre",
+)

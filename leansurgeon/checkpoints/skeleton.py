@@ -1,0 +1,290 @@
+"""A model whose blocks are filled and emptied one at a time, so that it is never whole in memory. Imports torch.
+
+    skeleton = Skeleton(source.config, source.architecture)
+    skeleton.fill_outer(source.weights.float32)            # embeddings, final norm, head
+    stream = Stream(skeleton, batches)                     # hidden states before block 0
+    for i in range(skeleton.depth):
+        skeleton.fill(i, {s.name: source.weights.float32(s.name) for s in source.specs if s.layer == i})
+        stream.advance(stream.run())
+        skeleton.empty(i)
+    logits = stream.finish()
+
+The model is the library's own class, built without memory for its parameters; tables that it computes (rotary
+positions, window masks) are real. Names in the file differ from names in memory, and the library's own
+`save_pretrained` says how: it is given numbers in place of tensors, once, and the file that it writes tells which
+number has which name.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+
+__all__ = ["Skeleton", "Stream"]
+
+
+@dataclass
+class Slot:
+    """One tensor of the model: every name that it has in memory (tied tensors have several) and in files."""
+
+    file: str  # the library's name in a file, without the prefix of the base model
+    memory: list[str]
+    names: list[str]  # other names in a file, without the prefix
+    layer: int | None
+    shape: tuple[int, ...]
+    buffer: bool
+    given: str = ""  # the name under which it was filled
+
+
+class Skeleton:
+    """A model of `architecture` with `config`, in fp32 and eval mode, its parameters without memory until filled.
+
+    Raises `UnsupportedModel` where the blocks cannot be told apart in the built model.
+    """
+
+    def __init__(self, config: Config, architecture: Architecture, device: str | torch.device = "cpu") -> None:
+        config, architecture = buildable(config, architecture)
+        self.config, self.architecture, self.device = config, architecture, torch.device(device)
+        self.shape = architecture.shape(config)
+        self.model = built_without_memory(config, architecture)
+        for module in self.model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(self.device)
+        self.slots = self._slots(names_in_files(self.model, architecture.library))
+        self.blocks = [self._find_block(i) for i in range(self.depth)]
+        self.absent: tuple[str, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages together."""
+        return self.shape.depth
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def bare(self, name: str) -> str:
+        """A file name without the prefix of the base model, which files of other classes write or leave out."""
+        prefix = next((p for p in self.architecture.prefixes if p and name.startswith(p)), "")
+        return name.removeprefix(prefix)
+
+    def layer_of(self, bare: str) -> int | None:
+        """Which block a file tensor belongs to, counted through all stages; None outside the blocks."""
+        start = 0
+        for s, stage in enumerate(self.shape.stages):
+            pattern = re.escape(self.architecture.blocks(s).layer).replace(r"\{i\}", r"(\d+)")
+            if found := re.match(pattern, bare):
+                return start + int(found[1])
+            start += stage.depth
+        return None
+
+    def _slots(self, names: Mapping[str, str]) -> dict[str, Slot]:
+        """Slots by bare file name; `names` gives file names by names in memory."""
+        state, slots = self.model.state_dict(keep_vars=True), {}
+        same: dict[int, list[str]] = {}
+        for name, tensor in state.items():
+            same.setdefault(id(tensor), []).append(name)
+        for group in same.values():
+            files = [self.bare(names[n]) for n in group if n in names]
+            if not files:
+                raise UnsupportedModel(f"{type(self.model).__name__} does not save its tensor '{group[0]}'.")
+            tensor = state[group[0]]
+            # A tensor that is tied into a block belongs outside: it must be there when the block is not.
+            layer = self.layer_of(files[0]) if len(group) == 1 else None
+            slots[files[0]] = Slot(
+                files[0], group, files[1:], layer, tuple(tensor.shape), not isinstance(tensor, nn.Parameter)
+            )
+        return slots
+
+    def _in_block(self, layer: int) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.layer == layer]
+
+    def _find_block(self, layer: int) -> str:
+        """The path of a block in the built model: as many numbers deep as its names in the file."""
+        paths = [slot.memory[0].split(".") for slot in self._in_block(layer)]
+        if not paths:
+            raise UnsupportedModel(f"The built {type(self.model).__name__} has no tensors for layer {layer}.")
+        stages = [s for s, at in enumerate(self.shape.stages) for _ in range(at.depth)]
+        pattern = self.architecture.blocks(stages[layer]).layer.format(i=0)
+        deep = sum(part.isdigit() for part in pattern.split("."))
+        numbers = [i for i, part in enumerate(paths[0]) if part.isdigit()]
+        path = ".".join(paths[0][: numbers[deep - 1] + 1]) if len(numbers) >= deep > 0 else ""
+        inside = {n.startswith(path + ".") for slot in self._in_block(layer) for n in slot.memory}
+        if inside != {True} or any(
+            slot.layer != layer and any(n.startswith(path + ".") for n in slot.memory) for slot in self.slots.values()
+        ):
+            raise UnsupportedModel(
+                f"The tensors of layer {layer} of {type(self.model).__name__} are in no module of their own, "
+                "so it cannot be run block by block."
+            )
+        return path
+
+    # -- filling ---------------------------------------------------------------------------------
+
+    def fill_outer(self, tensors: Callable[[str], np.ndarray]) -> None:
+        """Everything outside the blocks. `tensors` gives an array by its name in the file and raises KeyError where
+        there is none.
+
+        A head that the file lacks becomes zero and stands in `absent`; anything else that lacks is an error.
+        """
+        needed = {self.bare(s.name) for s in self.architecture.tensors(self.config) if s.role != "head"}
+        absent = []
+        for slot in self.slots.values():
+            if slot.layer is not None:
+                continue
+            name, values = self._look_up(slot, tensors)
+            if values is not None:
+                self._put(slot, name, values)
+            elif slot.file in needed and not slot.buffer:
+                raise UnsupportedModel(f"The weights lack '{slot.file}'.", "Is the file complete?")
+            elif not slot.buffer:
+                absent.append(slot.file)
+                self._put(slot, slot.file, np.zeros(slot.shape, np.float32))
+        self.absent = tuple(absent)
+
+    def _look_up(self, slot: Slot, tensors: Callable[[str], np.ndarray]) -> tuple[str, np.ndarray | None]:
+        for bare in (slot.file, *slot.names):
+            for prefix in dict.fromkeys((*self.architecture.prefixes, "")):
+                try:
+                    return prefix + bare, tensors(prefix + bare)
+                except KeyError:
+                    continue
+        return slot.file, None
+
+    def fill(self, layer: int, tensors: Mapping[str, np.ndarray]) -> None:
+        """The weights of one block, by file names. The arrays are copied.
+
+        Raises `UnsupportedModel` where one is missing, has another size, or belongs elsewhere.
+        """
+        wanted = {slot.file: slot for slot in self._in_block(layer)}
+        given = {self.bare(name): name for name in tensors}
+        missing = [file for file, slot in wanted.items() if file not in given and not slot.buffer]
+        strange = [name for bare, name in given.items() if bare not in wanted]
+        if missing or strange:
+            what = f"lack '{missing[0]}'" if missing else f"hold '{strange[0]}', which is not part of it"
+            raise UnsupportedModel(f"The weights for layer {layer} {what}.")
+        for bare, name in given.items():
+            self._put(wanted[bare], name, tensors[name])
+
+    def _put(self, slot: Slot, name: str, values: np.ndarray) -> None:
+        if values.shape != slot.shape:
+            raise UnsupportedModel(
+                f"'{name}' is {list(values.shape)} in the weights, and the library builds {list(slot.shape)}."
+            )
+        slot.given = name
+        if slot.buffer:
+            owner, key = self._place(slot.memory[0])
+            owner._buffers[key].copy_(torch.from_numpy(np.array(values)))
+            return
+        new = nn.Parameter(torch.from_numpy(np.array(values, np.float32)).to(self.device), slot.layer is not None)
+        for memory in slot.memory:
+            owner, key = self._place(memory)
+            owner._parameters[key] = new
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        path, _, key = name.rpartition(".")
+        return self.model.get_submodule(path), key
+
+    def empty(self, layer: int) -> None:
+        """Let the weights of a block go."""
+        for slot in self._in_block(layer):
+            if not slot.buffer:
+                owner, key = self._place(slot.memory[0])
+                owner._parameters[key] = nn.Parameter(torch.empty(slot.shape, device="meta"))
+
+    def fill_zeros(self, layer: int) -> None:
+        """A block of zeros, for those who need its ways and not its values."""
+        for slot in self._in_block(layer):
+            if not slot.buffer:
+                self._put(slot, slot.given, np.zeros(slot.shape, np.float32))
+
+    def filled(self, layer: int) -> bool:
+        return not any(p.is_meta for p in self.block(layer).parameters())
+
+    def read(self, layer: int) -> dict[str, np.ndarray]:
+        """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`."""
+        if not self.filled(layer):
+            raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")
+        found = {}
+        for slot in self._in_block(layer):
+            owner, key = self._place(slot.memory[0])
+            tensor = owner._buffers[key] if slot.buffer else owner._parameters[key]
+            if slot.given or not slot.buffer:
+                found[slot.given or slot.file] = tensor.detach().float().cpu().numpy().copy()
+        return found
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def block(self, layer: int) -> nn.Module:
+        """The module of a block, counted through all stages."""
+        return self.model.get_submodule(self.blocks[layer])
+
+    def projections(self, layer: int) -> list[nn.Module]:
+        """The output projections of a block's attentions; what enters them is `(..., heads * head_dim)`."""
+        return self._of_role(layer, "o")
+
+    def mlp_down(self, layer: int) -> nn.Module:
+        """The second half of a block's MLP; what enters it is `(..., mlp_dim)`."""
+        found = self._of_role(layer, "down")
+        if len(found) != 1:
+            raise UnsupportedModel(f"A block of {self.architecture.name} has {len(found)} MLPs.")
+        return found[0]
+
+    def _of_role(self, layer: int, role: str) -> list[nn.Module]:
+        specs = [s for s in self.architecture.tensors(self.config) if s.layer == layer and s.role == role]
+        files = [self.bare(s.name) for s in specs if len(s.shape) > 1]
+        return [self._place(self.slots[file].memory[0])[0] for file in files]
+
+
+def built_without_memory(config: Config, architecture: Architecture) -> nn.Module:
+    """The library's model with its parameters on the meta device and its computed tables in memory."""
+    from accelerate import init_empty_weights
+
+    quiet()
+    if architecture.library == "timm":
+        with init_empty_weights(include_buffers=False):
+            model = create_timm(config["architecture"], **architecture.flat(config))
+        if any(buffer.is_meta for buffer in model.buffers()):
+            # Swin computes its tables on the device of its parameters; for them it is built whole for a moment.
+            real = dict(create_timm(config["architecture"], **architecture.flat(config)).named_buffers())
+            for name, _ in list(model.named_buffers()):
+                path, _, key = name.rpartition(".")
+                model.get_submodule(path)._buffers[key] = real[name]
+        return model.eval()
+    cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
+    plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
+    with init_empty_weights(include_buffers=False):
+        model = cls(cls.config_class.from_dict(plain | {"dtype": "float32"}))
+    # Every parameter was made anew on its way to the meta device, which unties what the constructor had tied.
+    model.tie_weights()
+    model.config.use_cache = False
+    return model.float().eval()
+
+
+def names_in_files(model: nn.Module, library: str) -> dict[str, str]:
+    """File names by names in memory. timm's are equal; of transformers' tied tensors some may lack."""
+    memory = list(model.state_dict())
+    if library == "timm":
+        return {name: name for name in memory}
+    from safetensors.numpy import load_file
+
+    numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
+    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
+        model.save_pretrained(folder, state_dict=numbers)
+        saved = load_file(Path(folder) / "model.safetensors")
+    strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
+    if strange:
+        raise UnsupportedModel(
+            f"The library puts '{strange}' of {type(model).__name__} together from several tensors while saving."
+        )
+    return {memory[int(value[0])]: name for name, value in saved.items()}

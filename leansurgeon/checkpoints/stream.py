@@ -1,0 +1,222 @@
+"""Hidden states of a list of batches on their way through a model, one block at a time. Imports torch.
+
+What a block is called with (masks, rotary tables, windows) is the library's business: its own forward is run with
+stand-ins in place of the blocks, which note their arguments and return what they received. Between the stages of a
+pyramid, and for the final norm and head, the library's forward is run again, and the stand-in before that place returns
+the hidden states that are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.skeleton import Skeleton
+
+HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
+
+
+class Enough(Exception):
+    """Ends a run of the library's forward whose rest is not needed."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of a block, the hidden states taken out."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    key: str | None  # the name of the hidden states where they came by name
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Call]:
+        """Hidden states, and the rest of a call."""
+        if args:
+            return args[0], cls(args[1:], dict(kwargs), None)
+        key = next(k for k in HIDDEN if k in kwargs)
+        return kwargs[key], cls((), {k: v for k, v in kwargs.items() if k != key}, key)
+
+    def on(self, forward: Callable[..., Any], hidden: Tensor) -> Any:
+        if self.key:
+            return forward(**self.kwargs, **{self.key: hidden})
+        return forward(hidden, *self.args, **self.kwargs)
+
+
+class Stream:
+    """Hidden states of `batches` before block `at` of a skeleton, which needs its outer weights for it.
+
+    A batch is what the model is called with (`labels` are left out; timm takes `pixel_values`). Raises
+    `UnsupportedModel` where blocks pass on more than one tensor.
+    """
+
+    def __init__(self, skeleton: Skeleton, batches: list[dict[str, Tensor]]) -> None:
+        self.skeleton, self.at = skeleton, 0
+        self.batches = [{k: v.to(skeleton.device) for k, v in batch.items() if k != "labels"} for batch in batches]
+        self.calls: list[list[Call]] = []  # by batch and block
+        self.wraps: dict[int, Callable[[Tensor], Any]] = {}  # what a block returns, made from a tensor
+        self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
+        self.hidden: list[Tensor] = [self._record(batch) for batch in self.batches]
+
+    # -- through the blocks ----------------------------------------------------------------------
+
+    def call(self, batch: int, hidden: Tensor, layer: int | None = None) -> Tensor:
+        """The output of a filled block for the hidden states of one batch, with gradients where they are switched
+        on.
+        """
+        layer = self.at if layer is None else layer
+        out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden)
+        return out if isinstance(out, Tensor) else out[0]
+
+    @torch.no_grad()
+    def run(self, layer: int | None = None, hidden: list[Tensor] | None = None) -> list[Tensor]:
+        """Outputs of a filled block (by default the next one) for every batch; nothing moves.
+
+        `hidden` are other hidden states to use than the stream's own.
+        """
+        states = self.hidden if hidden is None else hidden
+        return [self.call(b, state, layer) for b, state in enumerate(states)]
+
+    def advance(self, outputs: list[Tensor]) -> None:
+        """Take these outputs of block `at` as the way to the next block, and cross to its stage where one begins."""
+        if self.at >= self.skeleton.depth:
+            raise LeanSurgeonError(f"The stream has passed all {self.skeleton.depth} blocks.")
+        self.at += 1
+        if self.at in self.crossings:
+            outputs = [self._cross(b, out) for b, out in enumerate(outputs)]
+        self.hidden = list(outputs)
+
+    def finish(self) -> list[Tensor]:
+        """Logits of every batch by the library's own norm and head; `last_hidden_state` of a model without a head."""
+        if self.at != self.skeleton.depth:
+            raise LeanSurgeonError(f"The stream stands before block {self.at} of {self.skeleton.depth}.")
+        return [self.head(b, hidden) for b, hidden in enumerate(self.hidden)]
+
+    # -- the library's own forward with stand-ins -------------------------------------------------
+
+    @torch.no_grad()
+    def _record(self, batch: dict[str, Tensor]) -> Tensor:
+        """Note the arguments of every block; returns the hidden states before the first."""
+        calls: list[Call] = []
+        first: list[Tensor] = []
+        passed: list[Tensor] = []
+
+        def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
+            hidden, call = Call.of(args, kwargs)
+            if layer != len(calls):
+                raise UnsupportedModel(f"{self._name} calls block {layer} where block {len(calls)} is due.")
+            calls.append(call)
+            if not layer:
+                first.append(hidden)
+            elif hidden is not passed[-1]:
+                self.crossings.add(layer)
+            if layer not in self.wraps:
+                self.wraps[layer] = self._wrap(layer, call, hidden)
+            if layer == self.skeleton.depth - 1:
+                raise Enough
+            passed[:] = [hidden.detach()]  # an object of its own, known again by the next block
+            return self.wraps[layer](passed[-1])
+
+        self._forward(batch, stand_in)
+        if len(calls) != self.skeleton.depth:
+            raise UnsupportedModel(f"{self._name} calls {len(calls)} of its {self.skeleton.depth} blocks.")
+        self.calls.append(calls)
+        return first[0]
+
+    def _cross(self, batch: int, hidden: Tensor) -> Tensor:
+        """From the output of block `at - 1` to the input of block `at`.
+
+        Later blocks may be called with what came out of earlier stages (a decoder with the encoder's output), so their
+        arguments are noted anew.
+        """
+        found: list[Tensor] = []
+
+        def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
+            state, call = Call.of(args, kwargs)
+            if layer >= self.at:
+                found.append(state)
+                self.calls[batch][layer] = call
+            if layer == self.skeleton.depth - 1:
+                raise Enough
+            return self.wraps[layer](hidden if layer == self.at - 1 else state)
+
+        self._forward(self.batches[batch], stand_in)
+        return found[0]
+
+    def head(self, batch: int, hidden: Tensor) -> Tensor:
+        """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a
+        block of the last stage.
+        """
+        last = self.skeleton.depth - 1
+
+        def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
+            return self.wraps[layer](hidden if layer == last else Call.of(args, kwargs)[0])
+
+        out = self._forward(self.batches[batch], stand_in)
+        if isinstance(out, Tensor):
+            return out
+        return out["logits"] if "logits" in out else out["last_hidden_state"]
+
+    @torch.no_grad()
+    def _forward(self, batch: dict[str, Tensor], stand_in: Callable[[int, tuple, dict], Any]) -> Any:
+        """One run of the library's forward with `stand_in(layer, args, kwargs)` in place of every block."""
+        model = self.skeleton.model
+        with self._stand_ins(stand_in):
+            try:
+                if self.skeleton.architecture.library == "timm":
+                    return model(batch["pixel_values"] if "pixel_values" in batch else next(iter(batch.values())))
+                return model(**batch)
+            except Enough:
+                return None
+
+    @contextmanager
+    def _stand_ins(self, stand_in: Callable[[int, tuple, dict], Any]) -> Iterator[None]:
+        """Only `forward` of each block is replaced: libraries ask blocks for their attributes, too."""
+        blocks = [self.skeleton.block(i) for i in range(self.skeleton.depth)]
+        for i, block in enumerate(blocks):
+            block.forward = lambda *args, _i=i, **kwargs: stand_in(_i, args, kwargs)
+        try:
+            yield
+        finally:
+            for block in blocks:
+                del block.forward
+
+    def _wrap(self, layer: int, call: Call, hidden: Tensor) -> Callable[[Tensor], Any]:
+        """What a block returns as a function of its hidden states: itself, or a tuple around it.
+
+        Found by one call of the first block of a kind, with zeros where it is not filled.
+        """
+        block = self.skeleton.block(layer)
+        alike = next((i for i in self.wraps if type(self.skeleton.block(i)) is type(block)), None)
+        if alike is not None and not isinstance(block, nn.Sequential):
+            return self.wraps[alike]
+        empty = not self.skeleton.filled(layer)
+        if empty:
+            self.skeleton.fill_zeros(layer)
+        try:
+            out = call.on(lambda *args, **kwargs: type(block).forward(block, *args, **kwargs), hidden)
+        finally:
+            if empty:
+                self.skeleton.empty(layer)
+        several = isinstance(out, tuple | list)
+        tensors = [part for part in out if isinstance(part, Tensor)] if several else [out]
+        if len(tensors) != 1 or tensors[0].shape != hidden.shape or (several and out[0] is not tensors[0]):
+            raise UnsupportedModel(
+                f"A block of {self._name} passes on {len(tensors)} tensors of other sizes or meanings than the one it "
+                "receives, so the model cannot be run block by block."
+            )
+        if not several:
+            return lambda value: value
+        kind, rest = type(out), tuple(out[1:])
+        return lambda value: kind((value, *rest))
+
+    @property
+    def _name(self) -> str:
+        return type(self.skeleton.model).__name__

@@ -1,0 +1,154 @@
+"""Handles on one block of a built model: what enters its projections, how their output reaches the block's output, and
+edits of their weights in place. Imports torch.
+
+Letters: N real tokens of a batch, I inputs of a projection, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.errors import Diverged, UnsupportedModel
+
+STRAIGHT = 1e-3  # relative deviation from a scaled identity that counts as rounding
+
+
+@contextmanager
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that the inputs of a module are appended to while the context lasts."""
+    found: list[Tensor] = []
+
+    def note(_, args: tuple) -> None:
+        found.append(args[0].detach())
+
+    handle = module.register_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that the outputs of a module are appended to while the context lasts."""
+    found: list[Tensor] = []
+
+    def note(_, __, out: Tensor) -> None:
+        found.append(out.detach())
+
+    handle = module.register_forward_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let a module return `change(output)` while the context lasts."""
+    handle = module.register_forward_hook(lambda _m, _a, out: change(out))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def flat(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`(..., D)` as `(N, D)`; the mask `(batch, tokens)` says which tokens are real."""
+    if mask is not None and values.dim() == 3 and mask.shape == values.shape[:2]:
+        return values[mask.to(values.device)]
+    return values.reshape(-1, values.shape[-1])
+
+
+def check_finite(states: list[Tensor], where: str) -> None:
+    if not all(bool(torch.isfinite(s).all()) for s in states):
+        raise Diverged(
+            f"The activations {where} hold NaN or infinity.",
+            "Are the weights sound?",
+        )
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is stored as (inputs, outputs), as GPT-2's Conv1D does."""
+    if isinstance(module, nn.Linear):
+        return False
+    if type(module).__name__ == "Conv1D":
+        return True
+    raise UnsupportedModel(f"An output projection here is a {type(module).__name__}, which cannot be refitted.")
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The weight as (outputs, inputs); a view, so that edits in place reach the module."""
+    return module.weight.data.T if is_transposed(module) else module.weight.data
+
+
+def add_to(module: nn.Module, weight: Tensor | None, bias: Tensor | None, sign: float = 1.0) -> None:
+    """Change a projection in place by `sign` times a change (O, I) and (O,)."""
+    if weight is not None:
+        weight_of(module).add_(weight.to(module.weight), alpha=sign)
+    if bias is not None and module.bias is not None:
+        module.bias.data.add_(bias.to(module.bias), alpha=sign)
+
+
+def reach(
+    module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None = None, seed: int = 0
+) -> Tensor | None:
+    """By which factor (D,) the output of `module` reaches the output of the block, or None where it is no plain sum.
+
+    It is 1 in a pre-norm block, the layer scale where there is one, and None where a norm stands behind (post-norm).
+    `run` runs the block on one batch. The output is shaken a little, and the change of the block's output compared with
+    that. `freeze` is a module whose output is held (the MLP behind an attention's projection), so that only the direct
+    way counts.
+    """
+    held: list[Tensor] = []
+    if freeze is not None:
+        with changed_output(freeze, lambda out: held.append(out) or out):
+            calm = run()
+    else:
+        calm = run()
+    generator = torch.Generator().manual_seed(seed)
+    shaken: list[Tensor] = []
+
+    def shake(out: Tensor) -> Tensor:
+        size = float(calm.double().pow(2).mean().sqrt()) or 1.0
+        shaken.append(torch.randn(out.shape, generator=generator).to(out) * size)
+        return out + shaken[-1]
+
+    with changed_output(module, shake):
+        if freeze is not None:
+            with changed_output(freeze, lambda _: held[0]):
+                moved = run() - calm
+        else:
+            moved = run() - calm
+    if len(shaken) != 1 or shaken[0].numel() != moved.numel():
+        return None
+    d = moved.shape[-1]
+    push, moved = shaken[0].reshape(-1, d).double(), moved.reshape(-1, d).double()
+    scale = (push * moved).sum(0) / push.pow(2).sum(0)
+    size = float(moved.pow(2).sum())
+    if not size or float((moved - scale * push).pow(2).sum()) > STRAIGHT**2 * size:
+        return None
+    return scale.float()
+
+
+def closing_norm(block: nn.Module, run: Callable[[], Tensor]) -> nn.Module | None:
+    """The LayerNorm whose output is the block's output, in a post-norm block; None in others. `run` as in `reach`."""
+    made: list[tuple[nn.Module, Tensor]] = []
+    handles = [
+        module.register_forward_hook(lambda m, _, out: made.append((m, out)))
+        for module in block.modules()
+        if isinstance(module, nn.LayerNorm)
+    ]
+    try:
+        out = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for module, value in reversed(made):
+        if value.shape == out.shape and torch.equal(value, out) and module.elementwise_affine:
+            return module
+    return None

@@ -1,0 +1,464 @@
+"""Calibrated surgery: the sequential pipeline from a plan and sample data to changed tensors. Imports torch.
+
+Teacher (the source) and student (the result) walk side by side, one block of each in memory, their hidden states on the
+same samples beside them. New layer j is made from a kept source layer; before it is left, its output projections are
+refitted (`heal_block`) towards the teacher's hidden state at the input of the *next kept layer*, so a block learns to
+say what the dropped ones behind it said, given what the student really has so far. Several candidates (sets of kept
+layers, refits with and without the attention's projection) share the teacher's pass; guard samples choose among the
+finished ones by the model's output.
+
+Nothing exact is touched: a layer whose input is the teacher's and whose changes are exact is only passed through.
+Changed tensors are written to a scratch folder, so memory holds one block of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leansurgeon.checkpoints.skeleton import Skeleton
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.weights import to_float32
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.calibration import Calibration, head_of
+from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery import choose_layers, drop_layers, heal_block
+from leansurgeon.surgery.apply import Transfer
+from leansurgeon.surgery.block import check_finite
+from leansurgeon.surgery.candidates import Candidate, candidates, ways
+from leansurgeon.surgery.heal_block import Norm, Samples, Site
+from leansurgeon.surgery.make_layer import is_near, make
+from leansurgeon.surgery.plan import Plan, as_family
+
+Say = Callable[[str], None]
+PARTS = ("fit", "guard")
+HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
+TRIAL = {"fit": 12_288, "guard": 4_096}  # tokens on which sets of layers compete
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
+    names them; `heal` refits; `fit` is the number of local fitting steps per layer, `split` how heads of another size
+    are made (`aware`: on the activations, `weights`: without).
+    """
+
+    criterion: str = "auto"
+    keep: tuple[int, ...] | None = None
+    heal: bool = True
+    fit: int = 0
+    split: str = "aware"
+    device: str = "cpu"
+    scratch: Path | None = None
+
+
+class Edits(Mapping[str, np.ndarray]):
+    """Changed tensors of the result in float32, by file name, on disk. `close` removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, {}
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
+        np.save(file, np.ascontiguousarray(values, np.float32))
+        self.files[name] = file
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.load(self.files[name], mmap_mode="r")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The kept layers, what chose them, the changed tensors, and the record of every decision (fit for JSON)."""
+
+    layers: tuple[int, ...]
+    criterion: str
+    edits: Mapping[str, np.ndarray]
+    record: dict[str, Any]
+    held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+
+    def close(self) -> None:
+        """Let the changed tensors go."""
+        self.held.close()
+
+
+def calibrate(
+    plan: Plan, source: Source, calibration: Calibration, options: Options | None = None, say: Say = lambda _: None
+) -> Outcome:
+    """Carry a plan through on sample data.
+
+    Raises `UnsupportedModel` where the model cannot be run block by block, `Diverged` where activations are not finite,
+    `UsageError` where the layers asked for do not fit the plan.
+    """
+    options = options or Options()
+    started, held = time.monotonic(), ExitStack()
+    with ExitStack() as undo, torch.no_grad():
+        undo.enter_context(held)
+        bench = Bench(plan, source, calibration, options, say)
+        chosen, evidence = bench.choose()
+        tried: list[dict[str, Any]] = []
+        if len(chosen) > 1:
+            say(f"Trying {len(chosen)} sets of layers ...")
+            bench.look_at(TRIAL)
+            winner, _ = bench.compete(chosen, held, tried)
+            winner.edits.close()
+            chosen = [winner.candidate]
+        bench.look_at(None)
+        winner, score = bench.compete(bench.ways(chosen[0]), held, tried)
+        undo.pop_all()
+    record = {
+        "calibration": calibration.as_dict(),
+        "criterion": winner.candidate.criterion,
+        "layers": list(winner.kept),
+        "evidence": evidence,
+        "candidates": tried,
+        "healing": {"attention": winner.candidate.attention, "later": winner.candidate.later, **score},
+        "decisions": winner.record,
+        "changed_tensors": len(winner.edits),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)
+
+
+def edits_folder(options: Options, held: ExitStack) -> Edits:
+    folder = tempfile.TemporaryDirectory(prefix="leansurgeon-", dir=options.scratch, ignore_cleanup_errors=True)
+    return Edits(Path(held.enter_context(folder)))
+
+
+class Bench:
+    """What all candidates share: the source, the sample data, the two skeletons, the teacher's streams."""
+
+    def __init__(self, plan: Plan, source: Source, calibration: Calibration, options: Options, say: Say) -> None:
+        if source.weights is None:
+            raise UnsupportedModel(f"{source.name} has no weights, so there is nothing to calibrate.")
+        self.plan, self.source, self.calibration, self.options, self.say = plan, source, calibration, options, say
+        self.teacher = Skeleton(source.config, source.architecture, options.device)
+        self.teacher.fill_outer(source.weights.float32)
+        arch = plan.architecture
+        config = arch.with_shape(as_family(source, arch), plan.after, plan.layers)
+        self.student = self._student(config, plan.layers)
+        self.configs: dict[tuple[int, ...], Skeleton] = {plan.layers: self.student}
+        self.look_at(TRIAL)
+        self.names = {id(entry): name for name, entry in source.weights.entries.items()}
+        self.streams: dict[str, Stream] = {}  # of the teacher
+        self.causal = head_of(source) == "causal-lm"
+        self.current = -1  # the teacher's layer that is filled
+        self.by_layer: dict[int, list[str]] = {}
+        for spec in source.specs:
+            self.by_layer.setdefault(spec.layer, []).append(spec.name)
+
+    @property
+    def heals(self) -> bool:
+        """Whether there is anything to heal."""
+        layers = range(self.plan.before.depth)
+        changed = self.plan.before.depth != self.plan.after.depth or any(is_near(self.plan, i) for i in layers)
+        return self.options.heal and changed
+
+    def ways(self, best: Candidate) -> list[Candidate]:
+        """The ways of healing to try. Behind a post-norm only layers that take over something are refitted."""
+        return ways(best) if self.heals and self.source.architecture.norm == "pre" else [best]
+
+    def look_at(self, tokens: dict[str, int] | None) -> None:
+        """Use so many tokens of the calibration, in whole batches (None: all of it)."""
+        self.batches = {part: first(getattr(self.calibration, part), tokens and tokens[part]) for part in PARTS}
+        self.masks = {part: [self.calibration.mask(b) for b in self.batches[part]] for part in PARTS}
+
+    def compete(self, chosen: list[Candidate], held: ExitStack, tried: list) -> tuple[Student, dict[str, Any]]:
+        """Carry out the candidates side by side; the best on the guard stays, the changes of the others are let go."""
+        students = [Student(self, c, edits_folder(self.options, held)) for c in chosen]
+        self.walk(students)
+        scores = self.judge(students)
+        tried += [asdict(s.candidate) | score for s, score in zip(students, scores, strict=True)]
+        best = min(range(len(students)), key=lambda i: (scores[i]["judged_by"], i))
+        for i, student in enumerate(students):
+            if i != best:
+                student.edits.close()
+        return students[best], scores[best]
+
+    def _student(self, config: dict, kept: tuple[int, ...]) -> Skeleton:
+        skeleton = Skeleton(config, self.plan.architecture, self.options.device)
+        skeleton.fill_outer(self.source.weights.float32)
+        return skeleton
+
+    def student_of(self, kept: tuple[int, ...]) -> Skeleton:
+        """A skeleton of the result. One serves all candidates, unless the config lists something for every layer."""
+        arch = self.plan.architecture
+        if not arch.per_layer:
+            return self.student
+        if kept not in self.configs:
+            config = arch.with_shape(as_family(self.source, arch), self.plan.after, kept)
+            self.configs[kept] = self._student(config, kept)
+        return self.configs[kept]
+
+    def fill(self, layer: int) -> None:
+        """A block of the teacher, from the source."""
+        self.teacher.fill(layer, {name: self.source.weights.float32(name) for name in self.by_layer[layer]})
+
+    def choose(self) -> tuple[list[Candidate], dict[str, Any]]:
+        before, after = self.plan.before, self.plan.after
+        if before.depth == after.depth:
+            return [Candidate(tuple(range(before.depth)), "all layers stay")], {}
+        if self.options.keep is not None:
+            check_kept(self.options.keep, before, after)
+            return [Candidate(self.options.keep, "as listed")], {}
+        self.say("Choosing layers ...")
+        return self.measured()
+
+    def measured(self) -> tuple[list[Candidate], dict[str, Any]]:
+        """Candidates by the criterion, and the numbers behind them."""
+        plan, criterion, period = self.plan, self.options.criterion, self.source.architecture.period
+        batches, masks = self.batches["guard"], self.masks["guard"]
+        evidence: dict[str, Any] = {}
+        if criterion in ("greedy", "leave-one-out"):
+            kept, rounds = choose_layers.by_output(
+                self.teacher, self.fill, batches[:4], masks[:4], plan.before, plan.after, period,
+                greedy=criterion == "greedy", say=self.say,
+            )  # fmt: skip
+            return [Candidate(kept, criterion)], {"rounds": rounds}
+        found = choose_layers.measure(self.teacher, self.fill, batches, masks, plan.before, plan.after)
+        evidence |= found.as_dict()
+        kept = {
+            "angular": choose_layers.by_angle(found, period),
+            "angular, second": choose_layers.by_angle(found, period, rank=1),
+            "angular, two blocks": choose_layers.by_angle(found, period, blocks=2),
+            "influence": choose_layers.by_influence(found, period),
+        }
+        if criterion != "auto" or plan.after.depth <= HALF * plan.before.depth:  # far from it, spacing is the worst
+            kept["even"] = drop_layers.evenly_per_stage(plan.before, plan.after, period)
+            kept["last-of-each"] = drop_layers.evenly_per_stage(plan.before, plan.after, period, last=True)
+        found_sets = candidates(criterion, kept)
+        if not found_sets:
+            raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
+        return found_sets, evidence
+
+    # -- the walk --------------------------------------------------------------------------------
+
+    def walk(self, students: list[Student]) -> None:
+        """Teacher and students from the first layer to the last."""
+        self.streams = streams = {part: Stream(self.teacher, self.batches[part]) for part in PARTS}
+        for layer in range(self.teacher.depth):
+            self.fill(layer)
+            self.current = layer
+            outputs = {part: stream.run() for part, stream in streams.items()}
+            for part in PARTS:
+                check_finite(outputs[part], f"behind layer {layer}")
+            due = [s for s in students if s.until == layer]
+            if due:
+                names = ", ".join(dict.fromkeys(str(s.at) for s in due))
+                self.say(f"  source layer {layer}: {len(due)} of {len(students)} candidates at new layer {names}")
+            for student in due:
+                student.take(layer, outputs)
+            self.teacher.empty(layer)
+            for part, stream in streams.items():
+                stream.advance(outputs[part])
+
+    def judge(self, students: list[Student]) -> list[dict[str, Any]]:
+        """How far every student's output is from the teacher's on the guard samples, and its loss where there are
+        labels: divergence of the predictions (nats a token) where the model predicts classes, else relative error.
+        """
+        tallies = [Tally() for _ in students]
+        teacher = self.streams["guard"]
+        for b, batch in enumerate(self.batches["guard"]):
+            mask = self.masks["guard"][b]
+            target = output(teacher, b)
+            for student, tally in zip(students, tallies, strict=True):
+                tally.add(output(student.streams["guard"], b), target, mask, self.calibration, batch)
+        return [tally.as_dict(self.calibration.task is not None) for tally in tallies]
+
+
+def first(batches: list[dict], tokens: int | None) -> list[dict]:
+    """The first batches with at least so many tokens (images count by the sample: 64 tokens each)."""
+    found, seen = [], 0
+    for batch in batches:
+        if tokens is not None and seen >= tokens:
+            break
+        found.append(batch)
+        seen += batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
+    return found
+
+
+def output(stream: Stream, b: int) -> Tensor:
+    """What the model says for one batch; logits of all batches at once would not fit in memory."""
+    return stream.head(b, stream.hidden[b])
+
+
+@dataclass
+class Tally:
+    """Sums over guard samples for one candidate."""
+
+    divergence: float = 0.0
+    error: float = 0.0
+    rows: int = 0
+    loss: float = 0.0
+    scored: float = 0.0
+
+    def add(self, logits: Tensor, target: Tensor, mask: Tensor | None, calibration: Calibration, batch: dict) -> None:
+        a, b = (heal_block.flat(x, mask) for x in (logits, target))
+        for x, y in zip(a.split(512), b.split(512), strict=True):
+            p, q = torch.log_softmax(y.double(), -1), torch.log_softmax(x.double(), -1)
+            self.divergence += float((p.exp() * (p - q)).sum())
+            self.error += float(choose_layers.relative_error(y, x).sum())
+        self.rows += len(a)
+        if score := calibration.score(logits, batch):
+            self.loss, self.scored = self.loss + score[0], self.scored + score[1]
+
+    def as_dict(self, predicts: bool) -> dict[str, Any]:
+        found = {"guard_error": self.error / self.rows}
+        if predicts:
+            found["guard_divergence"] = self.divergence / self.rows
+        if self.scored:
+            found["guard_loss"] = self.loss / self.scored
+        key = "guard_divergence" if predicts else "guard_error"
+        return {k: round(v, 6) for k, v in found.items()} | {"judged_by": round(found[key], 6)}
+
+
+def check_kept(kept: tuple[int, ...], before: Shape, after: Shape) -> None:
+    """Raises `UsageError` where a list of layers does not give the planned shape."""
+    counts = [sum(i in kept for i in stage) for stage in choose_layers.ranges(before)]
+    wanted = [stage.depth for stage in after.stages]
+    if counts != wanted or len(kept) != sum(wanted) or list(kept) != sorted(set(kept)):
+        raise UsageError(f"The layers {list(kept)} give {counts} a stage, and the plan wants {wanted}.")
+
+
+class Student:
+    """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
+
+    def __init__(self, bench: Bench, candidate: Candidate, edits: Edits) -> None:
+        self.bench, self.candidate, self.kept, self.edits = bench, candidate, candidate.kept, edits
+        self.skeleton = bench.student_of(self.kept)
+        self.streams = {part: Stream(self.skeleton, bench.batches[part]) for part in PARTS}
+        self.transfer = Transfer(replace(bench.plan, layers=self.kept), bench.source)
+        self.outs = {out.name: out for out in self.transfer.tensors()}
+        self.names: dict[int, list[str]] = {}
+        for name in self.outs:
+            layer = self.skeleton.layer_of(self.skeleton.bare(name))
+            self.names.setdefault(layer, []).append(name)
+        self.at = 0
+        self.cut = False  # whether layers went before here
+        self.faithful = True  # its hidden states are the teacher's
+        self.record: list[dict[str, Any]] = []
+        self.ends = ends(self.kept, bench.plan.before)
+
+    @property
+    def until(self) -> int | None:
+        """The source layer behind which the next new layer stands."""
+        return self.ends[self.at] if self.at < len(self.kept) else None
+
+    def tensors(self, layer: int) -> dict[str, np.ndarray]:
+        """The tensors of a new layer as `apply` would write them without calibration."""
+        found = {}
+        for name in self.names[layer]:
+            out = self.outs[name]
+            if out.make is not None:
+                found[name] = to_float32(out.make(), out.dtype)
+            else:
+                found[name] = self.bench.source.weights.float32(self.bench.names[id(out.entry)])
+        return found
+
+    def choose_heads(self, layer: int, kept: np.ndarray, before: Stage) -> None:
+        """Let a source layer keep these heads, instead of those that the weights alone suggest."""
+        index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "o"))
+        values = kept.copy() if before.kv_heads == before.heads else np.arange(before.kv_heads)
+        vars(index)["head_maps"] = (kept, values)
+
+    def choose_units(self, layer: int, kept: np.ndarray) -> None:
+        index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "down"))
+        vars(index)["units"] = kept
+
+    def take(self, layer: int, teacher: dict[str, list[Tensor]]) -> None:
+        """Make the next new layer; `teacher` is what source layer `layer` gave."""
+        kept, cut = self.kept[self.at], self.kept[self.at] != layer
+        if self.at == 0 and kept:
+            self.faithful = False
+        near = is_near(self.bench.plan, kept)
+        if self.faithful and not cut and not near:
+            outputs = teacher  # nothing has changed what this layer computes
+        else:
+            self.cut |= cut
+            outputs = self.heal(layer, kept, cut, near, teacher)
+        self.faithful = outputs is teacher
+        for part, stream in self.streams.items():
+            stream.advance(list(outputs[part]))
+        self.at += 1
+
+    def heal(self, layer: int, kept: int, cut: bool, near: bool, teacher: dict) -> dict:
+        options, skeleton = self.bench.options, self.skeleton
+        plain = self.tensors(self.at)
+        skeleton.fill(self.at, plain)
+        samples = {
+            part: Samples(stream, stream.hidden, teacher[part], self.bench.masks[part])
+            for part, stream in self.streams.items()
+        }
+        site = Site(self.at, samples["fit"], samples["guard"])
+        decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": layer}
+        if near:
+            decided |= make(self, site, kept)
+        healed = options.heal and (cut or near or (self.cut and self.candidate.later))
+        if healed:
+            decided["error_before"] = round(heal_block.error(site, site.guard), 6)
+            found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
+            if found is None and cut:
+                post = replace(site, ridges=heal_block.POST_RIDGES)
+                found = heal_block.absorb(post, self.teacher_norm(layer))
+            decided["refit"] = found or "no linear way to the output"
+            decided["error_after"] = round(heal_block.error(site, site.guard), 6)
+        if options.fit and (cut or near):
+            from leansurgeon.surgery import local_fit
+
+            with torch.enable_grad():
+                decided["fit"] = local_fit.fit_block(site, options.fit)
+        outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items()}
+        for part in PARTS:
+            check_finite(outputs[part], f"behind new layer {self.at}")
+        self.keep_changes(plain)
+        skeleton.empty(self.at)
+        if cut or near or healed:
+            self.record.append(decided)
+        return outputs
+
+    def teacher_norm(self, layer: int) -> Norm:
+        """The closing norm of the teacher's (filled) block."""
+        from leansurgeon.surgery.block import closing_norm
+
+        bench = self.bench
+        stream = Stream(bench.teacher, bench.batches["guard"][:1])
+        found = closing_norm(bench.teacher.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+        if found is None:
+            raise UnsupportedModel(f"Layer {layer} of {bench.source.name} ends neither in a sum nor in a LayerNorm.")
+        return Norm.of(found)
+
+    def keep_changes(self, plain: dict[str, np.ndarray]) -> None:
+        for name, values in self.skeleton.read(self.at).items():
+            if name in plain and not np.array_equal(values, plain[name]):
+                self.edits.put(name, values)
+
+
+def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
+    """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
+    stage.
+    """
+    found = []
+    for stage in choose_layers.ranges(before):
+        here = [i for i in kept if i in stage]
+        found += [following - 1 for following in [*here[1:], stage.stop]] if here else []
+    return found

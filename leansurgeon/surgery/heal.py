@@ -1,0 +1,162 @@
+"""Heal what a cut broke, in closed form: refit an output projection so that its block says what the cut layers said.
+
+A block ends in a matrix that writes into the residual stream, `y = W a + b`. Where the student's hidden state misses
+the teacher's by E, the change of W that makes up for most of it is a linear least-squares problem in the activations
+`a` that the student has anyway: no gradient, no labels, no new parameters, the same shape.
+
+    minimise over D, d:   sum_t w_t |D a_t + d - E_t|^2 + ridge * mean(diag G) * |D|^2,     G = sum_t w_t a_t a_t^T
+
+The ridge pulls towards the existing weight (D = 0), so few samples change little. With `w_t = 1 / |target_t|^2` every
+token counts by its relative error; without it the few tokens of huge norm that decoders keep (the first one above all)
+are all that is fitted, although the next norm divides by that length. Sums and solution are in float64. Which ridge is
+right, and whether any change is, is decided on guard samples that the sums have not seen.
+
+After ReplaceMe (arXiv 2505.02819), which solves for a square map behind W; here W itself is solved for, which has more
+freedom (as many inputs as MLP units) and a natural prior.
+
+Letters: N tokens, I inputs of the projection, O its outputs (the width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from leansurgeon.errors import Diverged
+
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+LEAST_GAIN = 0.005  # of the guard's relative error; a smaller gain is not worth a changed tensor
+CHUNK = 2**24  # elements held in float64 at once (128 MiB)
+
+
+class NormalEquations:
+    """The sums of one least-squares problem, gathered batch by batch; the activations themselves are not kept.
+
+    Memory: (I + 1)^2 + (I + 1) * O numbers of 8 bytes.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, constant: bool, device: torch.device | str = "cpu") -> None:
+        """`constant` adds an input that is always 1, for a projection with a bias."""
+        size = inputs + int(constant)
+        self.inputs, self.constant = inputs, constant
+        self.gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+        self.cross = torch.zeros(size, outputs, dtype=torch.float64, device=device)
+        self.energy = 0.0  # sum of w |E|^2
+        self.tokens = 0
+        self.weights = 0.0
+
+    def add(self, a_NI: Tensor, e_NO: Tensor, weight_N: Tensor | None = None) -> None:
+        """Add samples; those of weight 0 do not count. Raises `Diverged` where a number is not finite."""
+        step = max(1, CHUNK // (self.gram.shape[0] + e_NO.shape[1]))
+        for start in range(0, len(a_NI), step):
+            a, e = a_NI[start : start + step].double(), e_NO[start : start + step].double()
+            w = None if weight_N is None else weight_N[start : start + step].double()
+            if self.constant:
+                a = torch.cat([a, a.new_ones(len(a), 1)], 1)
+            if w is not None:
+                seen = w > 0
+                a, e, w = a[seen], e[seen], w[seen]
+                root = w.sqrt()[:, None]
+                a, e = a * root, e * root
+            self.gram += a.T @ a
+            self.cross += a.T @ e
+            self.energy += float(e.pow(2).sum())
+            self.tokens += len(a)
+            self.weights += float(len(a) if w is None else w.sum())
+        if not (torch.isfinite(self.cross).all() and torch.isfinite(torch.tensor(self.energy))):
+            raise Diverged("The calibration activations hold NaN or infinity, so nothing can be fitted to them.")
+
+    def solve(self, ridge: float) -> Tensor:
+        """The change that minimises the penalised error, (I [+ 1], O) in float64; the constant is not penalised."""
+        penalty = ridge * float(self.gram.diagonal()[: self.inputs].mean())
+        system = self.gram.clone()
+        diagonal = system.diagonal()
+        diagonal[: self.inputs] += penalty
+        # A unit that never fires, or samples fewer than units at ridge 0, would make the system singular.
+        floor = 1e-12 * float(diagonal.mean()) or 1.0
+        for attempt in range(6):
+            factor, failed = torch.linalg.cholesky_ex(system)
+            if not failed:
+                return torch.cholesky_solve(self.cross, factor)
+            diagonal += floor * 100**attempt
+        raise Diverged("The normal equations of a refit have no solution in float64.")
+
+    def error(self, change: Tensor | None = None) -> float:
+        """Sum of w |D a + d - E|^2 at a change (none: D = 0); never below 0."""
+        if change is None:
+            return self.energy
+        change = change.to(self.cross)
+        return max(
+            0.0, self.energy - 2 * float((change * self.cross).sum()) + float((change * (self.gram @ change)).sum())
+        )
+
+    def relative(self, change: Tensor | None = None) -> float:
+        """Root of the mean error; with weights 1 / |target|^2 it is the relative error of the hidden state."""
+        return sqrt(self.error(change) / self.tokens) if self.tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A change of one projection and what speaks for it. `weight` (O, I) and `bias` (O,) are what is to be added, None
+    where nothing is. `before` and `after` are the guard's error, `fitted` that of the samples it was fitted to.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    ridge: float | None
+    before: float
+    after: float
+    fitted: float
+    tokens: int
+    tried: tuple[tuple[float, float], ...]  # (ridge, guard error)
+
+    @property
+    def kept(self) -> bool:
+        return self.weight is not None
+
+    def as_dict(self) -> dict:
+        return {
+            "kept": self.kept,
+            "ridge": self.ridge,
+            "guard_before": round(self.before, 6),
+            "guard_after": round(self.after, 6),
+            "fit_after": round(self.fitted, 6),
+            "tokens": self.tokens,
+            "tried": {f"{ridge:g}": round(error, 6) for ridge, error in self.tried},
+        }
+
+
+def refit(
+    fit: NormalEquations,
+    guard: NormalEquations,
+    ridges: Sequence[float] = RIDGES,
+    least_gain: float = LEAST_GAIN,
+) -> Refit:
+    """The ridge with the smallest guard error, and its change; no change where the guard gains less than `least_gain`
+    of its error.
+    """
+    before = guard.relative()
+    found: list[tuple[float, float, Tensor]] = []
+    for ridge in sorted(ridges, reverse=True):
+        change = fit.solve(ridge)
+        found.append((guard.relative(change), ridge, change))
+        if len(found) > 1 and found[-1][0] > found[-2][0]:
+            break  # a weaker ridge only over-fits more
+    after, ridge, change = min(found, key=lambda f: f[0])
+    tried = tuple((r, e) for e, r, _ in found)
+    if not after < before * (1 - least_gain):
+        return Refit(None, None, None, before, before, fit.relative(), fit.tokens, tried)
+    weight = change[: fit.inputs].T.float().contiguous()
+    bias = change[fit.inputs].float() if fit.constant else None
+    return Refit(weight, bias, ridge, before, after, fit.relative(change), fit.tokens, tried)
+
+
+def relative_weights(target_NO: Tensor, mask_N: Tensor | None = None) -> Tensor:
+    """1 / |target|^2 for every token (N,), 0 where the mask is False or the target is zero."""
+    square = target_NO.double().pow(2).sum(-1)
+    weight = torch.where(square > 0, 1 / square.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    return weight if mask_N is None else weight * mask_N

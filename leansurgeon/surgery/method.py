@@ -1,0 +1,83 @@
+"""How a plan is carried out where there is a choice: a value, made from the flags of `shrink`.
+
+init     transfer keeps what can be kept; fresh starts the whole model afresh (the paper's way); fresh-attention
+         keeps all but q, k and v where heads change their size; naive is the silent trap (a config edit), which
+         only `--compare` builds, to show what it costs
+layers   how the layers to keep are chosen; auto takes the best of several by calibration data, evenly without it
+more     what more heads of the same size are: `add` (silent new heads) or `split` (children of the old ones)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from leansurgeon.errors import UsageError, did_you_mean
+
+# Layer choices, and whether they need calibration data.
+LAYERS = {
+    "auto": False,
+    "even": False,
+    "last-of-each": False,
+    "influence": True,
+    "angular": True,
+    "leave-one-out": True,
+    "greedy": True,
+    "fuse": True,
+}
+INITS = ("transfer", "fresh", "fresh-attention", "naive")
+
+
+@dataclass(frozen=True)
+class Method:
+    """`keep` is a list of layers (`0,2,4-9`) instead of a choice. `heal` refits output projections on calibration
+    data, `fit` is the number of local fitting steps for every layer, `balance` changes the basis of values and
+    outputs. `uncalibrated` accepts a split of heads from the weights alone.
+    """
+
+    layers: str = "auto"
+    keep: str | None = None
+    more: str = "add"
+    heal: bool = True
+    fit: int = 0
+    balance: bool = False
+    uncalibrated: bool = False
+
+    def check(self, calibrated: bool) -> None:
+        """Refuse what cannot be before a source is opened. Raises `UsageError`."""
+        if self.layers not in LAYERS:
+            raise UsageError(
+                f"--method {self.layers}{did_you_mean(self.layers, LAYERS)}: give one of {', '.join(LAYERS)}."
+            )
+        if self.more not in ("add", "split"):
+            raise UsageError(f"--more-heads {self.more}: give add or split.")
+        if self.keep is not None and self.layers != "auto":
+            raise UsageError(f"--keep says which layers stay, and --method {self.layers} chooses them; give one.")
+        if self.fit < 0:
+            raise UsageError(f"--fit {self.fit}: a number of steps is needed, such as 150.")
+        if calibrated and self.uncalibrated:
+            raise UsageError("--calibrate and --uncalibrated exclude each other.")
+        asks = [f"--method {self.layers}"] if LAYERS[self.layers] else ["--fit"] if self.fit else []
+        if asks and not calibrated:
+            raise UsageError(f"{asks[0]} needs sample data.", "Add --calibrate DATA.")
+        kept_numbers(self.keep)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def kept_numbers(text: str | None) -> tuple[int, ...] | None:
+    """`"0,2,4-9"` as layer numbers, counted from 0 through all stages. Raises `UsageError`."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for word in text.split(","):
+        first, dash, last = word.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--keep {text}: layer numbers are needed, such as 0,2,4-9.")
+        if dash and int(last) < int(first):
+            raise UsageError(f"--keep {text}: {word.strip()} runs backwards.")
+        found += range(int(first), int(last or first) + 1)
+    if found != sorted(set(found)):
+        raise UsageError(f"--keep {text}: every layer once, in ascending order.")
+    return tuple(found)

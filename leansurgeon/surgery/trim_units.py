@@ -1,0 +1,102 @@
+"""Which heads and MLP units to keep when the output projection may make up for the loss (optimal brain surgeon).
+
+Of inputs a (heads side by side, or MLP units) only some stay. With the second moments G of the inputs on calibration
+data, H = G + ridge, and the weight W that is best while all are there, removing a group R and re-solving for the rest
+costs exactly
+
+    cost(R) = trace(W_R [(H^-1)_RR]^-1 W_R^T),        W <- W - W_R [(H^-1)_RR]^-1 (H^-1)_R:
+
+(Hassibi and Stork 1993, for whole groups of columns). A unit whose work others can take over is cheap, however large
+its weights are. The cheapest go first, some at a time, and costs are taken anew in between.
+
+Letters: I inputs, O outputs, S inputs of one group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """`kept` groups in their old order; `change` (I [+ 1], O) is what is to be added to the old weight, so that the
+    columns of removed groups become zero; `cost` of every removed group when it went.
+    """
+
+    kept: list[int]
+    change: Tensor
+    cost: dict[int, float]
+
+
+def trim(
+    gram: Tensor,
+    change: Tensor,
+    old: Tensor,
+    group: int,
+    keep: int,
+    ridge: float,
+    shared: int = 1,
+    rounds: int = ROUNDS,
+) -> Trimmed:
+    """Keep `keep` of the groups of `group` neighbouring inputs each.
+
+    `gram` (I [+ 1], I [+ 1]) and `change` (I [+ 1], O) are those of the refit with all inputs, `old` (O, I) is the
+    present weight. `shared` is the number of equal sections of which each keeps the same number (kv heads); an input
+    beyond the last group (the constant) always stays.
+    """
+    inputs = old.shape[1]
+    groups = inputs // group
+    h = gram.clone()
+    h.diagonal()[:inputs] += ridge * float(gram.diagonal()[:inputs].mean())
+    h.diagonal().add_(1e-10 * float(h.diagonal().mean()))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
+    weight = change.clone()  # (I [+ 1], O): the whole new weight
+    weight[:inputs] += old.T.to(weight)
+    alive = torch.ones(groups, dtype=torch.bool)
+    section = torch.arange(groups) // (groups // shared)
+    left = torch.full((shared,), groups // shared)
+    cost: dict[int, float] = {}
+    to_go = groups - keep
+    while to_go:
+        scores = group_costs(inverse, weight, group, groups)
+        scores[~alive] = torch.inf
+        batch = max(1, min(to_go, -(-(groups - keep) // rounds)))
+        going: list[int] = []
+        for g in torch.argsort(scores, stable=True).tolist():
+            if len(going) == batch:
+                break
+            if alive[g] and left[section[g]] > keep // shared:
+                going.append(g)
+                alive[g] = False
+                left[section[g]] -= 1
+                cost[g] = float(scores[g])
+        at = (torch.tensor(going)[:, None] * group + torch.arange(group)).reshape(-1)
+        rows = inverse[at]  # (R, I)
+        solved = torch.linalg.solve(rows[:, at], torch.cat([weight[at], rows], 1))
+        weight = weight - rows.T @ solved[:, : weight.shape[1]]
+        inverse = inverse - rows.T @ solved[:, weight.shape[1] :]
+        weight[at] = 0
+        gone = (~alive).repeat_interleave(group).nonzero()[:, 0]
+        inverse[gone] = 0
+        inverse[:, gone] = 0
+        inverse[gone, gone] = 1.0  # keeps later blocks of it invertible; their weights are zero
+        to_go -= len(going)
+    new = weight.clone()
+    new[:inputs] -= old.T.to(weight)
+    return Trimmed(alive.nonzero()[:, 0].tolist(), new, cost)
+
+
+def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int) -> Tensor:
+    """The cost of removing each group alone."""
+    inputs = groups * group
+    if group == 1:
+        return weight[:inputs].pow(2).sum(1) / inverse.diagonal()[:inputs]
+    at = torch.arange(inputs).reshape(groups, group)
+    blocks = inverse[at[:, :, None], at[:, None, :]]  # (groups, S, S)
+    w = weight[:inputs].reshape(groups, group, -1)
+    return (w * torch.linalg.solve(blocks, w)).sum((1, 2))

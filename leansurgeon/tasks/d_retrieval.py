@@ -1,0 +1,111 @@
+"""Generalised D-retrieval: how many heads does a task need that looks for D things at once? Made here, in a second.
+
+A sequence of T random points x_t in R^d has the target y = sum over i of max over t of a_i . x_t, with D directions a_i
+that are orthonormal where D <= d. The theory ("Transformers need D heads", the setting of its synthetic experiment):
+h >= D heads of a small size are enough, fewer need a network that grows like 1/eps^k. The error is normalised, NMSE =
+MSE / Var(y), since the maximum of more tokens varies less; the paper takes the minimum over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from leansurgeon.tasks import base
+from leansurgeon.tasks import cache as disk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_VERSION = 1
+
+
+class Options(base.Options):
+    """`dimension` is D, `length` T, `input_size` d (D if not given); `seed` is that of the data."""
+
+    dimension: int = Field(4, ge=1)
+    length: int = Field(16, ge=1)
+    input_size: int | None = Field(None, ge=1)
+    train: int = Field(8_000, ge=2)
+    eval: int = Field(2_000, ge=2)
+    seed: int = Field(0, ge=0)
+
+
+class DRetrieval(base.Task):
+    """Regression of one number from (T, d) values, judged by the normalised mean squared error. Labels are standardised
+    by the training set's mean and deviation, which the NMSE does not see.
+    """
+
+    name = "d-retrieval"
+    head = "sequence-classification"
+    metric = base.Metric("nmse", "NMSE", higher_is_better=False, percent=False)
+    Options = Options
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        key = {"version": _VERSION, **o.model_dump()}
+        self._open(disk.entry(cache, "d-retrieval", key, lambda folder: _store(folder, o)))
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        rows = self._indices(split, indices)
+        values = torch.from_numpy(np.array(self._array(f"{split}-values")[rows]))
+        return {"input_values": values, "labels": torch.from_numpy(np.array(self._array(f"{split}-labels")[rows]))}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        """Squared errors; smoothing has no meaning here."""
+        import torch
+
+        labels = batch["labels"]
+        valid = labels != base.IGNORED
+        errors = torch.where(valid, (logits.float().reshape(-1) - labels) ** 2, 0).sum()
+        count = valid.sum().float()
+        return base.Score(errors, count, errors.detach(), count)
+
+    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+        """Mean squared error over the variance of the evaluation labels: 1 is what the mean alone gives."""
+        mse = sums.metric_sum / max(sums.metric_count, 1)
+        return {"nmse": mse / self._info["variance"]}
+
+    def model_overrides(self) -> dict[str, Any]:
+        return {"num_labels": 1}
+
+    def describe(self) -> dict[str, Any]:
+        o = self.options
+        return {
+            "train_samples": o.train,
+            "eval_samples": o.eval,
+            "source": f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}",
+            "licence": "made by leansurgeon: no rights attached",
+        }
+
+
+def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.ndarray:
+    """(D, d) unit vectors, orthonormal where D <= d."""
+    drawn = rng.standard_normal((input_size, dimension))
+    if dimension <= input_size:
+        drawn = np.linalg.qr(drawn)[0]
+    return (drawn / np.linalg.norm(drawn, axis=0)).T
+
+
+def _store(folder: Path, options: Options) -> dict[str, Any]:
+    o = options
+    size = o.input_size or o.dimension
+    rng = np.random.default_rng([o.seed, o.dimension, o.length, size])
+    a_Dd = directions(o.dimension, size, rng)
+    values, targets = {}, {}
+    for split, count in (("train", o.train), ("eval", o.eval)):
+        values[split] = rng.standard_normal((count, o.length, size))
+        targets[split] = (values[split] @ a_Dd.T).max(axis=1).sum(axis=1)
+    mean, deviation = targets["train"].mean(), targets["train"].std()
+    for split in base.SPLITS:
+        labels = ((targets[split] - mean) / deviation).astype(np.float32)
+        np.save(folder / f"{split}-values.npy", values[split].astype(np.float32))
+        np.save(folder / f"{split}-labels.npy", labels)
+    np.save(folder / "directions.npy", a_Dd)
+    return {"sizes": {"train": o.train, "eval": o.eval}, "variance": float(labels.astype(np.float64).var())}

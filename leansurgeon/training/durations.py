@@ -1,0 +1,63 @@
+"""Lengths with their units: `30ep` epochs, `5000st` optimizer steps; `24h`, `30m`, `90s` on the clock. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ep|st|h|m|s)\s*$")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training with its unit."""
+
+    value: float
+    unit: Literal["ep", "st", "h", "m", "s"]
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock seconds; None for a length in epochs or steps."""
+        return self.value * _SECONDS[self.unit] if self.unit in _SECONDS else None
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """A length in epochs or steps as optimizer steps, at least 1."""
+        if self.seconds is not None:
+            raise ValueError(f"{self.value:g}{self.unit} is a time and no number of steps")
+        return max(1, round(self.value * (steps_per_epoch if self.unit == "ep" else 1)))
+
+
+def parse_duration(text: str) -> Duration:
+    """`"30ep"`, `"5000st"` or `"24h"` as a `Duration`. Raises `ValueError` with the spellings."""
+    match = _DURATION.match(str(text))
+    if not match or float(match[1]) <= 0:
+        raise ValueError(
+            "a duration has a unit, as in 30ep (epochs) or 5000st (steps) or 24h, 30m, 90s (time), "
+            f"and {text!r} is none"
+        )
+    if match[2] == "st" and not float(match[1]).is_integer():
+        raise ValueError(f"steps are whole numbers, and {text!r} is none")
+    return Duration(float(match[1]), match[2])
+
+
+def _duration_text(given: Any) -> str:
+    parse_duration(given)
+    return str(given).strip()
+
+
+def _fraction_or_length(given: Any) -> float | str:
+    if isinstance(given, str) and not _DURATION.match(given):
+        given = float(given) if re.fullmatch(r"[\d.eE+-]+", given) else given
+    if isinstance(given, str):
+        return _duration_text(given)
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1:
+        raise ValueError(f"warmup is a fraction below 1 (0.1) or has a unit (5ep, 500st), and {given!r} is neither")
+    return float(given)
+
+
+DurationText = Annotated[str, BeforeValidator(_duration_text)]
+Warmup = Annotated[float | str, BeforeValidator(_fraction_or_length)]

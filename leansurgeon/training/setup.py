@@ -1,0 +1,244 @@
+"""From a recipe, a model folder and a run folder to a training that is ready: device, data, model, plan, optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leansurgeon import tasks
+from leansurgeon.errors import UsageError
+from leansurgeon.training import (
+    checkpoint,
+    engine,
+    flops,
+    guards,
+    launch,
+    optimizer,
+    order,
+    plan,
+    resume,
+    runfolder,
+    state,
+    stochastic_depth,
+    trackers,
+)
+from leansurgeon.training.agree import Council
+from leansurgeon.training.averaging import Average
+from leansurgeon.training.feed import to_device
+from leansurgeon.training.limit import Limited
+from leansurgeon.training.memory import PeakMemory
+from leansurgeon.training.mixing import Mixing
+from leansurgeon.training.pace import Pace
+from leansurgeon.training.progress import Progress
+from leansurgeon.training.recipe import TrainingRecipe
+from leansurgeon.training.recipefile import dump
+from leansurgeon.training.signals import Stops
+from leansurgeon.training.state import History, Run
+from leansurgeon.training.step import Scored, Trainer
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+COMPILE_BACKEND: str | None = None  # torch's default
+
+
+def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
+    """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
+    task = tasks.make(recipe.task.name, recipe.task.options)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    task.prepare(runfolder.cache_dir(), model_dir, workers=cores, say=say)
+    return task
+
+
+def ready(
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    run_dir: Path,
+    progress: Progress,
+    *,
+    loaded: Any = None,
+    task: tasks.Task | None = None,
+    cpu: bool = False,
+    replace: bool = False,
+    resume_from: str = resume.NEVER,
+    resume_anyway: bool = False,
+    limit_batches: int | None = None,
+) -> Run:
+    """A training at its first step, or where its checkpoint left it. A training that is refused leaves no folder."""
+    trackers.check(recipe.train.trackers)
+    if launch.rank() == 0 and resume_from == resume.NEVER:
+        runfolder.check_free(run_dir, replace=replace)
+    accelerator = engine.start(cpu=cpu, say=progress.say)
+    council = Council(accelerator.num_processes, accelerator.process_index)
+    origin = council.share(lambda: resume.origin_of(model_dir))
+    found = council.share(
+        lambda: resume.point(
+            run_dir,
+            recipe,
+            origin,
+            resume=resume_from,
+            anyway=resume_anyway,
+            replace=replace,
+            say=progress.say,
+        )
+    )
+    saved = checkpoint.read_state(found) if found else None
+    if task is None:
+        with accelerator.local_main_process_first():
+            task = prepared_task(recipe, model_dir, progress.say)
+    if limit_batches is not None:
+        task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
+    if saved:
+        resume.check_data(saved, state.data_of(task))
+    scheme = plan.make(
+        recipe.train, task.size("train"), council.processes, micro_limit=saved["micro"] if saved else None
+    )
+    if loaded is None:
+        from leansurgeon import checkpoints
+
+        torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process and in every repetition
+        loaded = checkpoints.load(model_dir, task.head, task.model_overrides())
+    trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir)
+    progress.steps = None if scheme.timed else scheme.steps
+    log = runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None)
+    run = Run(
+        recipe,
+        run_dir,
+        task,
+        loaded,
+        judged,
+        judged_loaded,
+        trainer,
+        council,
+        Stops(council),
+        progress,
+        PeakMemory(accelerator.device),
+        log,
+        History(),
+        origin,
+        trackers=trackers.Trackers(recipe, run_dir, main=False),
+    )
+    _fit(run)
+    # Last: a training that is refused leaves no folder in the way of the next try.
+    run.lock = council.everywhere(lambda: _take(run, found, saved, replace) if council.rank == 0 else None)
+    if found:
+        council.everywhere(lambda: state.restore(run, found, saved))
+        run.history.resumed.append(run.history.done)
+    run.trackers = trackers.Trackers(recipe, run_dir, main=council.rank == 0)
+    progress.say(_sentence(run, found))
+    return run
+
+
+def make_trainer(
+    recipe: TrainingRecipe, loaded: Any, task: tasks.Task, accelerator: Accelerator, scheme: plan.Plan, model_dir: Path
+) -> tuple[Trainer, Scored, Any]:
+    """The trainer, what is evaluated (the model or its average) as a module, and what is saved of it."""
+    train, device = recipe.train, accelerator.device
+    family = type(loaded.model).__name__
+    if train.label_smoothing and task.head not in ("image-classification", "sequence-classification"):
+        raise UsageError(
+            f"label_smoothing is for classification, and task '{task.name}' is {task.head}.",
+            "Leave train.label_smoothing out.",
+        )
+    mixing = Mixing(train, task) if train.mixes else None
+    if train.drop_path:
+        stochastic_depth.apply(loaded.model, train.drop_path, family)
+    if train.activation_checkpointing:
+        engine.checkpoint_activations(loaded.model, family)
+    loaded.model.to(device)
+    average = Average(loaded, train.ema) if train.ema else None
+    distillation = None
+    if train.distill:
+        from leansurgeon.training.distill import Distillation
+
+        distillation = Distillation(train.distill, loaded, task, model_dir, device)
+    scored = Scored(
+        loaded,
+        task,
+        precision=train.precision,
+        label_smoothing=train.label_smoothing,
+        distillation=distillation,
+    )
+    scored.train()
+    scored.to(device)
+    made = optimizer.make(scored, train.optim, fused=device.type == "cuda")
+    # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
+    if train.compile:
+        scored.compile(**({"backend": COMPILE_BACKEND} if COMPILE_BACKEND else {}))  # in place: no name changes
+    wrapped = engine.wrap(accelerator, scored)
+    trainer = Trainer(
+        accelerator=accelerator,
+        scored=wrapped.module if accelerator.num_processes > 1 else wrapped,
+        wrapped=wrapped,
+        optimizer=made,
+        parameters=[parameter for parameter in scored.parameters() if parameter.requires_grad],
+        plan=scheme,
+        seed=train.seed,
+        pace=Pace(scheme),
+        scaler=engine.scaler(train.precision, device),
+        average=average,
+        mixing=mixing,
+    )
+    if average is None:
+        return trainer, trainer.scored, loaded
+    return trainer, Scored(average.loaded, task, precision=train.precision).to(device).eval(), average.loaded
+
+
+def _fit(run: Run) -> None:
+    """Let the micro batch fit in memory, and learn how much a sample costs."""
+    train, accelerator = run.recipe.train, run.trainer.accelerator
+
+    def batch(scheme: plan.Plan) -> dict[str, Any]:
+        _, indices = order.global_batch(train.seed, 0, run.task.size("train"), scheme.batch)
+        rows = order.micro_batches(indices[: scheme.group], scheme.processes, accelerator.process_index, scheme.micro)
+        made = to_device(run.task.batch("train", rows[0], seed=train.seed, epoch=0), accelerator.device)
+        return run.trainer.mixing(made, 0, 0) if run.trainer.mixing else made
+
+    def smaller(limit: int) -> plan.Plan:
+        return plan.make(train, run.task.size("train"), run.council.processes, micro_limit=limit)
+
+    guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
+    run.trainer.pace.plan = run.plan
+    run.peak_flops = flops.peak(engine.device_name(accelerator), train.precision)
+    if run.peak_flops:
+        first = run.task.batch("train", order.epoch_order(train.seed, 0, run.task.size("train"))[:1], seed=0, epoch=0)
+        run.flops_per_sample = flops.of_training(run.loaded, run.task, first)
+
+
+def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> int | None:
+    """Take hold of the run folder: a new one is made, one that is continued gets the recipe as it is now."""
+    if found is None:
+        if run.folder.exists():
+            runfolder.release(runfolder.hold(run.folder))
+        runfolder.create(run.folder, replace=replace or checkpoint_free(run.folder))
+    handle = runfolder.hold(run.folder)
+    if found is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
+        runfolder.write_text(run.folder / runfolder.RECIPE, dump(run.recipe))
+    for later in checkpoint.all_of(run.folder) if found is not None else ():
+        if later.name > found.name:  # torn, or beyond the one that was asked for: it will be written again
+            runfolder.discard(later)
+    return handle
+
+
+def checkpoint_free(folder: Path) -> bool:
+    """Whether this is an unfinished run that never came to a checkpoint: nothing is lost with it."""
+    return not (folder / runfolder.SUMMARY).exists() and checkpoint.newest(folder) is None
+
+
+def _sentence(run: Run, found: Path | None) -> str:
+    scheme, accelerator = run.plan, run.trainer.accelerator
+    seed, precision, device = run.trainer.seed, run.recipe.train.precision, engine.device_name(accelerator)
+    length = (
+        f"{run.recipe.train.duration} in steps of {scheme.batch} samples"
+        if scheme.timed
+        else f"{scheme.steps} steps of {scheme.batch} samples ({scheme.epochs:.4g} epochs)"
+    )
+    start = f"resumed after step {run.history.done} ({found}); " if found else ""
+    return (
+        f"{run.recipe.name}: {start}{length}, seed {seed}, {precision}, "
+        f"{scheme.processes} x {device}, micro batch {scheme.micro} x {scheme.accumulation}"
+    )

@@ -1,0 +1,233 @@
+"""The state of one training: what it uses (`Run`), what it has seen (`History`), and both as a checkpoint.
+
+What is not here follows from (recipe, seed, step): the order of the data, augmentation, masks, mixing, dropout, the
+learning rate.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training import checkpoint
+
+if TYPE_CHECKING:
+    from leansurgeon.tasks import Task
+    from leansurgeon.training.agree import Council
+    from leansurgeon.training.memory import PeakMemory
+    from leansurgeon.training.plan import Plan
+    from leansurgeon.training.progress import Progress
+    from leansurgeon.training.recipe import TrainingRecipe
+    from leansurgeon.training.runfolder import MetricsLog
+    from leansurgeon.training.signals import Stops
+    from leansurgeon.training.step import Scored, Trainer
+    from leansurgeon.training.trackers import Trackers
+
+
+@dataclass
+class History:
+    """Everything that a training has counted and measured, as plain values that JSON holds without loss."""
+
+    done: int = 0  # optimizer steps
+    evaluate: bool = False  # an evaluation is due, and has not been finished
+    before: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None
+    last: dict[str, Any] | None = None
+    eval_losses: list[float] = field(default_factory=list)
+    eval_seconds: list[float] = field(default_factory=list)
+    windows: list[list[float]] = field(default_factory=list)  # steps and seconds between two looks at the clock
+    pending: list[list[float]] = field(default_factory=list)  # steps since the last look: loss sum, count, norm
+    waited: float = 0.0  # seconds without data
+    worse: int = 0  # evaluations in a row that brought nothing better
+    early: bool = False  # ended by early stopping
+    given_up: list[int] = field(default_factory=list)  # steps that were left out for numbers that are not finite
+    rollbacks: int = 0
+    resumed: list[int] = field(default_factory=list)  # steps at which the training was continued
+    seconds: float = 0.0
+    peak: int = 0  # bytes
+    started: str = ""
+
+
+@dataclass
+class Run:
+    """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average."""
+
+    recipe: TrainingRecipe
+    folder: Path
+    task: Task
+    loaded: Any
+    judged: Scored
+    judged_loaded: Any
+    trainer: Trainer
+    council: Council
+    stops: Stops
+    progress: Progress
+    memory: PeakMemory
+    log: MetricsLog
+    history: History
+    origin: dict[str, str]
+    trackers: Trackers
+    clock: float = field(default_factory=time.perf_counter)
+    saved_at: float = field(default_factory=time.perf_counter)
+    evaluated_at: float = field(default_factory=time.perf_counter)
+    tokens_per_sample: int = 1
+    flops_per_sample: float | None = None
+    peak_flops: float | None = None
+    lock: Any = None
+    window: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def plan(self) -> Plan:
+        return self.trainer.plan
+
+    @property
+    def main(self) -> bool:
+        return self.council.rank == 0
+
+    def spent(self) -> float:
+        """Seconds of training, evaluations included, over all processes that continued it one after the other."""
+        return self.history.seconds + time.perf_counter() - self.clock
+
+
+def save(run: Run) -> Path:
+    """Write a checkpoint by all processes together."""
+    rows = torch.stack(run.window).tolist() if run.window else []
+    history = asdict(run.history) | {"pending": rows, "seconds": run.spent(), "peak": max(run.history.peak, _peak(run))}
+    optimizer, groups = _optimizer_out(run.trainer.optimizer)
+    shared = {f"model.{name}": tensor for name, tensor in _weights(run.loaded.model).items()} | optimizer
+    if run.trainer.average is not None:
+        shared |= {f"average.{name}": tensor for name, tensor in _weights(run.trainer.average.model).items()}
+    own, generators = _generators_out(run.trainer.accelerator.device)
+    own |= {f"buffer.{name}": buffer for name, buffer in run.loaded.model.named_buffers()}
+    if run.trainer.average is not None:
+        own |= {f"average.{name}": buffer for name, buffer in run.trainer.average.model.named_buffers()}
+    state = {
+        "history": history,
+        "groups": groups,
+        "generators": generators,
+        "scaler": run.trainer.scaler.state_dict() if run.trainer.scaler is not None else None,
+        "pace": run.trainer.pace.state(),
+        "metrics_bytes": run.log.bytes,
+        "micro": run.plan.micro,
+        "world_size": run.council.processes,
+        "origin": run.origin,
+        "data": data_of(run.task),
+        "recipe": run.recipe.model_dump(mode="json"),
+    }
+    keep = run.recipe.train.checkpoint.keep_last
+    path = checkpoint.write(run.folder, run.history.done, shared, own, state, run.council, keep=keep)
+    run.saved_at = time.perf_counter()
+    return path
+
+
+def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
+    """Put the training where the checkpoint at `path` left it. Raises `UsageError` for one of another model."""
+    shared, own = checkpoint.read_tensors(path, run.council.rank)
+    _weights_in(run.loaded.model, _part(shared, "model."), path)
+    if run.trainer.average is not None:
+        _weights_in(run.trainer.average.model, _part(shared, "average."), path)
+    _optimizer_in(run.trainer.optimizer, shared, state["groups"])
+    if run.trainer.scaler is not None and state["scaler"] is not None:
+        run.trainer.scaler.load_state_dict(state["scaler"])
+    run.trainer.pace.restore(state["pace"])
+    if own is not None and state["world_size"] == run.council.processes:
+        _buffers_in(run.loaded.model, _part(own, "buffer."))
+        if run.trainer.average is not None:
+            _buffers_in(run.trainer.average.model, _part(own, "average."))
+        _generators_in(own, state["generators"], run.trainer.accelerator.device)
+    run.history = History(**state["history"])
+    run.window = [torch.tensor(row, device=run.trainer.accelerator.device) for row in run.history.pending]
+    run.history.pending = []
+    run.log.cut(state["metrics_bytes"])
+    run.clock = run.saved_at = run.evaluated_at = time.perf_counter()
+
+
+def data_of(task: Task) -> dict[str, int]:
+    return {"train": task.size("train"), "eval": task.size("eval")}
+
+
+def _peak(run: Run) -> int:
+    return int(run.memory.bytes)
+
+
+def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, a tied one once."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+@torch.no_grad()
+def _weights_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    here = _weights(model)
+    differing = sorted(here.keys() ^ tensors.keys()) or [n for n in here if here[n].shape != tensors[n].shape]
+    if differing:
+        raise UsageError(
+            f"{path} is of another model: {differing[0]} differs.", "Name the model that this run was started with."
+        )
+    for name, tensor in tensors.items():
+        here[name].copy_(tensor)
+
+
+def _buffers_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    buffers = dict(model.named_buffers())
+    for name, tensor in tensors.items():
+        buffers[name].copy_(tensor)
+
+
+def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """The optimizer's tensors by name, and its groups without them."""
+    whole = optimizer.state_dict()
+    tensors = {
+        f"optimizer.{index}.{key}": value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
+        for index, values in whole["state"].items()
+        for key, value in values.items()
+    }
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in whole["param_groups"]]
+    return tensors, groups
+
+
+def _optimizer_in(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[dict[str, Any]]
+) -> None:
+    whole = optimizer.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in _part(tensors, "optimizer.").items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
+    for group, saved in zip(whole["param_groups"], groups, strict=True):
+        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+    optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+
+
+def _generators_out(device: torch.device) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """All random generators of this process: torch's on the CPU and the device, numpy's and Python's."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    tensors = {
+        "generator.torch": torch.get_rng_state(),
+        "generator.python": torch.tensor(internal, dtype=torch.int64),
+        "generator.numpy": torch.from_numpy(keys.astype(np.int64)),
+    }
+    if device.type == "cuda":
+        tensors["generator.cuda"] = torch.cuda.get_rng_state(device)
+    return tensors, {"python": [version, gauss], "numpy": [str(kind), int(position), int(has_gauss), float(cached)]}
+
+
+def _generators_in(tensors: dict[str, torch.Tensor], rest: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(tensors["generator.torch"])
+    if device.type == "cuda" and "generator.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["generator.cuda"], device)
+    version, gauss = rest["python"]
+    random.setstate((version, tuple(tensors["generator.python"].tolist()), gauss))
+    kind, position, has_gauss, cached = rest["numpy"]
+    np.random.set_state((kind, tensors["generator.numpy"].numpy().astype(np.uint32), position, has_gauss, cached))

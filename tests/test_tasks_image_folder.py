@@ -1,0 +1,247 @@
+"""Images from folders, webdataset shards, parquet and the hub: the same samples whatever they lie in."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import tarfile
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from sklearn.metrics import top_k_accuracy_score
+from timm.data import create_transform
+
+from leansurgeon import tasks
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.tasks import base, draws
+
+COUNTS = {"train": 12, "val": 7}
+RANDAUG = {"auto_augment": "rand-m9-mstd0.5", "random_erase": 0.5}
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def prepared(cache, name="folder", **options):
+    task = tasks.make(name, {"image_size": 16, **options})
+    task.prepare(cache, None, workers=1, say=quiet)
+    return pickle.loads(pickle.dumps(task))
+
+
+def everything(task, split="eval", **chance):
+    return task.batch(split, np.arange(task.size(split)), **{"seed": 0, "epoch": 0, **chance})
+
+
+def png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def samples(split: str) -> list[tuple[bytes, int]]:
+    rng = np.random.default_rng(len(split))
+    sizes = [(24 + i % 5, 20 + i % 3, 3) for i in range(COUNTS[split])]
+    return [(png(rng.integers(0, 256, size, dtype=np.uint8)), i % 3) for i, size in enumerate(sizes)]
+
+
+def write(root, kind: str) -> str:
+    """The same images as class folders, shards or parquet files; returns the task's `data`."""
+    for split in COUNTS:
+        rows = sorted(samples(split), key=lambda row: row[1])  # the order in which folders are read
+        if kind == "folder":
+            for i, (content, label) in enumerate(rows):
+                path = root / split / f"n0{label}" / f"{i:03d}.PNG"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        elif kind == "tar":
+            root.mkdir(exist_ok=True)
+            for shard in range(2):
+                with tarfile.open(root / f"set-{split}-{shard:04d}.tar", "w") as tar:
+                    half = range(len(rows))[: len(rows) // 2] if shard == 0 else range(len(rows))[len(rows) // 2 :]
+                    for i in half:
+                        label = json.dumps({"label": rows[i][1]}) if i % 2 else str(rows[i][1])
+                        for suffix, content in (("png", rows[i][0]), ("json" if i % 2 else "cls", label.encode())):
+                            member = tarfile.TarInfo(f"{split}/sample.{i:06d}".replace(".", "-") + f".{suffix}")
+                            member.size = len(content)
+                            tar.addfile(member, io.BytesIO(content))
+        else:
+            root.mkdir(exist_ok=True)
+            features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abc"))})
+            columns = {"image": [{"bytes": c, "path": None} for c, _ in rows], "label": [n for _, n in rows]}
+            name = "validation" if split == "val" else split
+            datasets.Dataset.from_dict(columns, features=features).to_parquet(root / f"{name}-00000-of-00001.parquet")
+    return str(root)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
+def test_images_are_those_of_the_files_as_timm_prepares_them(tmp_path, kind):
+    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", kind), crop_pct=0.9)
+    assert (task.size("train"), task.size("eval")) == (12, 7)
+    batch = everything(task)
+    rows = sorted(samples("val"), key=lambda row: row[1])
+    assert batch["labels"].tolist() == [label for _, label in rows]
+    reference = create_transform((3, 16, 16), crop_pct=0.9, interpolation="bicubic")
+    for (content, _), pixels in zip(rows, batch["pixel_values"], strict=True):
+        assert torch.equal(reference(Image.open(io.BytesIO(content))), pixels)
+    assert task.model_overrides() == {"num_labels": 3, "image_size": 16, "num_channels": 3}
+    assert not list((tmp_path / "cache").glob("*/*images.bin")) or kind == "parquet"
+    assert torch.equal(everything(task, seed=5, epoch=3)["pixel_values"], batch["pixel_values"])
+
+
+@pytest.mark.parametrize("options", [RANDAUG, {"color_jitter": 0.4}], ids=["randaugment", "jitter"])
+def test_a_sample_is_a_function_of_seed_epoch_and_index(tmp_path, options):
+    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), **options)
+    whole = everything(task, "train")["pixel_values"]
+    for rows in ([9, 4], [4], [4, 9, 0, 1]):
+        part = task.batch("train", np.array(rows), seed=0, epoch=0)["pixel_values"]
+        assert torch.equal(part, whole[rows])
+    # Whatever the global generators were doing, and with a task that another process would have.
+    random.seed(99), np.random.seed(98), torch.manual_seed(97)
+    again = pickle.loads(pickle.dumps(task))
+    assert torch.equal(everything(again, "train")["pixel_values"], whole)
+    assert not torch.equal(everything(task, "train", epoch=1)["pixel_values"], whole)
+    assert not torch.equal(everything(task, "train", seed=1)["pixel_values"], whole)
+
+
+def test_the_global_generators_are_left_as_they_were():
+    def state():
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = state()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    inside = [(random.random(), np.random.rand(), float(torch.rand(()))) for _ in draws.each(0, 0, np.array([3, 7, 3]))]
+    assert inside[0] == inside[2] != inside[1] and state() == expected
+    with pytest.raises(KeyError):
+        for _ in draws.each(0, 0, np.array([3, 7])):
+            raise KeyError
+    assert next(iter(draws.each(0, 0, np.array([7])))) == 0  # the lock is free again
+
+
+def test_one_folder_of_classes_holds_some_out(tmp_path):
+    write(tmp_path / "data", "folder")
+    root = str(tmp_path / "data" / "train")
+    tasks_by_seed = [prepared(tmp_path / "cache", data=root, eval_fraction=0.25, split_seed=seed) for seed in (0, 1)]
+    assert [(task.size("train"), task.size("eval")) for task in tasks_by_seed] == [(9, 3)] * 2
+    parts = [everything(tasks_by_seed[0], split)["labels"].bincount(minlength=3) for split in ("train", "eval")]
+    assert (parts[0] + parts[1]).tolist() == [4, 4, 4]
+    first, second = (everything(task)["pixel_values"] for task in tasks_by_seed)
+    assert not torch.equal(first, second)
+
+
+def test_fewer_samples_are_of_all_classes(tmp_path):
+    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), train_samples=9, eval_samples=5)
+    assert (task.size("train"), task.size("eval")) == (9, 5)
+    assert len(set(everything(task, "train")["labels"].tolist())) == 3
+    with pytest.raises(UsageError, match="holds 12 train images where train_samples asks for 13"):
+        prepared(tmp_path / "cache", data=str(tmp_path / "data"), train_samples=13)
+    with pytest.raises(IndexError):
+        task.batch("eval", np.array([5]), seed=0, epoch=0)
+
+
+def test_images_without_classes_can_be_read_but_not_scored(tmp_path):
+    write(tmp_path / "data", "folder")
+    task = prepared(tmp_path / "cache", data=str(tmp_path / "data" / "train" / "n01"), channels=1)
+    batch = everything(task, "train")
+    assert batch["pixel_values"].shape == (3, 1, 16, 16) and set(batch["labels"].tolist()) == {-100}
+    assert "num_labels" not in task.model_overrides()
+
+
+def test_top_five_is_that_of_scikit_learn_and_adds_up(tmp_path):
+    task = tasks.make("imagenet", {"data": "x"})
+    logits, labels = torch.randn(50, 12), torch.randint(12, (50,))
+    padded = torch.cat([labels, torch.full((3,), -100)])
+    scores = [task.score(logits[:20], {"labels": labels[:20]})]
+    scores.append(task.score(torch.cat([logits[20:], torch.randn(3, 12)]), {"labels": padded[20:]}))
+    sums = tasks.Sums(
+        *(float(a + b) for a, b in zip(*(s[:4] for s in scores), strict=True)), sum(s.extra for s in scores)
+    )
+    found = task.metric_value(sums)
+    for k, name in ((1, "accuracy"), (5, "top5")):
+        expected = top_k_accuracy_score(labels.numpy(), logits.numpy(), k=k, labels=np.arange(12))
+        assert found[name] == pytest.approx(expected)
+    assert len(scores[0].extra) == task.extra_sums
+    few = base.classification_score(torch.randn(4, 3), torch.tensor([0, 1, 2, -100]), top=5)
+    assert few.extra.tolist() == [3.0]
+
+
+def test_soft_labels_and_smoothing_are_torchs():
+    logits, labels = torch.randn(9, 6, dtype=torch.float64).float(), torch.randint(6, (9,))
+    soft = 0.3 * torch.nn.functional.one_hot(labels, 6) + 0.7 * torch.nn.functional.one_hot(labels.flip(0), 6)
+    for given, smoothing in ((labels, 0.1), (soft, 0.0), (soft, 0.1)):
+        score = base.classification_score(logits, given, smoothing)
+        expected = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(logits, given)
+        assert float(score.loss_sum / score.loss_count) == pytest.approx(float(expected), rel=1e-5)
+        none = torch.zeros(2, 6) if given.dim() == 2 else torch.full((2,), -100)
+        wider = base.classification_score(torch.cat([logits, torch.randn(2, 6)]), torch.cat([given, none]), smoothing)
+        assert all(torch.allclose(a, b) for a, b in zip(score[:4], wider[:4], strict=True))
+    assert base.classification_score(logits, soft).metric_sum == (logits.argmax(1) == labels.flip(0)).sum()
+    tokens, targets = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
+    smooth, plain = base.token_score(tokens, targets, 0.1), base.token_score(tokens, targets)
+    assert smooth.metric_sum == plain.metric_sum == plain.loss_sum != smooth.loss_sum
+
+
+def test_a_hub_set_is_read_as_its_parquet_files_are(tmp_path, monkeypatch):
+    root = write(tmp_path / "data", "parquet")
+    local = datasets.load_dataset(root, cache_dir=str(tmp_path / "hf"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: local[split])
+    hub = prepared(tmp_path / "cache", data="hub:someone/pictures")
+    mine = prepared(tmp_path / "cache", data=root)
+    assert torch.equal(everything(hub)["pixel_values"], everything(mine)["pixel_values"])
+    assert hub._info["labels"] == mine._info["labels"] == ["a", "b", "c"]
+
+
+def test_what_cannot_be_fetched_is_one_sentence(tmp_path):
+    with pytest.raises(LeanSurgeonError, match=r"timm/mini-imagenet, split train, cannot be fetched from huggingface"):
+        prepared(tmp_path, data="hub:timm/mini-imagenet")
+    with pytest.raises(UsageError, match=r"No images are at '.*nowhere'.*train/CLASS"):
+        prepared(tmp_path, data=str(tmp_path / "nowhere"))
+
+
+def test_an_unreadable_image_is_named(tmp_path):
+    for kind, where in (("folder", r"val/n00/000\.PNG"), ("tar", r"set-val-0000\.tar \(byte 512\)")):
+        data = write(tmp_path / kind, kind)
+        task = prepared(tmp_path / "cache", data=data)
+        path = next((tmp_path / kind).rglob("000.PNG" if kind == "folder" else "set-val-0000.tar"))
+        path = tmp_path / kind / "val" / "n00" / "000.PNG" if kind == "folder" else path
+        content = bytearray(path.read_bytes())
+        start = 0 if kind == "folder" else 512
+        content[start + 20 : start + 400] = bytes(380)
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=f"The image .*{where} cannot be read: ") as caught:
+            everything(task)
+        assert "\n" not in str(caught.value)
+
+
+def test_bad_sets_are_one_sentence(tmp_path):
+    data = write(tmp_path / "data", "folder")
+    (tmp_path / "data" / "val" / "n09").mkdir()
+    with pytest.raises(UsageError, match="val has the class folder 'n09', which the training images do not have"):
+        prepared(tmp_path / "cache", data=data)
+    shards = tmp_path / "shards"
+    write(shards, "tar")
+    with tarfile.open(shards / "set-train-0002.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("a/lonely.png"))
+    with pytest.raises(UsageError, match=r"set-train-0002\.tar: the sample .*lonely.* has no class"):
+        prepared(tmp_path / "cache", data=str(shards))
+    (shards / "set-train-0002.tar").write_bytes(b"x" * 600)
+    with pytest.raises(UsageError, match="not a readable tar file"):
+        prepared(tmp_path / "cache", data=str(shards))
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    parquet.write_table(pa.table({"picture": [b"x"], "label": [0]}), tables / "train.parquet")
+    with pytest.raises(UsageError, match=r"no column 'image'.*picture"):
+        prepared(tmp_path / "cache", data=str(tables))
+    with pytest.raises(UsageError, match="mean has 3 numbers and the images have 1 channels"):
+        tasks.make("folder", {"data": "x", "channels": 1, "mean": [0.5, 0.5, 0.5]})
+    with pytest.raises(UsageError, match="3 classes, more than the task's option classes 2"):
+        prepared(tmp_path / "cache", data=write(tmp_path / "again", "folder"), classes=2)
+    assert not [path for path in (tmp_path / "cache").glob("*") if path.name.startswith(".partial")]

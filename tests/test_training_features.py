@@ -1,0 +1,405 @@
+"""What a recipe may ask of the engine, each against something that we did not write: torch, timm, a closed form."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from leansurgeon.errors import Diverged, OutOfMemory, UsageError
+from leansurgeon.training import (
+    engine,
+    flops,
+    guards,
+    mixing,
+    optimizer,
+    order,
+    pace,
+    plan,
+    setup,
+    stochastic_depth,
+    trackers,
+)
+from leansurgeon.training.durations import parse_duration
+from leansurgeon.training.loop import train
+from leansurgeon.training.recipe import Train
+from leansurgeon.training.schedule import lr_at
+from leansurgeon.training.settings import Optim, Schedule
+from tests import training_interrupted as cut
+from tests.training_standin import Dots, Words, dot_model, recipe, word_model
+
+
+def _run(folder, *, loaded=None, task=None, say=lambda text: None, **settings):
+    loaded, task = loaded or word_model(), task or Words()
+    summary = train(recipe(**settings), folder, folder / "run", loaded=loaded, task=task, cpu=True, say=say)
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return summary, rows
+
+
+def _losses(rows, kind="train"):
+    return [row["loss"] for row in rows if row["type"] == kind]
+
+
+def _train(**changes) -> Train:
+    return Train.model_validate({"duration": "3ep", "batch": 64, "optim": {"lr": 1e-3}} | changes)
+
+
+@pytest.mark.parametrize("anneal", ["linear", "cosine"])
+@pytest.mark.parametrize(("total", "share"), [(100, 0.3), (50, 0.2), (37, 0.25)])
+def test_one_cycle_is_that_of_torch(anneal, total, share):
+    adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
+    options = {"pct_start": share, "anneal_strategy": anneal, "div_factor": 10.0, "final_div_factor": 100.0}
+    theirs = torch.optim.lr_scheduler.OneCycleLR(adamw, 3e-3, total_steps=total, **options)
+    schedule = {"name": "one-cycle", "warmup": share, "anneal": anneal, "div": 10.0, "final_div": 100.0}
+    made = plan.make(_train(duration=f"{total}st", optim={"lr": 3e-3}, schedule=schedule), 64, 1)
+    for step in range(total):
+        assert made.lr(step) == pytest.approx(adamw.param_groups[0]["lr"], rel=1e-6, abs=1e-12), step
+        assert made.momentum(step) == pytest.approx(adamw.param_groups[0]["betas"][0], rel=1e-6), step
+        optimizer.set_lr(adamw, made.lr(step), made.momentum(step))
+        adamw.step()
+        theirs.step()
+
+
+def test_the_budget_triangle_is_the_published_formula():
+    """Crammed BERT's budget-triangle2: min(0.25 + x (1 - 0.25)/(1 - 0.25), 1/0.25 - x/0.25) of the rate at x of 1."""
+    shape = Schedule(name="triangle")
+    for step in range(1001):
+        x = step / 1000
+        wanted = 1e-3 * min(0.25 + x * 0.75 / 0.75, (1 - x) / 0.25)
+        found = lr_at(step, total=1000, warmup=0, peak=1e-3, name="triangle", shape=shape)
+        assert found == pytest.approx(wanted, abs=1e-15)
+
+
+def test_a_timed_training_follows_the_clock_between_looks(tmp_path):
+    made = plan.make(_train(duration="24h", schedule={"name": "triangle"}), 640, 1)
+    clock = pace.Pace(made)
+    clock.look(100, 6 * 3600.0)  # 216 s a step
+    assert made.lr(clock.place(100)) == pytest.approx(1e-3 * 0.5)
+    assert clock.fraction(110) == pytest.approx(0.275) and not clock.over(110)
+    clock.look(200, 24 * 3600.0)
+    assert clock.over(200)
+    other = pace.Pace(made)
+    other.restore(clock.state())
+    assert other.place(201) == clock.place(201)
+    summary, rows = _run(tmp_path, duration="1s", schedule={"name": "triangle"}, eval={"every": "100ep", "batch": 13})
+    assert summary["steps"] > 5 and 0.9 < summary["seconds"] < 10
+    rates = [row["lr"] for row in rows if row["type"] == "train"]
+    assert rates[-1] < 0.5 * max(rates)  # it fell at the end
+    assert rows[-1]["type"] == "eval" and rows[-1]["step"] == summary["steps"]
+
+
+@pytest.mark.parametrize("text", ["24h", "30m", "90s"])
+def test_times_are_no_steps(text):
+    assert parse_duration(text).seconds == {"24h": 86400, "30m": 1800, "90s": 90}[text]
+    with pytest.raises(ValueError, match="is a time"):
+        parse_duration(text).steps(10)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("ramp", [None, {"start": 16, "until": 0.5}, {"start": 8, "until": "1ep"}])
+def test_every_epoch_shows_every_sample_once_whatever_the_ramp(ramp, processes):
+    made = plan.make(_train(batch=32, batch_ramp=ramp, micro_batch=2), 100, processes)
+    seen = []
+    batches = []
+    for step in range(made.steps):
+        rows = []
+        for epoch, indices in order.groups(7, made.position(step), made.batch_at(step), 100, made.group):
+            hands = [order.micro_batches(indices, processes, rank, made.micro) for rank in range(processes)]
+            assert sorted(np.concatenate([hand.ravel() for hand in hands])) == sorted(indices)
+            rows += [(epoch, index) for index in indices]
+        assert len(rows) == made.batch_at(step)
+        batches.append(len(rows))
+        seen += rows
+    assert len(set(seen)) == len(seen)  # no sample twice in an epoch
+    assert made.epochs >= 3 and len(seen) == made.position(made.steps)
+    assert batches == sorted(batches) and batches[-1] == 32
+    assert batches[0] == (ramp["start"] if ramp else 32)
+    if ramp:
+        assert made.epochs < 3 + 32 / made.epoch_samples
+
+
+def test_a_ramp_trains_and_evaluates_at_epoch_ends(tmp_path):
+    ramp = {"start": 4, "until": "2ep"}
+    summary, rows = _run(tmp_path, duration="4ep", batch_ramp=ramp, eval={"every": "1ep", "batch": 13})
+    evaluated = [row["step"] for row in rows if row["type"] == "eval"]
+    assert len(evaluated) == 5 and evaluated[-1] == summary["steps"]
+    assert np.diff(evaluated)[0] > np.diff(evaluated)[-1]  # small batches: more steps an epoch
+
+
+def _picture_batch(size):
+    images = torch.arange(size * 48, dtype=torch.float32).reshape(size, 3, 4, 4)
+    return {"pixel_values": images, "labels": torch.arange(size) % 3}
+
+
+def test_mixing_is_timms_and_the_same_however_the_batch_is_cut():
+    from timm.data import Mixup
+
+    made = mixing.Mixing(_train(mixup=0.8, cutmix=1.0, seed=5), cut.Pictures())
+    kinds = set()
+    for step in range(12):
+        whole = _picture_batch(8)
+        mixed = made(whole, 0, step)
+        places = mixing.paired(8, torch.device("cpu"))
+        np.random.seed(order.mixing_seed(5, 0, step))
+        options = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "label_smoothing": 0.0, "num_classes": 3}
+        images, labels = Mixup(**options)(whole["pixel_values"][places].clone(), whole["labels"][places])
+        assert torch.equal(mixed["pixel_values"], images) and torch.equal(mixed["labels"], labels)
+        kinds.add(bool((images == whole["pixel_values"][places]).any()))
+        halves = [made({k: v[at : at + 4] for k, v in whole.items()}, 0, step) for at in (0, 4)]
+        together = torch.cat([half["pixel_values"] for half in halves])
+        # The same mixed images, in another order.
+        key = lambda tensor: sorted(map(tuple, tensor.reshape(8, -1).tolist()))  # noqa: E731
+        assert key(together) == key(mixed["pixel_values"])
+    assert kinds == {True, False}  # cutmix and mixup both came
+    before = np.random.get_state()[1].copy()
+    made(_picture_batch(4), 0, 0)
+    assert (np.random.get_state()[1] == before).all()
+
+
+def test_mixing_needs_pictures_in_even_batches():
+    with pytest.raises(UsageError, match="mix images, and task 'words' is masked-lm"):
+        mixing.Mixing(_train(mixup=0.8), Words())
+    with pytest.raises(UsageError, match="no even number"):
+        plan.make(_train(mixup=0.8, batch=15), 64, 1)
+
+
+def test_drop_path_is_timms():
+    import timm
+
+    small = {"depth": 4, "embed_dim": 12, "num_heads": 2}
+    theirs = timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.3, **small)
+    ours = timm.create_model("vit_tiny_patch16_224", **small)
+    stochastic_depth.apply(ours, 0.3, "vit")
+    rates = [[getattr(m, "drop_prob", 0.0) for b in model.blocks for m in (b.drop_path1, b.drop_path2)]
+             for model in (theirs, ours)]  # fmt: skip
+    assert rates[0] == pytest.approx(rates[1]) and max(rates[1]) == pytest.approx(0.3)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    with pytest.raises(UsageError, match="no place for drop_path"):
+        stochastic_depth.apply(word_model().model, 0.1, "WordModel")
+
+
+def test_the_average_is_evaluated_and_exported(tmp_path):
+    loaded = word_model()
+    start = copy.deepcopy(loaded.model)
+    states = []
+
+    class Watched(Words):
+        def batch(self, split, indices, **rest):
+            states.append((split, copy.deepcopy(loaded.model.state_dict())))
+            return super().batch(split, indices, **rest)
+
+    summary, _ = _run(tmp_path, loaded=loaded, task=Watched(), ema={"decay": 0.7}, eval={"every": "8st", "batch": 13})
+    weights = [state for split, state in states if split == "train"][1:] + [states[-1][1]]
+    average = {name: value.clone() for name, value in weights[0].items()}  # timm: the first update copies
+    for state in weights[1:]:
+        average = {name: 0.7 * value + 0.3 * state[name] for name, value in average.items()}
+    for name in ("model", "last"):
+        saved = torch.load(tmp_path / "run" / name / "weights.pt", weights_only=True)
+        for key, value in average.items():
+            assert torch.allclose(saved[key], value, atol=1e-6), key
+    assert not torch.allclose(average["head.weight"], loaded.model.state_dict()["head.weight"])
+    start.load_state_dict(average)
+    batch = Words().batch("eval", np.arange(13), seed=0, epoch=0)
+    loss = F.cross_entropy(start(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+    assert summary["final"]["loss"] == pytest.approx(loss.item(), abs=1e-5) and summary["averaged"]
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("adam", "Adam"), ("sgd", "SGD"), ("lamb", "Lamb")])
+def test_optimizers_are_those_of_torch_and_timm(name, theirs):
+    import timm.optim
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    other = copy.deepcopy(model)
+    ours = optimizer.make(model, Optim(name=name, lr=1e-2, weight_decay=0.1), fused=False)
+    groups = [{"params": [other.weight], "weight_decay": 0.1}, {"params": [other.bias], "weight_decay": 0.0}]
+    kind = getattr(timm.optim if name == "lamb" else torch.optim, theirs)
+    options = {"momentum": 0.9} if name == "sgd" else {"max_grad_norm": None} if name == "lamb" else {}
+    reference = kind(groups, lr=1e-2, **options | ({"eps": 1e-8} if name == "lamb" else {}))
+    for _ in range(3):
+        for net, stepper in ((model, ours), (other, reference)):
+            stepper.zero_grad()
+            net(torch.ones(2, 4)).pow(2).sum().backward()
+            stepper.step()
+    assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
+
+
+def test_half_precision_with_scaled_losses_learns_what_fp32_does(tmp_path):
+    _, full = _run(tmp_path / "fp32")
+    _, half = _run(tmp_path / "fp16", precision="fp16")
+    assert _losses(half) == pytest.approx(_losses(full), abs=1e-2)
+    assert _losses(half) != _losses(full)
+    rates = engine.scaler("fp16", torch.device("cpu"))
+    assert rates.get_scale() == 65536 and engine.scaler("bf16", torch.device("cpu")) is None
+
+
+def test_label_smoothing_is_for_training_alone(tmp_path):
+    _, plain = _run(tmp_path / "plain", loaded=dot_model(), task=Dots(), duration="1st")
+    _, smooth = _run(tmp_path / "smooth", loaded=dot_model(), task=Dots(), duration="1st", label_smoothing=0.2)
+    rows = order.global_batch(0, 0, 64, 16)[1]
+    batch = Dots().batch("train", rows, seed=0, epoch=0)
+    logits = dot_model().model(batch["pixel_values"])
+    wanted = F.cross_entropy(logits, batch["labels"], label_smoothing=0.2).item()
+    assert _losses(smooth)[0] == pytest.approx(wanted, abs=1e-6)
+    assert _losses(smooth, "eval")[0] == _losses(plain, "eval")[0]
+    with pytest.raises(UsageError, match="label_smoothing is for classification"):
+        _run(tmp_path / "words", label_smoothing=0.1)
+
+
+def test_compiling_and_averaging_leave_the_names_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "COMPILE_BACKEND", "eager")
+    _, plain = _run(tmp_path / "plain")
+    summary, compiled = _run(tmp_path / "compiled", compile=True, ema={"decay": 0.5})
+    assert _losses(compiled) == pytest.approx(_losses(plain), abs=1e-5)
+    saved = torch.load(tmp_path / "compiled" / "run" / "model" / "weights.pt", weights_only=True)
+    assert saved.keys() == word_model().model.state_dict().keys()
+    assert summary["status"] == "done"
+
+
+def test_activations_are_forgotten_and_gradients_are_the_same():
+    import timm
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    small = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=11)
+    vit = timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=12, num_heads=2, num_classes=3, img_size=32)
+    inputs = (torch.arange(8)[None], torch.randn(2, 3, 32, 32))
+    for model, x in zip((BertForMaskedLM(small), vit), inputs, strict=True):
+        gradients = []
+        for again in (False, True):
+            if again:
+                engine.checkpoint_activations(model, "x")
+            torch.manual_seed(1)
+            model.train()
+            model.zero_grad()
+            out = model(x)
+            (out if torch.is_tensor(out) else out.logits).pow(2).sum().backward()
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*gradients, strict=True))
+    with pytest.raises(UsageError, match="cannot checkpoint their activations"):
+        engine.checkpoint_activations(word_model().model, "WordModel")
+
+
+def test_early_stopping_counts_evaluations_without_gain(tmp_path):
+    summary, rows = _run(
+        tmp_path,
+        optim={"lr": 1e-12},
+        duration="40st",
+        eval={"every": "2st", "batch": 13},
+        early_stopping={"patience": 3, "min_delta": 0.01},
+    )
+    assert summary["stopped_early"] and summary["steps"] == 8  # the first is the best, three bring nothing
+    assert len(_losses(rows, "eval")) == 5 and summary["status"] == "done"
+
+
+class _Poisoned(Words):
+    """One training batch, by its samples, gives no number."""
+
+    def batch(self, split, indices, **rest):
+        batch = super().batch(split, indices, **rest)
+        batch["_bad"] = torch.tensor(float(split == "train" and list(indices)[:3] == self.bad))
+        return batch
+
+    bad = list(order.global_batch(0, 4, 64, 16)[1][:3])
+
+    def score(self, logits, batch, **options):
+        score = super().score(logits, batch, **options)
+        return score._replace(loss_sum=score.loss_sum / (1 - batch["_bad"]))
+
+
+def test_a_bad_step_is_left_out_where_the_recipe_says_so(tmp_path):
+    with pytest.raises(Diverged, match="step 5 of 8"):
+        _run(tmp_path / "stop", task=_Poisoned())
+    said = []
+    skipped, rows = _run(tmp_path / "skip", task=_Poisoned(), nan="skip", say=said.append)
+    assert skipped["left_out_steps"] == [5] and any("left out" in line for line in said)
+    back, again = _run(tmp_path / "back", task=_Poisoned(), nan="rollback", log_every=4, checkpoint={"every": "3st"})
+    assert back["left_out_steps"] == [5] and back["final"] == skipped["final"]
+    a, b = (torch.load(tmp_path / n / "run" / "last" / "weights.pt", weights_only=True) for n in ("skip", "back"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert [row["step"] for row in again if row["type"] == "train"] == [4, 8]
+    assert all(math.isfinite(loss) for loss in _losses(rows))
+
+
+def test_rolling_back_has_an_end(tmp_path):
+    with pytest.raises(Diverged, match="3 rollbacks did not help"):
+        _run(tmp_path, optim={"lr": 1e30}, clip_grad=0.0, duration="40st", nan="rollback", checkpoint={"every": "1st"})
+
+
+class _Greedy(nn.Module):
+    """A model for which only so many samples fit in memory."""
+
+    def __init__(self, most: int, inner: nn.Module) -> None:
+        super().__init__()
+        self.most, self.inner = most, inner
+
+    def forward(self, x):
+        if self.training and len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return self.inner(x)
+
+
+def test_the_micro_batch_shrinks_and_the_global_batch_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(guards, "PROBED", ("cpu",))
+    _, plain = _run(tmp_path / "plain")
+    loaded, said = word_model(), []
+    loaded.model = _Greedy(5, loaded.model)
+    summary, rows = _run(tmp_path / "greedy", loaded=loaded, say=said.append)
+    assert summary["micro_batch"] == 4 and any("8 does not fit in memory; 4 x 4" in line for line in said)
+    assert _losses(rows) == pytest.approx(_losses(plain), abs=1e-5)
+    loaded = word_model()
+    loaded.model = _Greedy(0, loaded.model)
+    with pytest.raises(OutOfMemory, match="micro batch of 1") as error:
+        _run(tmp_path / "never", loaded=loaded)
+    assert error.value.exit_code == 4 and not (tmp_path / "never" / "run").exists()
+    monkeypatch.setattr(guards, "PROBED", ())
+    with pytest.raises(OutOfMemory, match="micro batch of 16") as error:
+        _run(tmp_path / "late", loaded=loaded)
+    assert "train.micro_batch=8" in error.value.hint
+
+
+def _shrink_on(folder) -> None:
+    import os
+
+    guards.PROBED = ("cpu",)
+    loaded = word_model()
+    loaded.model = _Greedy(5 if os.environ["RANK"] == "1" else 99, loaded.model)
+    train(recipe(), folder, folder / "run", loaded=loaded, task=Words(), cpu=True, say=lambda text: None)
+
+
+def test_one_process_short_of_memory_shrinks_all(tmp_path):
+    assert cut.processes(2, _shrink_on, tmp_path) == [0, 0]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["micro_batch"] == 4
+
+
+def test_flops_are_those_of_the_formula():
+    """A ViT: 2 FLOPs a multiply-add, forward once and backward twice (input and weight gradients)."""
+    import timm
+
+    from tests.training_standin import StandIn
+
+    width, depth, tokens, mlp = 32, 2, 17, 64
+    model = timm.create_model(
+        "vit_tiny_patch16_224", depth=depth, embed_dim=width, num_heads=2, num_classes=3, img_size=64, mlp_ratio=2
+    )
+    batch = {"pixel_values": torch.randn(1, 3, 64, 64), "labels": torch.zeros(1, dtype=torch.int64)}
+    found = flops.of_training(StandIn(model, "pixel_values"), Dots(), batch)
+    block = 2 * tokens * (4 * width**2 + 2 * width * mlp) + 4 * tokens**2 * width
+    embed, head = 2 * 16 * 3 * 16 * 16 * width, 2 * width * 3
+    wanted = 3 * (depth * block + head) + 2 * embed  # no gradient for the pixels
+    # The backward of fused attention computes the scores once more.
+    assert found == pytest.approx(wanted + depth * 2 * tokens**2 * width, rel=1e-6)
+    assert flops.peak("NVIDIA H200", "bf16") == 989e12 and flops.peak("cpu, 2 threads", "bf16") is None
+
+
+def test_a_tracker_that_is_not_there_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="asks for the tracker wandb, which is not installed") as error:
+        trackers.check(("wandb",))
+    assert "pip install wandb" in error.value.hint

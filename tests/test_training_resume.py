@@ -1,0 +1,183 @@
+"""A training that was interrupted anywhere and resumed ends as one that never was: every loss, weight and average."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training import checkpoint, resume
+from leansurgeon.training.loop import train
+from tests import training_interrupted as cut
+from tests.training_standin import recipe
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The training that nobody interrupts, on 1 and 2 processes."""
+    folders = {}
+    for count in (1, 2):
+        folders[count] = tmp_path_factory.mktemp(f"whole{count}")
+        assert cut.processes(count, cut.run, folders[count]) == [0] * count
+    return folders
+
+
+def same(one, other) -> None:
+    assert cut.told(one) == cut.told(other)
+    assert cut.numbers(one) == cut.numbers(other)
+    for name in ("model", "last"):
+        a, b = cut.weights(one, name), cut.weights(other, name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
+# where, which time, signal, rank that gets it, exit code
+CASES = {
+    "killed-mid-epoch": ("train", 43, cut.KILL, 0, -9),
+    "killed-in-evaluation": ("eval", 17, cut.KILL, 0, -9),
+    "killed-in-a-save": ("save", 8, cut.KILL, 0, -9),
+    "killed-before-any-save": ("train", 5, cut.KILL, 0, -9),
+    "sigterm-mid-epoch": ("train", 43, cut.TERM, 0, 75),
+    "sigusr1-in-evaluation": ("eval", 17, cut.USR1, 0, 75),
+    "sigterm-before-the-first-step": ("eval", 2, cut.TERM, 0, 75),
+    "ctrl-c": ("train", 43, cut.INT, 0, 130),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_process_goes_on_as_if_nothing_had_been(case, whole, tmp_path):
+    where, count, number, rank, code = CASES[case]
+    assert cut.processes(1, cut.interrupted, tmp_path, where, count, number, rank, "never", {}) == [code]
+    assert not (tmp_path / "run" / "summary.json").exists()
+    if code > 0:
+        said = (tmp_path / "said-0").read_text()
+        assert f"--resume {tmp_path / 'run'}" in said and "everything is saved" in said
+    assert cut.processes(1, cut.run, tmp_path, lambda split: None, "auto") == [0]
+    same(tmp_path, whole[1])
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+TWICE = {
+    "killed-mid-epoch": ("train", 23, cut.KILL, 1, -9),
+    "killed-in-a-save": ("save", 8, cut.KILL, 0, -9),
+    "sigterm-on-one": ("train", 20, cut.TERM, 1, 75),
+    "sigterm-in-evaluation": ("eval", 9, cut.TERM, 1, 75),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_two_processes_go_on_as_if_nothing_had_been(case, whole, tmp_path):
+    where, count, number, rank, code = TWICE[case]
+    codes = cut.processes(2, cut.interrupted, tmp_path, where, count, number, rank, "never", {})
+    assert codes[rank] == code and codes[1 - rank] != 0
+    if code == 75:
+        assert codes == [75, 75]  # both agreed, both saved
+        step = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())["history"]["done"]
+        assert 0 < step < 16
+    assert cut.processes(2, cut.run, tmp_path, lambda split: None, "auto") == [0, 0]
+    same(tmp_path, whole[2])
+
+
+def test_the_state_that_is_tested_matters(whole, tmp_path):
+    """Each part of a checkpoint is needed: without the moments, the average or the counters the end is another one."""
+    cut.processes(1, cut.interrupted, tmp_path, "train", 43, cut.TERM, 0, "never", {})
+    for part in ("optimizer.", "average.", "model."):
+        folder = tmp_path / part
+        shutil.copytree(tmp_path / "run", folder / "run")
+        found = checkpoint.newest(folder / "run")
+        shared, _ = checkpoint.read_tensors(found, 0)
+        changed = {n: torch.zeros_like(t) if n.startswith(part) and "step" not in n else t for n, t in shared.items()}
+        checkpoint._save(changed, found / checkpoint.SHARED)
+        manifest = json.loads((found / "MANIFEST.json").read_text())
+        manifest["files"][checkpoint.SHARED]["sha256"] = checkpoint.digest(found / checkpoint.SHARED)
+        (found / "MANIFEST.json").write_text(json.dumps(manifest))
+        cut.run(folder, resume="auto")
+        assert cut.numbers(folder) != cut.numbers(whole[1]), part
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "missing", "no-manifest"])
+def test_a_torn_checkpoint_is_never_picked(harm, whole, tmp_path):
+    cut.processes(1, cut.interrupted, tmp_path, "train", 43, cut.KILL, 0, "never", {})
+    newest, older = checkpoint.all_of(tmp_path / "run")  # keep_last is 2
+    file = newest / checkpoint.SHARED
+    if harm == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif harm == "flipped":
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        file.write_bytes(data)
+    elif harm == "missing":
+        file.unlink()
+    else:
+        (newest / "MANIFEST.json").unlink()
+    said = []
+    assert checkpoint.newest(tmp_path / "run", said.append) == older
+    assert newest.name in said[0]
+    with pytest.raises(UsageError, match="not a whole checkpoint"):
+        checkpoint.located(newest)
+    cut.run(tmp_path, resume="auto")
+    same(tmp_path, whole[1])
+
+
+def test_a_crash_between_two_renames_loses_nothing(tmp_path):
+    cut.processes(1, cut.interrupted, tmp_path, "train", 43, cut.KILL, 0, "never", {})
+    newest = checkpoint.newest(tmp_path / "run")
+    newest.rename(newest.with_name(f".{newest.name}.old"))
+    assert checkpoint.newest(tmp_path / "run") == newest
+
+
+def test_a_changed_recipe_is_refused_and_named(tmp_path):
+    cut.processes(1, cut.interrupted, tmp_path, "train", 43, cut.TERM, 0, "never", {})
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"train\.ema\.decay was 0\.8 and is 0\.9") as error:
+        cut.run(tmp_path, resume="auto", ema={"decay": 0.9})
+    assert error.value.exit_code == 2 and "--resume-anyway" in error.value.hint
+    with pytest.raises(UsageError, match="not empty"):
+        cut.run(tmp_path)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    changed = recipe(**(cut.SETTINGS | {"ema": {"decay": 0.9}}))
+    folder = tmp_path / "run"
+    task, model = cut.Pictures(), cut.picture_model()
+    options = {"cpu": True, "say": lambda text: None, "resume": str(folder), "resume_anyway": True}
+    summary = train(changed, tmp_path, folder, loaded=model, task=task, **options)
+    assert summary["steps"] == 16 and summary["resumed_after"] == [11] and summary["status"] == "done"
+    assert "decay: 0.9" in (folder / "recipe.yaml").read_text()
+    with pytest.raises(UsageError, match="is finished"):
+        cut.run(tmp_path, resume="auto")
+
+
+def test_other_data_or_another_start_is_refused():
+    state = {"recipe": {}, "origin": {"model.safetensors": "abc"}, "data": {"train": 64, "eval": 13}}
+    with pytest.raises(UsageError, match="train data has 65 samples, and 64"):
+        resume.check_data(state, {"train": 65, "eval": 13})
+    state["recipe"] = recipe().model_dump(mode="json")
+    with pytest.raises(UsageError, match=r"model\.safetensors differs"):
+        resume.check_same(state, recipe(), {"model.safetensors": "xyz"}, None, anyway=False)
+    # Trackers and the rhythm of saving change nothing that is computed.
+    resume.check_same(state, recipe(checkpoint={"every": "7st"}), {"model.safetensors": "abc"}, None, anyway=False)
+
+
+def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, monkeypatch):
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    kept, said = [], []
+    real = checkpoint.write
+
+    def watched(run_dir, step, *rest, **options):
+        path = real(run_dir, step, *rest, **options)
+        kept.append([folder.name for folder in checkpoint.all_of(run_dir)])
+        return path
+
+    monkeypatch.setattr(checkpoint, "write", watched)
+    cut.run(tmp_path / "a")
+    assert kept[0] == ["step-00000003"] and kept[-1] == ["step-00000015", "step-00000012"]
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))
+    whole = recipe(**cut.SETTINGS)
+    task, model = cut.Pictures(), cut.picture_model()
+    train(whole, tmp_path, tmp_path / "b" / "run", loaded=model, task=task, cpu=True, say=said.append)
+    lines = [line for line in said if line.startswith("No checkpoint at step 3: A checkpoint needs 0.07 GB and ")]
+    assert lines and "0.00 GB free" in lines[0] and "-o" in lines[0]
+    assert cut.told(tmp_path / "a") == cut.told(tmp_path / "b")  # training goes on
