@@ -220,7 +220,15 @@ def make_jobs(
 
 def digest(recipe: ExperimentRecipe, arm: str, wanted: Wanted) -> str:
     """What decides an arm's result, as a short hash: an arm is taken over only when this has not changed."""
-    only = recipe.model_copy(update={"arms": {arm: recipe.arms[arm]}, "seeds": [0], "expected": None, "debug": None})
+    only = recipe.model_copy(
+        update={
+            "task": recipe.task_of(arm),
+            "arms": {arm: recipe.arms[arm]},
+            "seeds": [0],
+            "expected": None,
+            "debug": None,
+        }
+    )
     return hashlib.sha256((dump(only) + repr(wanted) + CUT_FROM).encode()).hexdigest()[:16]
 
 
@@ -234,12 +242,17 @@ def finished(job: Job) -> dict | None:
 
 
 def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None]) -> int:
-    """Generate or read the data once, before several processes want it; returns the number of training samples."""
+    """Generate or read the data once, before several processes want it; returns the number of training samples (of the
+    first arm's task, where arms differ in it).
+    """
     from leansurgeon import tasks
 
-    task = tasks.make(recipe.task.name, recipe.task.options)
-    task.prepare(runfolder.cache_dir(), None, workers=cores(), say=say)
-    return task.size("train")
+    sizes = []
+    for choice in {repr(choice): choice for choice in map(recipe.task_of, recipe.arms)}.values():
+        task = tasks.make(choice.name, choice.options)
+        task.prepare(runfolder.cache_dir(), None, workers=cores(), say=say)
+        sizes.append(task.size("train"))
+    return sizes[0]
 
 
 def drive(
@@ -360,12 +373,13 @@ def carry_out_job(job: Job) -> dict:
     source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
     carry_out(start_of(job, source), source, job.start, force=True, check=job.prove)
     return train(
-        job.experiment.training(transferred=job.transferred),
+        job.experiment.training(transferred=job.transferred, arm=job.arm),
         job.start,
         job.run,
         seed=job.seed,
         experiment={"name": job.experiment.name, "arm": job.arm, "seed": job.seed, "digest": job.digest}
-        | {"control_of": job.experiment.arms[job.arm].control_of, "init": "transfer" if job.transferred else "fresh"},
+        | {"control_of": job.experiment.arms[job.arm].control_of, "init": "transfer" if job.transferred else "fresh"}
+        | {"own_task": ", ".join(f"{key} {value}" for key, value in job.experiment.own_task(job.arm).items())},
         say=(lambda _: None) if job.quiet else None,
         resume="never" if job.anew else "auto",
         replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe
@@ -381,7 +395,7 @@ def start_of(job: Job, source: Source) -> Decided:
     if near and job.calibrate and source.learned:
         from leansurgeon.measure.calibration import from_task
 
-        task = job.experiment.task
+        task = job.experiment.task_of(job.arm)
         data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
     return decide(source, job.wanted, job.seed, job.method, data)
 

@@ -158,8 +158,8 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
     assert all(np.array_equal(first.edits[name], second.edits[name]) for name in first.edits)
     tried = first.record["candidates"]
     assert len({tuple(c["kept"]) for c in tried}) > 1
-    final = [c for c in tried if tuple(c["kept"]) == first.layers][-4:]
-    assert first.record["healing"]["judged_by"] == min(c["judged_by"] for c in final)
+    # The last ones stood against each other on all of the data.
+    assert first.record["healing"]["judged_by"] == min(c["judged_by"] for c in tried[-4:])
     first.close()
     assert not first.edits.folder.exists()
 

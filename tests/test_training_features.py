@@ -54,7 +54,12 @@ def _train(**changes) -> Train:
 @pytest.mark.parametrize(("total", "share"), [(100, 0.3), (50, 0.2), (37, 0.25)])
 def test_one_cycle_is_that_of_torch(anneal, total, share):
     adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
-    options = {"pct_start": share, "anneal_strategy": anneal, "div_factor": 10.0, "final_div_factor": 100.0}
+    options = {
+        "pct_start": share,
+        "anneal_strategy": anneal[:3] if anneal == "cosine" else anneal,
+        "div_factor": 10.0,
+        "final_div_factor": 100.0,
+    }
     theirs = torch.optim.lr_scheduler.OneCycleLR(adamw, 3e-3, total_steps=total, **options)
     schedule = {"name": "one-cycle", "warmup": share, "anneal": anneal, "div": 10.0, "final_div": 100.0}
     made = plan.make(_train(duration=f"{total}st", optim={"lr": 3e-3}, schedule=schedule), 64, 1)
@@ -195,7 +200,7 @@ def test_the_average_is_evaluated_and_exported(tmp_path):
             return super().batch(split, indices, **rest)
 
     summary, _ = _run(tmp_path, loaded=loaded, task=Watched(), ema={"decay": 0.7}, eval={"every": "8st", "batch": 13})
-    weights = [state for split, state in states if split == "train"][1:] + [states[-1][1]]
+    weights = [*[state for split, state in states if split == "train"][1:], states[-1][1]]
     average = {name: value.clone() for name, value in weights[0].items()}  # timm: the first update copies
     for state in weights[1:]:
         average = {name: 0.7 * value + 0.3 * state[name] for name, value in average.items()}
@@ -303,10 +308,10 @@ class _Poisoned(Words):
 
     def batch(self, split, indices, **rest):
         batch = super().batch(split, indices, **rest)
-        batch["_bad"] = torch.tensor(float(split == "train" and list(indices)[:3] == self.bad))
+        batch["_bad"] = torch.tensor(float(split == "train" and tuple(indices)[:3] == self.bad))
         return batch
 
-    bad = list(order.global_batch(0, 4, 64, 16)[1][:3])
+    bad = tuple(order.global_batch(0, 4, 64, 16)[1][:3])
 
     def score(self, logits, batch, **options):
         score = super().score(logits, batch, **options)
@@ -328,7 +333,7 @@ def test_a_bad_step_is_left_out_where_the_recipe_says_so(tmp_path):
 
 
 def test_rolling_back_has_an_end(tmp_path):
-    with pytest.raises(Diverged, match="3 rollbacks did not help"):
+    with pytest.raises(Diverged, match="last of 3 rollbacks"):
         _run(tmp_path, optim={"lr": 1e30}, clip_grad=0.0, duration="40st", nan="rollback", checkpoint={"every": "1st"})
 
 
@@ -393,8 +398,7 @@ def test_flops_are_those_of_the_formula():
     block = 2 * tokens * (4 * width**2 + 2 * width * mlp) + 4 * tokens**2 * width
     embed, head = 2 * 16 * 3 * 16 * 16 * width, 2 * width * 3
     wanted = 3 * (depth * block + head) + 2 * embed  # no gradient for the pixels
-    # The backward of fused attention computes the scores once more.
-    assert found == pytest.approx(wanted + depth * 2 * tokens**2 * width, rel=1e-6)
+    assert found == wanted
     assert flops.peak("NVIDIA H200", "bf16") == 989e12 and flops.peak("cpu, 2 threads", "bf16") is None
 
 

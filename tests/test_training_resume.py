@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -181,3 +183,43 @@ def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, monkeypatc
     lines = [line for line in said if line.startswith("No checkpoint at step 3: A checkpoint needs 0.07 GB and ")]
     assert lines and "0.00 GB free" in lines[0] and "-o" in lines[0]
     assert cut.told(tmp_path / "a") == cut.told(tmp_path / "b")  # training goes on
+
+
+def _first_part(job) -> None:
+    """An experiment's training that gets SIGTERM after its first checkpoint."""
+    from leansurgeon import experiment
+    from leansurgeon.errors import Stopped
+
+    real = checkpoint.write
+
+    def once(*arguments, **options):
+        checkpoint.write = real
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
+    checkpoint.write = once
+    with pytest.raises(Stopped):
+        experiment.carry_out_job(job)
+
+
+def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monkeypatch):
+    from leansurgeon import experiment
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.training.recipe import ExperimentRecipe
+
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    settings = {"duration": "8st", "batch": 16, "optim": {"lr": 1e-3}, "checkpoint": {"every": "3st"}, "log_every": 1}
+    whole = {"name": "test", "kind": "experiment", "source": "digits-vit", "task": {"name": "digits"}}
+    whole |= {"train": settings | {"eval": {"batch": 360}}, "arms": {"original": {}}, "measure": None}
+    parsed = ExperimentRecipe.model_validate(whole)
+    wanted = experiment.wanted_shapes(parsed, open_source("digits-vit"))
+    summaries = []
+    for name in ("cut", "whole"):
+        (job,) = experiment.make_jobs(parsed, tmp_path / name, wanted, "original", 1).values()
+        experiment.prepare_data(parsed, lambda text: None)
+        if name == "cut":
+            assert cut.processes(1, _first_part, job) == [0]
+        summaries.append(experiment.carry_out_job(job))
+    first, second = summaries
+    assert first["resumed_after"] == [3] and second["resumed_after"] == []
+    assert first["final"] == second["final"] and first["best"] == second["best"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import threading
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +34,29 @@ def source_record(source: Source) -> dict:
     }
 
 
+class Hashing(threading.Thread):
+    """`source_record` beside other work: hashing is bound by a processor, writing by the disk. It ends with the process
+    when nobody asks for the result.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(daemon=True)
+        self.source, self.found, self.error = source, {}, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.found = source_record(self.source)
+        except Exception as error:  # it is raised where the result is asked for
+            self.error = error
+
+    def result(self) -> dict:
+        self.join()
+        if self.error:
+            raise self.error
+        return self.found
+
+
 def versions() -> dict[str, str]:
     found = {"leansurgeon": leansurgeon.__version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "timm", "safetensors", "numpy"):
@@ -44,12 +68,22 @@ def versions() -> dict[str, str]:
 
 
 def write_surgery(
-    folder: Path, source: Source, plan: dict, decided: dict, proof: dict | None, *, language: bool = False
+    folder: Path,
+    source: Source,
+    plan: dict,
+    decided: dict,
+    proof: dict | None,
+    *,
+    language: bool = False,
+    origin: dict | None = None,
+    restored: dict | None = None,
 ) -> dict:
     """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, and
-    the proof.
+    the proof. Of an exact plan also what undoing it needs: the source's config and surgery.json; `restored` is the
+    surgery.json that the model had in the first place, where surgery was undone. `origin` is the source's
+    `source_record`, where it is at hand.
     """
-    origin = source_record(source)
+    origin = origin or source_record(source)
     before = [*source.record.get("history", [])] if isinstance(source.record.get("history"), list) else []
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -63,6 +97,10 @@ def write_surgery(
         "proof": proof,
         "language": language,
     }
+    if plan.get("exactness") == "exact":
+        record |= {"source_config": source.config} | ({"source_surgery": source.record} if source.record else {})
+    if restored:
+        record["restored"] = restored
     # Known files, so that --force deletes nothing else.
     found = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     record["files"] = sorted(found | {"surgery.json", "README.md"})

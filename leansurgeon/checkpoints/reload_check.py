@@ -58,11 +58,11 @@ def load_transformers(folder: Path, config: dict):
 
 
 def forward(model, inputs: dict):
-    """Logits, or the last hidden states of a model without a head."""
+    """Logits, or the last hidden states of a model without a head; and whether they are logits."""
     if not hasattr(model, "main_input_name"):  # timm
-        return model(inputs["pixel_values"])
+        return model(inputs["pixel_values"]), True
     output = model(**inputs)
-    return output.logits if "logits" in output else output[0]
+    return (output.logits, True) if "logits" in output else (output[0], False)
 
 
 def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
@@ -72,18 +72,20 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
     for batch in batches:
         labels = batch.pop("labels", None)
         with torch.no_grad():
-            output = forward(model, batch).float()
+            output, predicts = forward(model, batch)
+        output = output.float()
         finite &= bool(torch.isfinite(output).all())
         shape = list(output.shape)
         mask = batch.get("attention_mask")
         real = mask.bool() if mask is not None and output.dim() == 3 and mask.shape == output.shape[:2] else None
-        if labels is not None and output.dim() == labels.dim() + 1 and int(labels.max()) < output.shape[-1]:
+        classes = labels is not None and not labels.is_floating_point()
+        if classes and output.dim() == labels.dim() + 1 and int(labels.max()) < output.shape[-1]:
             logits, wanted = (output[:, :-1], labels[:, 1:]) if kind == "causal-lm" else (output, labels)
             logits, wanted = logits.flatten(0, -2), wanted.flatten()
             loss += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100))
             count += int((wanted != -100).sum())
             right += int((logits.argmax(-1) == wanted).sum())
-        if output.dim() == 3 and labels is None:  # embeddings of sentences, as their users pool them
+        if output.dim() == 3 and not predicts:  # embeddings of sentences, as their users pool them
             weight = torch.ones(output.shape[:2]) if real is None else real.float()
             pooled.append((output * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1))
         flat = output[real] if real is not None else output.flatten(0, -2)
@@ -110,7 +112,7 @@ def example(model, torch) -> dict:
     if model.main_input_name == "pixel_values":
         return {"pixel_values": noise(1, config.num_channels, config.image_size, config.image_size, torch=torch)}
     if model.main_input_name == "input_values":
-        return {"input_values": noise(1, 16, config.input_size, torch=torch)}
+        return {"input_values": noise(4, 16, config.input_size, torch=torch)}
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
     tokens = min(64, room - room // 4)  # RoBERTa's positions start behind the padding token's
     tokens = getattr(config, "segment_means_seq_len", None) or tokens  # Nystromformer takes one length only

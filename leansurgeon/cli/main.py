@@ -13,6 +13,7 @@ import typer
 import typer.core
 
 import leansurgeon
+from leansurgeon.cli.diff import diff
 from leansurgeon.cli.inspect import inspect
 from leansurgeon.cli.paper import paper
 from leansurgeon.cli.recipes import recipes
@@ -20,12 +21,13 @@ from leansurgeon.cli.report import report
 from leansurgeon.cli.retrain import retrain
 from leansurgeon.cli.run import run
 from leansurgeon.cli.shrink import shrink
+from leansurgeon.cli.undo import undo
 from leansurgeon.errors import Interrupted, LeanSurgeonError, Terminated, disk_is_full
 
 EPILOG = (
     "stdout is data, stderr is talk. "
     "Exit codes: 0 done, 1 unexpected, 2 usage, 3 model, 4 memory, 5 diverged, "
-    "130 interrupted, 143 terminated."
+    "75 stopped by a signal with everything saved, 130 interrupted, 143 terminated."
 )
 
 
@@ -72,6 +74,8 @@ app.command("shrink")(shrink)
 app.command("retrain")(retrain)
 app.command("report")(report)
 app.command("inspect")(inspect)
+app.command("diff")(diff)
+app.command("undo")(undo)
 app.command("run")(run)
 app.command("paper")(paper)
 app.add_typer(recipes, name="recipes")

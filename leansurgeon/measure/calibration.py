@@ -55,9 +55,6 @@ class Calibration:
         mask = batch.get("attention_mask")
         return None if mask is None or mask.dim() != 2 else mask.bool()
 
-    def inputs(self, batch: Batch) -> Batch:
-        return {key: value for key, value in batch.items() if key != "labels"}
-
     def score(self, logits: Tensor, batch: Batch) -> tuple[float, float] | None:
         """Loss sum and count of a batch; None where the data has no labels for this head."""
         if self.task is None or "labels" not in batch:
@@ -170,7 +167,9 @@ def from_task(
     parts = {}
     for part, chosen in rows.items():
         split = "eval" if part == "heldout" else "train"
-        parts[part] = [task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size)]
+        batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
+        # Keys with "_" are a task's own book-keeping for its metric.
+        parts[part] = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
     counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
     source_of = task.describe().get("source", name)
     says = f"{source_of}: {counts} ({'windows of ' + str(tokens) + ' tokens' if tokens else 'samples'})"

@@ -109,10 +109,13 @@ def experiment_section(summaries: Iterable[dict]) -> list[Section]:
 def _group_key(entry: Entry) -> tuple:
     if entry.kind == "model":
         return ("models",)
-    task, name = entry.data["task"], part(entry.data, "experiment", "name")
+    task, name, own = entry.data["task"], *(part(entry.data, "experiment", key) for key in ("name", "own_task"))
     # Debug runs of an experiment carry its name but not its data.
     sizes = tuple(number(task.get(key)) for key in ("train_samples", "eval_samples"))
-    return ("experiment", text(name), text(task.get("name")), *sizes) if text(name) else ("runs", task_of(entry.data))
+    if not text(name):
+        return ("runs", task_of(entry.data))
+    # Arms with a task of their own compare only with each other.
+    return ("experiment", text(name), text(task.get("name")), *sizes, text(own))
 
 
 def _section(kind: str, entries: list[Entry]) -> Section:
@@ -139,7 +142,8 @@ def _section(kind: str, entries: list[Entry]) -> Section:
     notes += [f"{r.name} has only {len(r.seeds)} of {seeds} seeds." for r in rows if len(r.seeds) < seeds]
     if side_by_side([entry for group in arms.values() for entry in group]):
         notes.append("Trainings ran side by side, so ms/step also shows what the others took: compare it with care.")
-    return Section(kind, text(part(entries[0].data, "experiment", "name")), task, tuple(rows), tuple(notes))
+    name, own = (text(part(entries[0].data, "experiment", key)) for key in ("name", "own_task"))
+    return Section(kind, f"{name}, {own}" if own else name, task, tuple(rows), tuple(notes))
 
 
 def _role(arm: str, control_of: str | None, summary: dict[str, Any]) -> str:

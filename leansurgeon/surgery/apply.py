@@ -127,19 +127,33 @@ class Transfer:
         """Old entries at their new places; the others drawn or zero."""
 
         def make() -> np.ndarray:
-            new, old = np.zeros(target.shape, RAW[dtype]), self.weights.raw(spec.name)
             picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
-            if target.new is not None:
-                new = from_float32(np.full(target.shape, target.new, np.float32), dtype)
-            elif target.role in NEW_ROWS and len(target.shape) > 1 and any((p == FRESH).any() for p in picks):
-                new = from_float32(self.drawn(target), dtype)
-            places = [np.flatnonzero(p != FRESH) for p in picks]
+            fresh_at = [np.flatnonzero(pick == FRESH) for pick in picks]
+            new = self.background(target, dtype, fresh_at)
+            places = [np.flatnonzero(pick != FRESH) for pick in picks]
             if target.role == "head_mix":  # old heads hear nothing of new ones
                 new[places[0]] = 0
-            new[np.ix_(*places)] = old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])]
+            move(new, places, self.weights.raw(spec.name), [p[at] for p, at in zip(picks, places, strict=True)])
             return new
 
         return make
+
+    def background(self, target: TensorSpec, dtype: str, fresh_at: list[np.ndarray]) -> np.ndarray:
+        """A tensor whose new places (by axis) hold what new entries start with, and the others anything."""
+        if target.new is not None:
+            return from_float32(np.full(target.shape, target.new, np.float32), dtype)
+        new = np.zeros(target.shape, RAW[dtype])
+        grown = [axis for axis, at in enumerate(fresh_at) if len(at)]
+        if not grown or target.role not in NEW_ROWS or len(target.shape) == 1:
+            return new
+        if len(grown) > 1:
+            return from_float32(self.drawn(target), dtype)
+        at, rows = fresh_at[grown[0]], np.moveaxis(new, grown[0], 0)
+        start = 0
+        for values in fresh.pieces(len(at), rows.shape[1:], self.std(target), self.plan.seed, target.name):
+            rows[run(at[start : start + len(values)])] = from_float32(values, dtype)
+            start += len(values)
+        return new
 
     def all_fresh(self, target: TensorSpec, dtype: str) -> Callable[[], np.ndarray]:
         def make() -> np.ndarray:
@@ -157,8 +171,10 @@ class Transfer:
 
     def drawn(self, target: TensorSpec) -> np.ndarray:
         """New entries with the library's standard deviation."""
-        arch = self.plan.architecture
-        return fresh.normal(target.shape, arch.std(self.config, target.role) or 0.02, self.plan.seed, target.name)
+        return fresh.normal(target.shape, self.std(target), self.plan.seed, target.name)
+
+    def std(self, target: TensorSpec) -> float:
+        return self.plan.architecture.std(self.config, target.role) or 0.02
 
     @cached_property
     def config(self) -> Config:
@@ -280,3 +296,19 @@ def spread(chosen: np.ndarray, each: int) -> np.ndarray:
     """A map of heads as a map of their entries, `each` a head, side by side."""
     places = np.repeat(chosen, each) * each + np.tile(np.arange(each), len(chosen))
     return np.where(np.repeat(chosen, each) == FRESH, FRESH, places)
+
+
+def run(places: np.ndarray) -> np.ndarray | slice:
+    """Places along an axis; neighbours in their order as a slice, which numpy copies much faster."""
+    if len(places) and int(places[-1]) - int(places[0]) == len(places) - 1 and (np.diff(places) == 1).all():
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
+
+
+def move(new: np.ndarray, places: list[np.ndarray], old: np.ndarray, origins: list[np.ndarray]) -> None:
+    """`new[places] = old[origins]` along every axis; at most one axis is not a slice in nearly all cases."""
+    to, of = [run(p) for p in places], [run(p) for p in origins]
+    if sum(isinstance(x, np.ndarray) for x in to) <= 1 and sum(isinstance(x, np.ndarray) for x in of) <= 1:
+        new[tuple(to)] = old[tuple(of)]
+    else:
+        new[np.ix_(*places)] = old[np.ix_(*origins)]

@@ -4,9 +4,9 @@ conditioned as they can be. The function stays what it is; numpy only.
 A head's values reach the output through the product W_o W_v alone, so W_v -> R W_v, W_o -> W_o R^-1 changes nothing
 for any invertible R. Since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two cannot be pushed below
 sqrt(kappa(W_o W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T reach just that, and no other
-pair has smaller norms together. Queries and keys are the same story (q . k = x^T W_q^T W_k y) where neither rotary
-positions nor norms stand between them and their product. With grouped attention a group's key/value head has one
-basis, and all its query heads follow it. Biases follow, too.
+pair has smaller norms together; of their rotations the one nearest to the old factors is taken. Queries and keys are
+the same story (q . k = x^T W_q^T W_k y) where neither rotary positions nor norms stand between them and their product.
+With grouped attention a group's key/value head has one basis, and all its query heads follow it. Biases follow, too.
 
 Two heads are left as they are: one whose product has not full rank (a new, silent head: its basis is free, and the
 product would wipe out what was drawn), and one that is balanced already.
@@ -73,9 +73,13 @@ def balance(left: Array, right: Array) -> Pair:
     root, reached = np.sqrt(s), float(np.sqrt(s[0] / s[-1]))
     if reached > WORTH * max(before):
         return same
-    basis, new_left = (u / root).T @ r_left, q_left @ (u * root)
+    basis, new_left, new_right = (u / root).T @ r_left, q_left @ (u * root), (root[:, None] * vt) @ q_right.T
+    # Any rotation of this basis is as good; the one nearest to the old basis changes the least (Procrustes).
+    x, _, yt = np.linalg.svd(right @ new_right.T + left.T @ new_left)
+    turn = x @ yt
+    new_left = new_left @ turn.T
     new_left[~left.any(axis=1)] = 0  # what is silent stays so to the last bit
-    return Pair(new_left, (root[:, None] * vt) @ q_right.T, basis, before, (reached, reached))
+    return Pair(new_left, turn @ new_right, turn @ basis, before, (reached, reached))
 
 
 def kappa(singular: Array) -> float:

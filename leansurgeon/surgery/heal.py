@@ -28,7 +28,7 @@ from torch import Tensor
 
 from leansurgeon.errors import Diverged
 
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 0.3, 1.0)
 LEAST_GAIN = 0.005  # of the guard's relative error; a smaller gain is not worth a changed tensor
 CHUNK = 2**24  # elements held in float64 at once (128 MiB)
 

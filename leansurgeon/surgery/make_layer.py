@@ -21,9 +21,9 @@ from leansurgeon.surgery.heal_block import Samples, Site
 from leansurgeon.surgery.plan import Plan, target_specs
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.calibrated import Student
+    from leansurgeon.surgery.student import Student
 
-RIDGES = (0.01, 0.1, 1.0)
+RIDGES = (1e-3, 1e-2, 0.1, 1.0)
 
 
 def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
-from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.provenance import Hashing, write_card, write_surgery
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.surgery.apply import apply
@@ -85,6 +85,7 @@ def carry_out(
     steps = decided.plan
     check_apart(folder, source.folder)
     with output_folder(folder, force=force) as aside:
+        hashing = Hashing(source)
         try:
             chosen = apply(steps, source, aside, decided.edits)
         except (MemoryError, RuntimeError) as error:
@@ -101,7 +102,13 @@ def carry_out(
             say("Written; now reloading it in a fresh process ...")
             proof = proved(decided, source, aside)
         record = write_surgery(
-            aside, source, steps.as_dict(), chosen | decided.record, proof, language=predicts_words(decided.calibration)
+            aside,
+            source,
+            steps.as_dict(),
+            chosen | decided.record,
+            proof,
+            language=predicts_words(decided.calibration),
+            origin=hashing.result(),
         )
         write_card(aside, record)
     return record

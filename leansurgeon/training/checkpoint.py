@@ -116,7 +116,7 @@ def write(
             _save(own, aside / rank_file(council.rank))
             if council.rank == 0:
                 _save(shared, aside / SHARED)
-                runfolder.write_text(aside / STATE, json.dumps(state, allow_nan=False))
+                runfolder.write_text(aside / STATE, json.dumps(state))
 
     def finish() -> None:
         if council.rank:

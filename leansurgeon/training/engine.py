@@ -96,8 +96,10 @@ def checkpoint_activations(model: nn.Module, family: str) -> None:
 
     Raises `UsageError` for a model whose library offers no such thing.
     """
-    if hasattr(model, "gradient_checkpointing_enable") and getattr(model, "supports_gradient_checkpointing", False):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if getattr(model, "supports_gradient_checkpointing", False):
+        # transformers has renamed this; the old name warns.
+        new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+        getattr(model, new if hasattr(model, new) else old)()
     elif hasattr(model, "set_grad_checkpointing"):
         model.set_grad_checkpointing(True)
     else:

@@ -58,6 +58,15 @@ def check_finite(rows: list[list[float]], first: int, trainer: Trainer) -> list[
     return skipped
 
 
+def sound(rows: list[torch.Tensor], trainer: Trainer) -> bool:
+    """Whether the weights after these steps may be saved: a step whose numbers are not finite has spoilt them, unless
+    it was left out.
+    """
+    if not rows or trainer.plan.train.nan == "skip" or trainer.scaler is not None:
+        return True
+    return bool(torch.isfinite(torch.stack([row.to(rows[0].device) for row in rows])).all())
+
+
 def _of(plan: Plan) -> str:
     return "" if plan.timed else f" of {plan.steps}"
 

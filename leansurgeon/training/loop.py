@@ -143,6 +143,7 @@ def _steps(run: Run) -> None:
         due = run.plan.evaluate_after(done)
         look = due or done % run.recipe.train.log_every == 0 or done == run.plan.steps
         save = run.plan.due(run.recipe.train.checkpoint.every, done)
+        look = look or (save and not guards.sound(run.window, trainer))  # which raises; nothing spoilt is saved
         if look:
             rows = torch.stack([row.to(trainer.accelerator.device) for row in run.window]).tolist()
             now = time.perf_counter()
@@ -232,13 +233,18 @@ def _evaluate(run: Run) -> Evaluation:
     clock, history, metric = time.perf_counter(), run.history, run.task.metric
     done = history.done
     engine.average_statistics(run.judged, run.trainer.accelerator)
-    result = evaluate(
-        run.judged,
-        run.task,
-        run.trainer.accelerator,
-        batch=run.recipe.train.eval.batch,
-        check=run.stops.raise_if_asked,
-    )
+    try:
+        result = evaluate(
+            run.judged,
+            run.task,
+            run.trainer.accelerator,
+            batch=run.recipe.train.eval.batch,
+            check=run.stops.raise_if_asked,
+        )
+    except Diverged as error:
+        if done and run.recipe.train.nan == "rollback":
+            raise guards.RollBack(done - 1, error.message) from None
+        raise
     told = {"loss": result.loss, "metric": result.metric} | (
         {"metrics": result.metrics} if len(result.metrics) > 1 else {}
     )
@@ -302,6 +308,8 @@ def _save_checkpoint(run: Run) -> None:
 
 def _stopped(run: Run, wish: signals.Wish) -> LeanSurgeonError:
     """Save, and give the error that says how to go on."""
+    if not guards.sound(run.window, run.trainer):
+        raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
     word = "Interrupted" if wish.kind == signals.INTERRUPT else "Stopped by a signal"

@@ -73,6 +73,7 @@ class Arm(Strict):
     mlp_ratio: float | str | None = None  # a number, or one per stage
     init: Literal["transfer", "fresh", "fresh-attention"] | None = None
     control_of: str | None = None
+    task: dict[str, Any] | None = None  # options of the task that are others for this arm (and for its control)
     # How a transfer is made, as `shrink` has it; it calibrates on the experiment's own training data.
     method: str | None = None
     more_heads: Literal["add", "split"] | None = None
@@ -112,6 +113,14 @@ class ExperimentRecipe(Strict):
 
     @field_validator("arms", mode="after")
     @classmethod
+    def _another_task_is_learned_afresh(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
+        for name, arm in arms.items():
+            if arm.task and arm.init != "fresh":
+                raise ValueError(f"arm {name!r} has a task of its own, so it cannot start from the original's weights")
+        return arms
+
+    @field_validator("arms", mode="after")
+    @classmethod
     def _controls_have_an_arm(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
         for name, arm in arms.items():
             other = arm.control_of
@@ -125,12 +134,20 @@ class ExperimentRecipe(Strict):
                 raise ValueError(f"arm {name!r} is a control of {other!r}, which is not an arm with a shape of its own")
         return arms
 
-    def training(self, *, transferred: bool) -> TrainingRecipe:
-        """The training of one arm: `train`, with `retrain` merged over it where weights were transferred."""
+    def own_task(self, arm: str) -> dict[str, Any]:
+        """Options of the task in which an arm differs; a control has the task of the arm that it controls."""
+        return self.arms[self.arms[arm].control_of or arm].task or {}
+
+    def task_of(self, arm: str) -> TaskChoice:
+        """The task of an arm."""
+        return TaskChoice.model_validate(merge(self.task.model_dump(), self.own_task(arm)))
+
+    def training(self, *, transferred: bool, arm: str | None = None) -> TrainingRecipe:
+        """The training of an arm: `train`, with `retrain` merged over it where weights were transferred."""
         merged = merge(self.train.model_dump(), self.retrain) if transferred else self.train.model_dump()
         return TrainingRecipe(
             name=self.name,
-            task=self.task,
+            task=self.task_of(arm) if arm else self.task,
             train=Train.model_validate(merged),
             measure=self.measure,
             expected=self.expected,

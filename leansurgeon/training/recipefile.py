@@ -1,6 +1,8 @@
 """Find, read, check and write recipe files. No torch here.
 
-A mistake becomes one sentence with file, line, key and the nearest known key.
+A recipe may name another file as its `base`, and is laid upon it mapping by mapping; the shipped ones share what all of
+them have in common in that way (`recipes/bases`). A mistake becomes one sentence with file, line, key and the nearest
+known key.
 """
 
 from __future__ import annotations
@@ -23,14 +25,23 @@ _HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml
 
 def shipped() -> dict[str, Path]:
     """Name -> file of the recipes that come with leansurgeon (in the wheel, or beside the package in a checkout)."""
+    return _in_folder(".")
+
+
+def bases() -> dict[str, Path]:
+    """Name -> file of what shipped recipes have in common: no recipes, but `base` of recipes."""
+    return _in_folder("bases")
+
+
+def _in_folder(name: str) -> dict[str, Path]:
     package = Path(leansurgeon.__file__).resolve().parent
     folder = next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), None)
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
+    return {path.stem: path for path in sorted((folder / name).glob("*.yaml"))} if folder else {}
 
 
 def find(name_or_path: str) -> Path:
     """The file of a shipped name or of a path. Raises `UsageError` with the nearest name."""
-    known = shipped()
+    known = shipped() | bases()
     path = Path(name_or_path)
     if name_or_path in known and not path.is_file():
         return known[name_or_path]
@@ -45,23 +56,47 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bo
     Raises `UsageError` (exit code 2): which file, which line, which key, and what was probably meant.
     """
     path = find(name_or_path)
-    raw, lines = yamlfile.read(path)
-    if not isinstance(raw, dict):
-        raise UsageError(f"{path}: a recipe is a mapping of keys such as `name`, `task` and `train`.")
-    source = _Source(str(path), lines)
+    raw, places = _read(path)
+    source = _Source(str(path), places)
     whole = _check(raw, source)
     block = raw.get("debug")
     if isinstance(whole, ExperimentRecipe) and block:
         small = {key: value for key, value in merge(raw, block).items() if key != "debug"}
-        checked = _check(small, _Source(str(path), lines, over=("debug",)))
+        checked = _check(small, _Source(str(path), places, over=("debug",)))
         raw, whole = (small, checked) if debug else (raw, whole)
     elif debug:
         raise UsageError(f"{path} has no `debug` block, so there is no --debug variant of it.")
     if not sets:
         return whole
     return _check(
-        _with_sets(raw, sets), _Source(str(path), lines, sets=tuple(sets), over=("debug",) if debug else None)
+        _with_sets(raw, sets), _Source(str(path), places, sets=tuple(sets), over=("debug",) if debug else None)
     )
+
+
+def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Places]:
+    """The keys of a file, laid upon those of its `base`, and where each was written; `above` are the files on the way.
+
+    `base` is the name of a shipped base or recipe, or a path as seen from the file.
+    """
+    raw, lines = yamlfile.read(path)
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path}: a recipe is a mapping of keys such as `name`, `task` and `train`.")
+    places = {key: f"{path}, line {line}" for key, line in lines.items()}
+    if "base" not in raw:
+        return raw, places
+    name, where = raw["base"], places[("base",)]
+    own = {key: value for key, value in raw.items() if key != "base"}
+    known = bases() | shipped()
+    other = known.get(name) if isinstance(name, str) else None
+    if other is None and isinstance(name, str) and (path.parent / name).is_file():
+        other = path.parent / name
+    if other is None:
+        near = did_you_mean(str(name), known)
+        raise UsageError(f"{where}: `base`: there is no recipe {name!r}{near}, and no such file beside this one.")
+    if other.resolve() in (*above, path.resolve()):
+        raise UsageError(f"{where}: `base`: {name!r} is based on this recipe itself.")
+    below, written = _read(other, (*above, path.resolve()))
+    return merge(below, own), written | places
 
 
 def load_training(
@@ -90,13 +125,16 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
+Places = dict[tuple[str, ...], str]  # key by its path of keys -> "FILE, line N"
+
+
 class _Source:
-    """Where a key was written: in a line of the file, in its `debug` block, or in a `--set`."""
+    """Where a key was written: in a line of a file, in its `debug` block, or in a `--set`."""
 
     def __init__(
-        self, file: str, lines: yamlfile.Lines, sets: tuple[str, ...] = (), over: tuple[str, ...] | None = None
+        self, file: str, places: Places, sets: tuple[str, ...] = (), over: tuple[str, ...] | None = None
     ) -> None:
-        self.file, self.lines, self.sets, self.over = file, lines, sets, over
+        self.file, self.places, self.sets, self.over = file, places, sets, over
 
     def of(self, path: tuple[str, ...]) -> str:
         for text in reversed(self.sets):
@@ -104,10 +142,10 @@ class _Source:
             if key == path[: len(key)] or path == key[: len(path)]:
                 return f"--set {text}"
         for candidate in ([(*self.over, *path)] if self.over else []) + [path]:
-            if candidate in self.lines:
-                return f"{self.file}, line {self.lines[candidate]}"
-        parents = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self.lines]
-        return f"{self.file}, line {self.lines[parents[0]]}" if parents else self.file
+            if candidate in self.places:
+                return self.places[candidate]
+        parents = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self.places]
+        return self.places[parents[0]] if parents else self.file
 
 
 def _with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> dict[str, Any]:
@@ -143,10 +181,14 @@ def _check(raw: dict[str, Any], source: _Source) -> Recipe:
 def _check_task(recipe: Recipe, source: _Source) -> None:
     from leansurgeon import tasks
 
-    try:
-        tasks.make(recipe.task.name, recipe.task.options)
-    except UsageError as error:
-        raise UsageError(f"{source.of(('task',))}: {error.message}", error.hint) from None
+    chosen = {("task",): recipe.task}
+    if isinstance(recipe, ExperimentRecipe):
+        chosen |= {("arms", name, "task"): recipe.task_of(name) for name, arm in recipe.arms.items() if arm.task}
+    for path, task in chosen.items():
+        try:
+            tasks.make(task.name, task.options)
+        except UsageError as error:
+            raise UsageError(f"{source.of(path)}: {error.message}", error.hint) from None
 
 
 def _refuse_unknown_in_retrain(block: Any, model: type[BaseModel], path: tuple[str, ...], source: _Source) -> None:

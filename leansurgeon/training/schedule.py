@@ -21,8 +21,8 @@ def lr_at(
 ) -> float:
     """Learning rate of optimizer step `step` (from 0) of `total`.
 
-    `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from 0 to `peak`
-    over the first `warmup` steps and fall towards `min_lr`, which would be reached at step `total`; they count as
+    `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from 0 (or the
+    `warmup_lr` of `shape`) to `peak` over the first `warmup` steps and fall towards `min_lr`, which would be reached at step `total`; they count as
     `transformers.get_scheduler` does. `one-cycle` counts as `torch.optim.lr_scheduler.OneCycleLR` does, with `warmup`
     steps in the place of pct_start * total. `triangle` knows no warm-up. The last two read their numbers from `shape`.
     """
@@ -34,7 +34,8 @@ def lr_at(
         rising = shape.base + done * (1 - shape.base) / (1 - shape.fall)
         return peak * max(0.0, min(rising, (1 - done) / shape.fall))
     if step < warmup:
-        return peak * step / warmup
+        start = shape.warmup_lr if shape else 0.0
+        return start + (peak - start) * step / warmup
     done = min(1.0, (step - warmup) / max(1, total - warmup))
     if name == "cosine":
         left = 0.5 * (1.0 + math.cos(math.pi * done))

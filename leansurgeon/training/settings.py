@@ -38,7 +38,7 @@ class Optim(Strict):
 class Schedule(Strict):
     """Learning rate over the training.
 
-    `cosine`, `linear`, `constant`: linear warm-up from 0, then down to `min_lr`. `triangle`: from `base` of the rate up
+    `cosine`, `linear`, `constant`: linear warm-up from `warmup_lr`, then down to `min_lr`. `triangle`: from `base` of the rate up
     to all of it, then linearly to 0 in the last `fall` (the budget triangle of Crammed BERT, Geiping and Goldstein,
     2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`, with momentum
     going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
@@ -46,6 +46,7 @@ class Schedule(Strict):
 
     name: Literal["cosine", "linear", "constant", "one-cycle", "triangle"] = "cosine"
     warmup: Warmup = 0.0
+    warmup_lr: float = Field(default=0.0, ge=0)
     min_lr: float = Field(default=0.0, ge=0)
     base: Share = 0.25  # triangle
     fall: float = Field(default=0.25, gt=0, lt=1)  # triangle
@@ -120,6 +121,7 @@ class Train(Strict):
     optim: Optim
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
+    dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
     drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first
     mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
@@ -140,6 +142,8 @@ class Train(Strict):
     def _numbers_fit(self) -> Train:
         if self.schedule.min_lr > self.optim.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optim.lr {self.optim.lr:g}")
+        if self.schedule.warmup_lr > self.optim.lr:
+            raise ValueError(f"schedule.warmup_lr {self.schedule.warmup_lr:g} is above optim.lr {self.optim.lr:g}")
         ramp, timed = self.batch_ramp, parse_duration(self.duration).seconds is not None
         if ramp and (ramp.start > self.batch or self.batch % ramp.start):
             raise ValueError(f"batch_ramp.start {ramp.start} does not divide batch {self.batch}")

@@ -13,6 +13,7 @@ from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.training import (
     checkpoint,
+    dropout,
     engine,
     flops,
     guards,
@@ -145,6 +146,8 @@ def make_trainer(
             "Leave train.label_smoothing out.",
         )
     mixing = Mixing(train, task) if train.mixes else None
+    if train.dropout is not None:
+        dropout.apply(loaded.model, train.dropout, family)
     if train.drop_path:
         stochastic_depth.apply(loaded.model, train.drop_path, family)
     if train.activation_checkpointing:

@@ -1,0 +1,66 @@
+"""`leansurgeon undo`: the source's shape and bits back out of a result of exact operators."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leansurgeon.cli.text import wrap
+
+
+def undo(
+    model: Annotated[str, typer.Argument(help="A folder that leansurgeon has written.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+) -> None:
+    """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
+
+    The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
+    cannot be undone, and a model that was trained after surgery neither.
+    """
+    from leansurgeon.checkpoints.output import check_apart, check_free
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.table import plan_table
+    from leansurgeon.surgery.undo import carry_out, plan_undo
+
+    source = open_source(model)
+    steps = plan_undo(source)
+    if not dry_run:
+        check_free(out, force=force)
+        check_apart(out, source.folder)
+    record = None if dry_run else carry_out(steps, out, force=force, say=lambda text: print(text, file=sys.stderr))
+    verified = record["decided"]["verified"] if record else None
+    if as_json:
+        document = {"schema_version": 1, "dry_run": dry_run, "out": None if dry_run else str(out)}
+        document |= {"plan": steps.plan.as_dict(), "verified": verified, "proof": record and record["proof"]}
+        print(json.dumps(document))
+        return
+    print(plan_table(steps.plan))
+    print("\n" + "\n".join(wrap(closing(out, record) if record else "Dry run: nothing was written.")))
+
+
+def closing(out: Path, record: dict) -> str:
+    """The closing sentence: where it is, and what it was held against."""
+    verified, proof = record["decided"]["verified"], record["proof"]
+    if verified["by"] == "reload":
+        compared = proof["compared"]
+        found = (
+            f"outputs differ from the undone model's by at most {compared['max_difference']:.2g} where their spread "
+            f"is {compared['spread']:.2g}"
+            if compared["done"]
+            else compared["why"]
+        )
+        return (
+            f"Written to {out}; {verified['source']} is not at hand or has changed, so the result was reloaded with "
+            f"{proof['loaded_with']}: {found}."
+        )
+    how = "the file has the recorded SHA-256" if verified["by"] == "sha256" else "compared tensor by tensor"
+    left = verified.get("left_out")
+    also = f" {len(left)} tensors that the model does not read were left out by shrink." if left else ""
+    return f"Written to {out}: bit for bit the tensors of {verified['source']} ({how}).{also}"

@@ -1,0 +1,175 @@
+"""One candidate of calibrated surgery on its way through the layers, and the tensors that it changes. Imports torch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.weights import to_float32
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery import choose_layers, heal_block
+from leansurgeon.surgery.apply import Transfer
+from leansurgeon.surgery.block import check_finite, closing_norm
+from leansurgeon.surgery.candidates import Candidate
+from leansurgeon.surgery.heal_block import Norm, Samples, Site
+from leansurgeon.surgery.make_layer import is_near, make
+
+if TYPE_CHECKING:
+    from leansurgeon.surgery.calibrated import Bench
+
+PARTS = ("fit", "guard")
+
+
+class Edits(Mapping[str, np.ndarray]):
+    """Changed tensors of the result in float32, by file name, on disk. `close` removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, {}
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
+        np.save(file, np.ascontiguousarray(values, np.float32))
+        self.files[name] = file
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.load(self.files[name], mmap_mode="r")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Student:
+    """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
+
+    def __init__(self, bench: Bench, candidate: Candidate, edits: Edits) -> None:
+        self.bench, self.candidate, self.kept, self.edits = bench, candidate, candidate.kept, edits
+        self.skeleton = bench.student_of(self.kept)
+        self.streams = {part: Stream(self.skeleton, bench.batches[part]) for part in PARTS}
+        self.transfer = Transfer(replace(bench.plan, layers=self.kept), bench.source)
+        self.outs = {out.name: out for out in self.transfer.tensors()}
+        self.names: dict[int, list[str]] = {}
+        for name in self.outs:
+            layer = self.skeleton.layer_of(self.skeleton.bare(name))
+            self.names.setdefault(layer, []).append(name)
+        self.at = 0
+        self.cut = False  # whether layers went before here
+        self.faithful = True  # its hidden states are the teacher's
+        self.record: list[dict[str, Any]] = []
+        self.ends = ends(self.kept, bench.plan.before)
+
+    @property
+    def until(self) -> int | None:
+        """The source layer behind which the next new layer stands."""
+        return self.ends[self.at] if self.at < len(self.kept) else None
+
+    def tensors(self, layer: int) -> dict[str, np.ndarray]:
+        """The tensors of a new layer as `apply` would write them without calibration."""
+        found = {}
+        for name in self.names[layer]:
+            out = self.outs[name]
+            if out.make is not None:
+                found[name] = to_float32(out.make(), out.dtype)
+            else:
+                found[name] = self.bench.source.weights.float32(self.bench.names[id(out.entry)])
+        return found
+
+    def choose_heads(self, layer: int, kept: np.ndarray, before: Stage) -> None:
+        """Let a source layer keep these heads, instead of those that the weights alone suggest."""
+        index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "o"))
+        values = kept.copy() if before.kv_heads == before.heads else np.arange(before.kv_heads)
+        vars(index)["head_maps"] = (kept, values)
+
+    def choose_units(self, layer: int, kept: np.ndarray) -> None:
+        index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "down"))
+        vars(index)["units"] = kept
+
+    def take(self, layer: int, teacher: dict[str, list[Tensor]]) -> None:
+        """Make the next new layer; `teacher` is what source layer `layer` gave."""
+        kept, cut = self.kept[self.at], self.kept[self.at] != layer
+        if self.at == 0 and kept:
+            self.faithful = False
+        near = is_near(self.bench.plan, kept)
+        if self.faithful and not cut and not near:
+            outputs = teacher  # nothing has changed what this layer computes
+        else:
+            self.cut |= cut
+            outputs = self.heal(layer, kept, cut, near, teacher)
+        self.faithful = outputs is teacher
+        for part, stream in self.streams.items():
+            stream.advance(list(outputs[part]))
+        self.at += 1
+
+    def heal(self, layer: int, kept: int, cut: bool, near: bool, teacher: dict) -> dict:
+        options, skeleton = self.bench.options, self.skeleton
+        plain = self.tensors(self.at)
+        skeleton.fill(self.at, plain)
+        samples = {
+            part: Samples(stream, stream.hidden, teacher[part], self.bench.masks[part])
+            for part, stream in self.streams.items()
+        }
+        site = Site(self.at, samples["fit"], samples["guard"])
+        decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": layer}
+        if near:
+            decided |= make(self, site, kept)
+        healed = options.heal and (cut or near or (self.cut and self.candidate.later))
+        if healed:
+            decided["error_before"] = round(heal_block.error(site, site.guard), 6)
+            found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
+            if found is None and cut:
+                post = replace(site, ridges=heal_block.POST_RIDGES)
+                found = heal_block.absorb(post, self.teacher_norm(layer))
+            decided["refit"] = found or "no linear way to the output"
+            decided["error_after"] = round(heal_block.error(site, site.guard), 6)
+        if options.fit and (cut or near):
+            from leansurgeon.surgery import local_fit
+
+            with torch.enable_grad():
+                decided["fit"] = local_fit.fit_block(site, options.fit)
+        outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items()}
+        for part in PARTS:
+            check_finite(outputs[part], f"behind new layer {self.at}")
+        self.keep_changes(plain)
+        skeleton.empty(self.at)
+        if cut or near or healed:
+            self.record.append(decided)
+        return outputs
+
+    def teacher_norm(self, layer: int) -> Norm:
+        """The closing norm of the teacher's (filled) block."""
+        bench = self.bench
+        stream = Stream(bench.teacher, bench.batches["guard"][:1])
+        found = closing_norm(bench.teacher.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+        if found is None:
+            raise UnsupportedModel(f"Layer {layer} of {bench.source.name} ends neither in a sum nor in a LayerNorm.")
+        return Norm.of(found)
+
+    def keep_changes(self, plain: dict[str, np.ndarray]) -> None:
+        for name, values in self.skeleton.read(self.at).items():
+            if name in plain and not np.array_equal(values, plain[name]):
+                self.edits.put(name, values)
+
+
+def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
+    """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
+    stage.
+    """
+    found = []
+    for stage in choose_layers.ranges(before):
+        here = [i for i in kept if i in stage]
+        found += [following - 1 for following in [*here[1:], stage.stop]] if here else []
+    return found

@@ -1,0 +1,30 @@
+"""Dropout at the rate that a recipe asks for, for the time of one training; the model's config keeps its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def apply(model: nn.Module, rate: float, family: str) -> None:
+    """Let every `nn.Dropout`, and every module that keeps a dropout rate for its attention, drop with `rate`.
+
+    Raises `UsageError` for a model that has none, unless it asks for none.
+    """
+    from torch import nn
+
+    found = False
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p, found = rate, True
+        # Fused attention takes its rate as a number, which modules keep as `dropout`, `attention_dropout`, ...
+        for name, value in vars(module).items():
+            if "dropout" in name and type(value) is float:
+                setattr(module, name, rate)
+                found = True
+    if rate and not found:
+        raise UsageError(f"{family} models have no place for dropout.", "Leave train.dropout out.")
