@@ -32,6 +32,7 @@ def test_list_show_and_copy(tmp_path):
     assert listed["schema_version"] == 1
     digits = next(row for row in listed["recipes"] if row["name"] == "digits-vit")
     assert (digits["task"], digits["arms"]) == ("digits", "original, lean, control, lean-fresh, control-fresh")
+    assert digits["hardware"] == "2 CPU cores" and all(row["hardware"] for row in listed["recipes"])
     text = recipefile.shipped()["digits-vit"].read_text()
     assert _ok("recipes", "show", "digits-vit").stdout == text
     target = tmp_path / "mine.yaml"
@@ -42,6 +43,16 @@ def test_list_show_and_copy(tmp_path):
     _ok("recipes", "copy", "fashion-vit", str(target), "--force")
     _ok("recipes", "copy", "digits-vit", str(tmp_path))
     assert (tmp_path / "digits-vit.yaml").read_text() == text
+
+
+def test_a_recipe_with_a_base_can_be_shown_whole_and_copied(tmp_path):
+    assert "base: imagenet-common" in _ok("recipes", "show", "imagenet-volo-d4").stdout
+    whole = _ok("recipes", "show", "imagenet-volo-d4", "--resolved").stdout
+    (tmp_path / "whole.yaml").write_text(whole)
+    assert recipefile.load(str(tmp_path / "whole.yaml")) == recipefile.load("imagenet-volo-d4")
+    assert "Table 6" in _ok("recipes", "show", "imagenet-common").stdout
+    _ok("recipes", "copy", "imagenet-volo-d4", str(tmp_path))
+    assert recipefile.load(str(tmp_path / "imagenet-volo-d4.yaml")) == recipefile.load("imagenet-volo-d4")
 
 
 def test_recipes_need_no_torch():

@@ -25,7 +25,13 @@ ORDER = [
     "errors",
 ]
 GROUND = {"models": set(), "tasks": {"errors"}}
-USES_GROUND = {"measure": {"tasks"}, "training": {"tasks"}, "experiment": {"tasks"}, "checkpoints": {"models"}, "architectures": {"models"}}
+USES_GROUND = {
+    "measure": {"tasks"},
+    "training": {"tasks"},
+    "experiment": {"tasks"},
+    "checkpoints": {"models"},
+    "architectures": {"models"},
+}
 NOT_EACH_OTHER = {("training", "surgery"), ("report", "experiment"), ("paper", "training")}
 
 
@@ -78,6 +84,8 @@ LIGHT = [
     ["paper", "--count", "formula"],
     ["paper", "--table", "6"],
     ["inspect", "lra/listops"],
+    ["diff", "vit-b", "deit-b"],
+    ["undo", "no-such-folder/at/all", "-o", "out"],
     ["inspect", "no-such-presett"],
     ["no-such-command"],
 ]

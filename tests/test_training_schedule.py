@@ -42,6 +42,21 @@ def test_min_lr_is_that_of_transformers():
         schedule.step()
 
 
+def test_a_warm_up_from_a_rate_is_that_of_timm():
+    from timm.scheduler import CosineLRScheduler
+
+    from leansurgeon.training.settings import Schedule
+
+    shape = Schedule(warmup="20st", warmup_lr=1e-5)
+    adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
+    theirs = CosineLRScheduler(adamw, t_initial=300, warmup_t=20, warmup_lr_init=1e-5, warmup_prefix=True)
+    for step in range(21):
+        ours = lr_at(step, total=320, warmup=20, peak=3e-3, shape=shape)
+        assert ours == pytest.approx(theirs._get_lr(step)[0], rel=1e-12)
+    with pytest.raises(ValueError, match=r"schedule\.warmup_lr 0\.01 is above optim\.lr 0\.001"):
+        Train(duration="1ep", batch=8, optim={"lr": 1e-3}, schedule={"warmup_lr": 1e-2})
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("micro", [2, 4])
 def test_global_batches_do_not_depend_on_the_number_of_processes(processes, micro):

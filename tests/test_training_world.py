@@ -115,3 +115,40 @@ def test_the_command_stops_at_a_signal_and_goes_on_again(tmp_path):
     assert summary["steps"] == 150 and len(summary["resumed_after"]) == 1 and "resumed after step" in err
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines() if '"train"' in line]
     assert steps == list(range(5, 151, 5))
+
+
+def test_a_look_before_a_long_training(tmp_path, monkeypatch):
+    """--eval-only gives what the run calls `before`; --limit-batches cuts epochs and evaluations; neither dry run nor
+    evaluation leaves a file.
+    """
+    from typer.testing import CliRunner
+
+    from leansurgeon.cli.main import app
+
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    run, start = CliRunner().invoke, tmp_path / "start"
+    assert run(app, ["shrink", "digits-vit", "--layers", "1", "-o", str(start)]).exit_code == 0
+    model = ["retrain", str(start), "-r", "digits-vit", "--json", "--set", "train.eval.batch=100"]
+    evaluated = json.loads(run(app, [*model, "--eval-only"]).stdout)
+    dry = json.loads(run(app, [*model, "--dry-run"]).stdout)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "start"]
+    # Forward and backward of 17 tokens: 2 FLOPs a weight and token, three times; attention more, the embeddings less.
+    assert dry["plan"]["flops"] == dry["plan"]["flops_per_step"] * dry["plan"]["steps"]
+    assert 0.9 < dry["plan"]["flops_per_step"] / (6 * 17 * 64 * dry["plan"]["parameters"]) < 1.1
+    flags = [
+        "--limit-batches",
+        "2",
+        "--set",
+        "train.duration=2ep",
+        "--set",
+        "measure=null",
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    limited = run(app, [*model, *flags])
+    assert limited.exit_code == 0, limited.output
+    summary = json.loads(limited.stdout)
+    assert summary["steps"] == 4 and summary["task"]["eval_samples"] == 200
+    whole = run(app, [*model, "--set", "train.duration=1st", "--set", "measure=null", "-o", str(tmp_path / "whole")])
+    assert json.loads(whole.stdout)["before"]["loss"] == pytest.approx(evaluated["loss"], rel=1e-6)
+    assert evaluated["samples"] == 360 and set(evaluated["metrics"]) == {"accuracy"}

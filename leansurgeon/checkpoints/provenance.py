@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
-import threading
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import leansurgeon
+from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.report_numbers import sentence
 from leansurgeon.checkpoints.source import Source
 
 SCHEMA_VERSION = 1
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source_record(source: Source) -> dict:
@@ -32,29 +26,6 @@ def source_record(source: Source) -> dict:
         "sha256": hashes,
         "notes": list(source.notes),
     }
-
-
-class Hashing(threading.Thread):
-    """`source_record` beside other work: hashing is bound by a processor, writing by the disk. It ends with the process
-    when nobody asks for the result.
-    """
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(daemon=True)
-        self.source, self.found, self.error = source, {}, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.found = source_record(self.source)
-        except Exception as error:  # it is raised where the result is asked for
-            self.error = error
-
-    def result(self) -> dict:
-        self.join()
-        if self.error:
-            raise self.error
-        return self.found
 
 
 def versions() -> dict[str, str]:
@@ -75,15 +46,13 @@ def write_surgery(
     proof: dict | None,
     *,
     language: bool = False,
-    origin: dict | None = None,
     restored: dict | None = None,
 ) -> dict:
     """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, and
     the proof. Of an exact plan also what undoing it needs: the source's config and surgery.json; `restored` is the
-    surgery.json that the model had in the first place, where surgery was undone. `origin` is the source's
-    `source_record`, where it is at hand.
+    surgery.json that the model had in the first place, where surgery was undone.
     """
-    origin = origin or source_record(source)
+    origin = source_record(source)
     before = [*source.record.get("history", [])] if isinstance(source.record.get("history"), list) else []
     record = {
         "schema_version": SCHEMA_VERSION,

@@ -157,6 +157,11 @@ class Weights:
         """A floating tensor as float32."""
         return to_float32(self.raw(name), self.entries[name].dtype)
 
+    def finite(self, name: str) -> bool:
+        """Whether a tensor is free of NaN and infinity; what is no floating number is."""
+        dtype = self.entries[name].dtype
+        return dtype not in FLOATS or bool(np.isfinite(to_float32(self.raw(name), dtype)).all())
+
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
     """Bits of a floating dtype to float32."""

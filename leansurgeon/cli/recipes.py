@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,7 @@ recipes = typer.Typer(
 
 @recipes.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """Name, kind, task and length of every shipped recipe."""
+    """Source, task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training import recipefile
 
     rows = [_row(name, recipefile.load(name)) for name in recipefile.shipped()]
@@ -30,18 +31,26 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
         return
     from tabulate import tabulate
 
-    # The arms stay out of the table: with them it would be wider than a terminal.
-    table = [{key: value for key, value in row.items() if key != "arms"} for row in rows]
+    # Kind and arms stay out of the table: with them it would be wider than a terminal.
+    rows.sort(key=lambda row: "CPU" not in row["hardware"])
+    table = [{key: row[key] for key in ("name", "source", "task", "duration", "hardware")} for row in rows]
     print(tabulate(table, headers="keys", disable_numparse=True))
 
 
 @recipes.command()
-def show(name: Annotated[str, typer.Argument(help="A name from `recipes list`, or a file.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="A name from `recipes list`, or a file.")],
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Laid upon its base, with every default: one whole recipe.")
+    ] = False,
+) -> None:
     """Print a recipe with its comments: expected result, hardware, where each number comes from."""
     from leansurgeon.training import recipefile
 
-    recipefile.load(name)
-    sys.stdout.write(recipefile.find(name).read_text(encoding="utf-8"))
+    base = name in recipefile.bases() and not resolved  # a base says too little to be a recipe
+    recipe = None if base else recipefile.load(name)
+    text = recipefile.dump(recipe) if resolved else recipefile.find(name).read_text(encoding="utf-8")
+    sys.stdout.write(text)
 
 
 @recipes.command()
@@ -72,5 +81,14 @@ def _row(name: str, recipe: Recipe) -> dict[str, str]:
         "source": recipe.source if experiment else "",
         "task": recipe.task.name,
         "duration": recipe.train.duration,
+        "hardware": _hardware(name),
         "arms": ", ".join(recipe.arms) if experiment else "",
     }
+
+
+def _hardware(name: str) -> str:
+    """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
+    from leansurgeon.training import recipefile
+
+    found = re.search(r"^# Hardware +(.*)$", recipefile.shipped()[name].read_text(encoding="utf-8"), re.MULTILINE)
+    return re.split(r" \(|[,.;:]| with ", found[1])[0] if found else ""

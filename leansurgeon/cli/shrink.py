@@ -48,7 +48,7 @@ def shrink(
         bool, typer.Option("--uncalibrated", help="Use the weights alone, also where that is much worse.")
     ] = False,
     method: Annotated[
-        str, typer.Option(help="Layers by auto, even, last-of-each, influence, angular, leave-one-out or greedy.")
+        str, typer.Option(help="Layers by auto, even, last-of-each, influence, angular, leave-one-out, greedy or fuse.")
     ] = "auto",
     keep: Annotated[
         str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).", show_default=False)
@@ -77,6 +77,10 @@ def shrink(
     ] = False,
 ) -> None:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads."""
+    from leansurgeon.checkpoints import digests
+
+    if not dry_run:
+        digests.begin(source)
     from leansurgeon.checkpoints.output import check_apart, check_free
     from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source

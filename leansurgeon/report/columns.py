@@ -61,7 +61,8 @@ def metric_columns(section: Section) -> list[Column]:
     task = section.task
     if task is None:
         return []
-    decimals = task.decimals if task.percent else 2
+    largest = max((row.metric.mean for row in section.rows if row.metric), default=1.0)
+    decimals = task.decimals if task.percent else 2 if largest >= 1 else 4  # perplexities; errors below 1
 
     def column(key: str, head: str, pick: Callable[[Row], Spread | None]) -> Column:
         return Column(key, head, lambda r: spread_cell(pick(r), decimals, task.percent), lambda r: mean(pick(r)))

@@ -28,7 +28,7 @@ import numpy as np
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Out, from_float32, to_float32
-from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.errors import Diverged, UnsupportedModel, UsageError
 from leansurgeon.surgery import canonical
 from leansurgeon.surgery.canonical import ATTENTION_ROLES, Attention
 from leansurgeon.surgery.operator import Operator
@@ -230,7 +230,10 @@ class Balanced:
         stage = self.plan.after.stages[specs[0].stage]
         pieces: dict[str, Array] = {}
         for spec in specs:
-            pieces |= canonical.to_pieces(spec, self.held(spec.name), stage)
+            values = self.held(spec.name)
+            if not np.isfinite(values).all():
+                raise Diverged(f"'{spec.name}' holds NaN or infinity, so it cannot be balanced.")
+            pieces |= canonical.to_pieces(spec, values, stage)
         attention, found = balance_attention(Attention(**pieces), scores=self.scores)
         self.record[str(layer)] = found
         tensors = {}

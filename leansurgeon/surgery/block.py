@@ -47,6 +47,28 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
+class Enough(Exception):
+    """Ends a forward pass that has shown what it was run for."""
+
+
+def seen_at(module: nn.Module, run: Callable[[], object], *, output: bool = False) -> Tensor:
+    """What enters (or leaves) a module while `run` runs; the rest of the pass is not computed."""
+    found: list[Tensor] = []
+
+    def note(_, args: tuple, out: Tensor | None = None) -> None:
+        found.append((out if output else args[0]).detach())
+        raise Enough
+
+    handle = module.register_forward_hook(note) if output else module.register_forward_pre_hook(note)
+    try:
+        run()
+    except Enough:
+        pass
+    finally:
+        handle.remove()
+    return found[0]
+
+
 @contextmanager
 def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let a module return `change(output)` while the context lasts."""
@@ -76,7 +98,7 @@ def is_transposed(module: nn.Module) -> bool:
     """Whether the weight is stored as (inputs, outputs), as GPT-2's Conv1D does."""
     if isinstance(module, nn.Linear):
         return False
-    if type(module).__name__ == "Conv1D":
+    if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__):
         return True
     raise UnsupportedModel(f"An output projection here is a {type(module).__name__}, which cannot be refitted.")
 

@@ -207,6 +207,10 @@ class Bench:
         plan, criterion, period = self.plan, self.options.criterion, self.source.architecture.period
         batches, masks = self.batches["guard"], self.masks["guard"]
         evidence: dict[str, Any] = {}
+        if criterion == "fuse":
+            from leansurgeon.surgery import make_fused
+
+            return make_fused.candidates(self)
         if criterion in ("greedy", "leave-one-out"):
             kept, rounds = choose_layers.by_output(
                 self.teacher, self.fill, batches[:4], masks[:4], plan.before, plan.after, period,

@@ -19,6 +19,7 @@ class Candidate:
     criterion: str
     attention: bool = False  # the attention's output at cuts, too
     later: bool = False  # the MLP's output in every layer behind the first cut, too
+    fused: tuple[int, ...] = ()  # kept layers that take the next one, which goes, into themselves
 
 
 def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:

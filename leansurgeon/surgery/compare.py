@@ -16,13 +16,13 @@ from typing import Any
 from tabulate import tabulate
 
 from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.report_numbers import of_comparison
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.calibration import Calibration
 from leansurgeon.surgery.apply import apply
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.plan import Plan, plan
-from leansurgeon.checkpoints.report_numbers import of_comparison
 from leansurgeon.surgery.wanted import Wanted
 
 

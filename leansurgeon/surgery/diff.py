@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.architectures.base import TensorSpec
-from leansurgeon.checkpoints.provenance import sha256
+from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Entry, to_float32
 from leansurgeon.shape import ParameterCount, Shape

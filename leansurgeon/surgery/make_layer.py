@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from leansurgeon.surgery.student import Student
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
+REFINE = 60  # steps on the score forms of split heads, where fitting is asked for
 
 
 def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:
@@ -165,6 +166,7 @@ def split(student: Student, work: Site, kept: int, new: int) -> tuple[dict[str, 
             targets_BTW=attention_goals(bench, work) if bench.current == kept else None,
             score_scale=canonical.score_scale(source, number),
             score_gain=gain,
+            refine=REFINE if bench.options.fit else 0,
         )
     stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
     layer = replace(canonical.unpack(source, kept), attention=made)
@@ -178,12 +180,7 @@ def attention_inputs(work: Site) -> list[Tensor]:
     """What the attention of the source's block reads, on the student's hidden states."""
     skeleton = work.fit.stream.skeleton
     module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton._of_role(work.layer, role)))
-    found = []
-    for b in range(len(work.fit)):
-        with block.inputs_of(module) as seen:
-            work.run(work.fit, b)
-        found.append(seen[0])
-    return found
+    return [block.seen_at(module, lambda b=b: work.run(work.fit, b)) for b in range(len(work.fit))]
 
 
 def attention_goals(bench: Any, work: Site) -> list[Tensor]:
@@ -191,7 +188,6 @@ def attention_goals(bench: Any, work: Site) -> list[Tensor]:
     stream, module = bench.streams["fit"], bench.teacher.projections(work.layer)[0]
     found = []
     for b, hidden in enumerate(stream.hidden):
-        with block.outputs_of(module) as made:
-            stream.call(b, hidden, work.layer)
-        found.append(made[0] + hidden - work.fit.hidden[b])
+        made = block.seen_at(module, lambda b=b, x=hidden: stream.call(b, x, work.layer), output=True)
+        found.append(made + hidden - work.fit.hidden[b])
     return found

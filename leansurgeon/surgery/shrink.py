@@ -4,16 +4,17 @@ absent or complete, and prove the result before it is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
-from leansurgeon.checkpoints.provenance import Hashing, write_card, write_surgery
+from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import OutOfMemory, memory_is_short
+from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.apply import apply
 from leansurgeon.surgery.drop_layers import Choice
 from leansurgeon.surgery.method import Method, kept_numbers
@@ -60,7 +61,8 @@ def decide(
 
     options = Options(criterion=method.layers, keep=kept_numbers(method.keep), heal=method.heal, fit=method.fit)
     say(f"Calibrating on {calibration.says} ...")
-    outcome = calibrate(first, source, calibration, options, say)
+    with blaming_weights(source):
+        outcome = calibrate(first, source, calibration, options, say)
     choice = Choice(outcome.layers, outcome.criterion, {"candidates": outcome.record.get("candidates", [])})
     final = plan(source, wanted, seed, method, calibrated=True, layers=choice)
     return Decided(final, outcome.edits, outcome.record, calibration, outcome.close)
@@ -85,7 +87,6 @@ def carry_out(
     steps = decided.plan
     check_apart(folder, source.folder)
     with output_folder(folder, force=force) as aside:
-        hashing = Hashing(source)
         try:
             chosen = apply(steps, source, aside, decided.edits)
         except (MemoryError, RuntimeError) as error:
@@ -100,18 +101,31 @@ def carry_out(
         proof = None
         if check:
             say("Written; now reloading it in a fresh process ...")
-            proof = proved(decided, source, aside)
+            with blaming_weights(source):
+                proof = proved(decided, source, aside)
         record = write_surgery(
-            aside,
-            source,
-            steps.as_dict(),
-            chosen | decided.record,
-            proof,
-            language=predicts_words(decided.calibration),
-            origin=hashing.result(),
+            aside, source, steps.as_dict(), chosen | decided.record, proof, language=predicts_words(decided.calibration)
         )
         write_card(aside, record)
     return record
+
+
+@contextmanager
+def blaming_weights(source: Source) -> Iterator[None]:
+    """Where the block fails, look whether the source's own weights hold NaN or infinity, and say which. Raises
+    `Diverged` then, else what was raised.
+    """
+    try:
+        yield
+    except LeanSurgeonError:
+        names = [spec.name for spec in source.specs] if source.weights else []
+        name = next((name for name in names if not source.weights.finite(name)), None)
+        if name is None:
+            raise
+        raise Diverged(
+            f"'{name}' of {source.name} holds NaN or infinity, so the model computes nothing that could be kept.",
+            "Start from a sound checkpoint.",
+        ) from None
 
 
 def predicts_words(data: Calibration | None) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.surgery.local_fit import order, schedule
-from leansurgeon.surgery.split_factors import QUERIES, Torch, moment, output_roots, parts
+from leansurgeon.surgery.split_factors import QUERIES, Torch, moment, output_roots, parts, real_tokens, some
 from leansurgeon.surgery.split_heads import Forms, roots
 
 RATE = 0.03  # of Adam, relative to the root mean square of the entries
@@ -40,11 +40,12 @@ def refine(
     heads, children = forms.left.shape[:2]
     pieces = list(parts(inputs, masks, heads * children, ROWS, QUERIES))
     with torch.no_grad():
-        c_query, c_key = (sum(m) for m in zip(*(plain_moments(parent, x, mask) for x, mask in pieces), strict=True))
+        enough = parts(*some(inputs, masks), heads)
+        c_query, c_key = (sum(m) for m in zip(*(plain_moments(parent, x, mask) for x, mask in enough), strict=True))
     (q_root, q_inverse), (k_root, k_inverse) = roots(c_query.numpy()), roots(c_key.numpy())
     left, right = tensor(forms.left @ q_root[:, None]), tensor(forms.right @ k_root[:, None])
     q_white, k_white = tensor(q_inverse), tensor(k_inverse)
-    count = sum(float(mask.sum()) for _, mask in pieces) ** 0.5
+    count = sum(float(real_tokens(x, mask).sum()) for x, mask in zip(*some(inputs, masks), strict=True)) ** 0.5
     # Moments were sums: in the basis of means the entries are of the size that they have in a step.
     left, right, q_white, k_white = left / count, right / count, q_white * count, k_white * count
     sizes = [float(x.square().mean().sqrt()) for x in (left, right)]

@@ -124,7 +124,11 @@ class Student:
         }
         site = Site(self.at, samples["fit"], samples["guard"])
         decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": layer}
-        if near:
+        if kept in self.candidate.fused:
+            from leansurgeon.surgery.make_fused import make_fused
+
+            decided |= make_fused(self, site, kept)
+        elif near:
             decided |= make(self, site, kept)
         healed = options.heal and (cut or near or (self.cut and self.candidate.later))
         if healed:

@@ -17,10 +17,11 @@ import numpy as np
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
-from leansurgeon.checkpoints.provenance import sha256, write_card, write_surgery
+from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.source import Source, copy_companions
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError

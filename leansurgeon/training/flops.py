@@ -44,7 +44,9 @@ def of_training(loaded: Any, task: Task, batch: dict[str, torch.Tensor]) -> floa
 
     try:
         shadow = copy.copy(loaded)
-        shadow.model = copy.deepcopy(loaded.model).to("meta").train()
+        tensors = [*loaded.model.parameters(), *loaded.model.buffers()]
+        # A copy whose tensors have no memory: every parameter and buffer is replaced while copying.
+        shadow.model = copy.deepcopy(loaded.model, {id(tensor): _shadow(tensor) for tensor in tensors}).train()
         inputs = {key: value.to("meta") for key, value in batch.items()}
         counter = FlopCounterMode(display=False)
         with counter, torch.enable_grad():
@@ -53,3 +55,10 @@ def of_training(loaded: Any, task: Task, batch: dict[str, torch.Tensor]) -> floa
     except Exception:  # a model that looks at its numbers cannot run without them; then there is no figure
         return None
     return total / len(batch["labels"]) if total else None
+
+
+def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    empty = torch.empty_like(tensor, device="meta")
+    return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty

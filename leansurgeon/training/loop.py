@@ -138,14 +138,16 @@ def _steps(run: Run) -> None:
         waited += time.perf_counter() - before
         run.tokens_per_sample = tokens_in(run.task, micro_batches[0])
         given_up = step in history.given_up
-        run.window.append(torch.zeros(3) if given_up else trainer.step(step, micro_batches))
+        run.window.append(
+            torch.zeros(3, device=trainer.accelerator.device) if given_up else trainer.step(step, micro_batches)
+        )
         history.done = done = step + 1
         due = run.plan.evaluate_after(done)
-        look = due or done % run.recipe.train.log_every == 0 or done == run.plan.steps
+        look = due or done % run.recipe.train.log_every == 0 or trainer.pace.over(done)
         save = run.plan.due(run.recipe.train.checkpoint.every, done)
         look = look or (save and not guards.sound(run.window, trainer))  # which raises; nothing spoilt is saved
         if look:
-            rows = torch.stack([row.to(trainer.accelerator.device) for row in run.window]).tolist()
+            rows = torch.stack(run.window).tolist()  # the one place where the host waits for the device
             now = time.perf_counter()
             history.windows.append([len(rows), now - clock])
             history.waited += waited

@@ -38,10 +38,10 @@ class Optim(Strict):
 class Schedule(Strict):
     """Learning rate over the training.
 
-    `cosine`, `linear`, `constant`: linear warm-up from `warmup_lr`, then down to `min_lr`. `triangle`: from `base` of the rate up
-    to all of it, then linearly to 0 in the last `fall` (the budget triangle of Crammed BERT, Geiping and Goldstein,
-    2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`, with momentum
-    going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
+    `cosine`, `linear`, `constant`: linear warm-up from `warmup_lr`, then down to `min_lr`. `triangle`: from `base` of
+    the rate up to all of it, then linearly to 0 in the last `fall` (the budget triangle of Crammed BERT, Geiping and
+    Goldstein, 2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`,
+    with momentum going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
     """
 
     name: Literal["cosine", "linear", "constant", "one-cycle", "triangle"] = "cosine"

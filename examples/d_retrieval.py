@@ -1,0 +1,59 @@
+"""Generalised D-retrieval: how the error falls where the number of heads h reaches the number D of things to look for.
+
+Run: leansurgeon run d-retrieval && python examples/d_retrieval.py runs/d-retrieval      the whole table, minutes
+     python examples/d_retrieval.py                                         D = 2 with one and two heads, 8 tokens
+
+The error of a cell is the smallest over the seeds, as in the theory's own experiment; a plot is written if matplotlib
+is there.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from tabulate import tabulate
+
+from leansurgeon import experiment
+from leansurgeon.training.recipefile import load
+
+
+def short() -> list[dict]:
+    """Two arms of the recipe, 600 steps, one seed."""
+    recipe = load("d-retrieval", ["train.duration=600st", "seeds=[0]", "task.length=8"])
+    recipe = recipe.model_copy(update={"arms": {name: recipe.arms[name] for name in ("D2-h1", "D2-h2")}})
+    return experiment.run(recipe, Path(tempfile.mkdtemp()))
+
+
+def table(summaries: list[dict]) -> dict[int, dict[str, float]]:
+    """D -> arm -> smallest NMSE over the seeds."""
+    found: dict[int, dict[str, float]] = {}
+    for summary in summaries:
+        arms = found.setdefault(summary["recipe"]["task"]["dimension"], {})
+        name, error = summary["experiment"]["arm"].split("-")[1], summary["final"]["metric"]
+        arms[name] = min(error, arms.get(name, error))
+    order = ["h1", "h2", "h3", "h4", "h5", "control"]
+    return {d: {name: found[d][name] for name in order if name in found[d]} for d in sorted(found)}
+
+
+def plot(found: dict[int, dict[str, float]], path: Path) -> None:
+    from matplotlib import pyplot
+
+    for dimension, arms in found.items():
+        heads = {int(name[1:]): error for name, error in arms.items() if name != "control"}
+        pyplot.semilogy(list(heads), list(heads.values()), marker="o", label=f"D = {dimension}")
+    pyplot.xlabel("heads h")
+    pyplot.ylabel("NMSE, smallest over seeds")
+    pyplot.legend()
+    pyplot.savefig(path)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    runs = [json.loads(p.read_text()) for p in folder.glob("*/summary.json")] if folder else short()
+    errors = table(runs)
+    print(tabulate([{"D": d, **errors[d]} for d in sorted(errors, reverse=True)], headers="keys", floatfmt=".4f"))
+    try:
+        plot(errors, Path("d_retrieval.png"))
+    except ImportError:
+        print("(no matplotlib: no plot)")

@@ -1,0 +1,63 @@
+"""SHA-256 of files, beside other work: hashing is bound by a processor, importing and copying mostly by other things.
+
+`begin` starts it early for files that `sha256` will be asked for; the thread ends with the process when nobody asks.
+Standard library only, so that it can begin before anything else is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+CHUNK = 8 << 20  # large, since a thread that lets Python go may wait 5 ms for its turn
+running: dict[tuple, Hashing] = {}
+
+
+class Hashing(threading.Thread):
+    """The digest of one file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.path, self.digest = path, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.digest = digest(self.path)
+        except OSError:  # `sha256` meets it again where somebody hears it
+            return
+
+
+def digest(path: Path) -> str:
+    found, buffer = hashlib.sha256(), bytearray(CHUNK)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            found.update(memoryview(buffer)[:size])
+    return found.hexdigest()
+
+
+def identity(path: Path) -> tuple:
+    """A file as it is now: its place, size and time of change."""
+    state = path.stat()
+    return path.resolve(), state.st_size, state.st_mtime_ns
+
+
+def begin(source: str) -> None:
+    """Start hashing the weights of a folder; whatever else `source` may be, nothing happens."""
+    folder = Path(source).expanduser()
+    folder = folder if (folder / "config.json").is_file() else folder / "model"
+    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        if path.is_file():
+            running[identity(path)] = Hashing(path)
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file, from a hashing that was begun where there is one."""
+    key = identity(path)
+    begun = running.get(key)
+    if begun:
+        begun.join()
+        if begun.digest and identity(path) == key:
+            return begun.digest
+    return digest(path)

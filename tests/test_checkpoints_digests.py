@@ -1,0 +1,26 @@
+"""Digests that were begun early are those of the files as they are when somebody asks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from leansurgeon.checkpoints import digests
+
+
+def test_a_digest_begun_early_is_hashlibs(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(os.urandom(digests.CHUNK + 12_345))
+    digests.begin(str(tmp_path))
+    begun = digests.running[digests.identity(file)]
+    assert digests.sha256(file) == hashlib.sha256(file.read_bytes()).hexdigest() == begun.digest
+    file.write_bytes(b"another file")  # of another size and time: hashed anew
+    assert digests.sha256(file) == hashlib.sha256(b"another file").hexdigest()
+
+
+def test_what_is_no_folder_begins_nothing(tmp_path):
+    before = len(digests.running)
+    for source in ("vit-b", "timm/vit_base", str(tmp_path / "none"), str(tmp_path)):
+        digests.begin(source)
+    assert len(digests.running) == before
