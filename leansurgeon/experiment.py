@@ -229,7 +229,9 @@ def digest(recipe: ExperimentRecipe, arm: str, wanted: Wanted) -> str:
             "debug": None,
         }
     )
-    return hashlib.sha256((dump(only) + repr(wanted) + CUT_FROM).encode()).hexdigest()[:16]
+    return hashlib.sha256((dump(only) + repr(wanted) + repr(method_of(arm, recipe)) + CUT_FROM).encode()).hexdigest()[
+        :16
+    ]
 
 
 def finished(job: Job) -> dict | None:

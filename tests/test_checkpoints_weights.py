@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +121,22 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     (tmp_path / "model.safetensors").symlink_to("/dev/full")
     with pytest.raises(LeanSurgeonError, match="disk is full"):
         w.write(tmp_path, [out])
+
+
+def test_an_output_that_the_system_refuses_is_one_sentence(tmp_path):
+    """/proc takes no folders, and a file-size limit stops a write half-way."""
+    from leansurgeon.checkpoints.output import output_folder
+
+    for path, says in (("/proc/nowhere/out", "cannot be made"), (tmp_path / ("x" * 300), "File name too long")):
+        with pytest.raises(LeanSurgeonError, match=says), output_folder(Path(path)):
+            pass
+    for error in (OSError(errno.EFBIG, "File too large"), RuntimeError("I/O error: File too large (os error 27)")):
+        refused = pytest.raises(LeanSurgeonError, match="out cannot be written: File too large")
+        with refused, output_folder(tmp_path / "out"):
+            raise error
+    with pytest.raises(FileNotFoundError), output_folder(tmp_path / "out"):
+        (tmp_path / "another").read_text()  # not the output's fault
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_folder_is_absent_or_complete(tmp_path):

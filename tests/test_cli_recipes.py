@@ -55,6 +55,23 @@ def test_a_recipe_with_a_base_can_be_shown_whole_and_copied(tmp_path):
     assert recipefile.load(str(tmp_path / "imagenet-volo-d4.yaml")) == recipefile.load("imagenet-volo-d4")
 
 
+def test_a_copy_goes_to_a_folder_that_is_made(tmp_path):
+    printed = _ok("recipes", "copy", "digits-vit", f"{tmp_path}/new/sub/").stdout.strip()
+    assert printed == str(tmp_path / "new" / "sub" / "digits-vit.yaml")
+    assert recipefile.load(printed).name == "digits-vit"
+    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+        _ok("recipes", "copy", "digits-vit", f"{printed}/below/")
+
+
+@pytest.mark.parametrize(
+    "call", [["recipes", "show", "imagenet-common", "--resolved"], ["retrain"]], ids=["show", "use"]
+)
+def test_a_base_says_which_recipes_use_it(shrunk, call):
+    call = [*call, str(shrunk / "lean"), "-r", "imagenet-common"] if call == ["retrain"] else call
+    with pytest.raises(UsageError, match=r"imagenet-common is a base .* use it: .*imagenet-vit-b.*imagenet-volo-d4"):
+        _ok(*call)
+
+
 def test_recipes_need_no_torch():
     code = "import sys; sys.argv = ['leansurgeon', 'recipes', 'list']\nfrom leansurgeon.cli.main import app\n"
     code += "try:\n    app()\nexcept SystemExit:\n    sys.exit('torch' in sys.modules)"

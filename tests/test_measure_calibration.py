@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import transformers
+from PIL import Image
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure import calibration
+from leansurgeon.measure import calibration, images
 from leansurgeon.tasks.vocab import make
 from tests.conftest import build
 
@@ -28,9 +32,10 @@ def text(tmp_path):
 def language_model(tmp_path):
     """A saved family with a small tokenizer of its own beside it."""
 
-    def made(family: str):
+    def made(family: str, head: str | None = None, **changes):
         folder = tmp_path / family
-        model = build(family)
+        model = build(family, **changes)
+        model = getattr(transformers, head)(model.config) if head else model
         model.save_pretrained(folder)
         make("byte", None, []).save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text())
@@ -111,3 +116,133 @@ def test_text_shorter_than_a_window_is_refused(language_model, tmp_path):
     file.write_text("Too short.")
     with pytest.raises(UsageError, match="too few for one window"):
         calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def vision_model(tmp_path):
+    """A saved vision model with an image processor of its own kind beside it."""
+
+    def made(family: str, head: str | None = None, processor=None, **changes):
+        model = build(family, **changes)
+        model = getattr(transformers, head)(model.config) if head else model
+        model.save_pretrained(tmp_path / "model")
+        if processor:
+            processor.save_pretrained(tmp_path / "model")
+        return open_source(str(tmp_path / "model"))
+
+    return made
+
+
+def pictures(folder, classes, each=6):
+    draw = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(each):
+            Image.fromarray(draw.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_images_look_as_the_models_processor_makes_them(vision_model, tmp_path):
+    processor = transformers.ViTImageProcessorPil(
+        size={"height": 8, "width": 8}, image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7], resample=2
+    )
+    source = vision_model("vit", processor=processor, num_channels=3)
+    folder = pictures(tmp_path / "images", [""])
+    found = calibration.open_calibration(str(folder), source, cache=tmp_path / "cache")
+    assert found.task is None and not any("labels" in b for part in PARTS for b in getattr(found, part))
+    # Every picture goes to one of the parts; each is one that transformers' own processor made, not augmented.
+    ours = torch.cat([b["pixel_values"] for part in PARTS for b in getattr(found, part)])
+    theirs = processor([Image.open(f) for f in sorted(folder.iterdir())], return_tensors="pt")["pixel_values"]
+    nearest = (ours[:, None] - theirs[None]).abs().amax((2, 3, 4)).min(1)
+    assert len(ours) == 6 and nearest.indices.unique().numel() == 6 and nearest.values.max() < 0.02
+
+
+@pytest.mark.parametrize(("classes", "scored"), [(10, True), (3, False)])
+def test_a_folder_is_scored_where_the_model_has_its_classes(vision_model, tmp_path, classes, scored):
+    source = vision_model("vit", num_channels=3)
+    folder = pictures(tmp_path / "images", [f"class{i}" for i in range(classes)])
+    found = calibration.open_calibration(str(folder), source, cache=tmp_path / "cache")
+    assert (found.task is not None) == scored == all("labels" in b for b in found.fit)
+
+
+@pytest.mark.parametrize(("family", "head"), [("vit", "ViTModel"), ("clip_vision_model", None), ("dinov3_vit", None)])
+def test_a_tower_gets_images_without_labels(vision_model, tmp_path, family, head):
+    source = vision_model(family, head, num_channels=3)
+    folder = pictures(tmp_path / "images", ["a", "b"])
+    found = calibration.open_calibration(str(folder), source, cache=tmp_path / "cache")
+    assert found.fit[0]["pixel_values"].shape[1:] == (3, 8, 8) and list(found.fit[0]) == ["pixel_values"]
+
+
+def test_a_timm_model_says_its_own_size_and_mean():
+    source = open_source("digits-vit")
+    timm = replace(
+        source,
+        architecture=replace(source.architecture, library="timm"),
+        config={
+            "pretrained_cfg": {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9},
+            "model_args": {"num_classes": 5},
+        },
+    )
+    wanted = {"augment": False, "image_size": 32, "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9, "channels": 3}
+    assert images.folder_options(timm) == wanted and calibration.outputs(timm) == 5
+
+
+@pytest.mark.parametrize(("family", "length"), [("roberta", 38), ("xlm-roberta", 38), ("nystromformer", 12)])
+def test_the_longest_window_is_one_that_the_library_takes(language_model, text, tmp_path, family, length):
+    """RoBERTa's positions start at pad_token_id + 1; Nystromformer takes one length only."""
+    source, _ = language_model(family, vocab_size=300)
+    found = calibration.open_calibration(str(text), source, cache=tmp_path / "cache", samples=8)
+    assert found.fit[0]["input_ids"].shape[1] == length
+    model = transformers.AutoModelForMaskedLM.from_pretrained(source.folder).eval()
+    with torch.no_grad():
+        assert found.score(model(found.fit[0]["input_ids"]).logits, found.fit[0])[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "head"), [("gpt2", "GPT2Model"), ("roberta", "RobertaModel"), ("nystromformer", "NystromformerModel")]
+)
+def test_sentences_run_through_the_library(language_model, text, tmp_path, family, head):
+    source, _ = language_model(family, head, vocab_size=300)
+    assert calibration.head_of(source) is None
+    settings = source.folder / "tokenizer_config.json"
+    if family == "gpt2":  # as published: no token for padding
+        settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "pad_token"}))
+    found = calibration.open_calibration(str(text), source, cache=tmp_path / "cache", samples=40)
+    assert family != "gpt2" or sorted(found.fit[0]) == ["attention_mask", "input_ids"]
+    model = transformers.AutoModel.from_pretrained(source.folder).eval()
+    for batch in found.fit:
+        with torch.no_grad():
+            assert torch.isfinite(model(**batch)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "says"),
+    [
+        ("bert", "task:listops", "samples of .* tokens, and .* takes at most 40"),
+        ("gpt2", "task:masked-lm", "is a causal language model"),
+        ("bert", "task:causal-lm", "is a masked language model"),
+        ("t5", "TEXT", "an encoder and a decoder.*--uncalibrated"),
+        ("bart", "task:causal-lm", "an encoder and a decoder.*--uncalibrated"),
+    ],
+)
+def test_data_that_the_model_cannot_run_on_is_refused(language_model, text, tmp_path, family, spec, says):
+    source, _ = language_model(family)
+    spec = (
+        str(text)
+        if spec == "TEXT"
+        else spec + ",train=8,eval=4,test=4,seq_len=60,min_length=8,max_length=50" * (spec == "task:listops")
+    )
+    with pytest.raises(UsageError, match=says):
+        calibration.open_calibration(spec, source, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("what", "hint"), [("short", "Give more text."), ("no tokenizer", "Name a folder that holds")])
+def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hint):
+    source, _ = language_model("gpt2")
+    file = tmp_path / "text.txt"
+    file.write_text("Short." if what == "short" else TEXT)
+    for tokens in source.folder.glob("tokenizer*") if what == "no tokenizer" else ():
+        tokens.unlink()
+    with pytest.raises(UsageError) as caught:
+        calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
+    assert caught.value.hint.startswith(hint) and "eval_fraction" not in caught.value.hint

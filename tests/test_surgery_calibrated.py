@@ -1,6 +1,7 @@
 """The sequential pipeline on tiny trained models: what it makes is better than plain cutting, and exact plans stay."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,13 +9,18 @@ import torch
 
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import Diverged, UsageError
+from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.calibration import Calibration
+from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.apply import apply
-from leansurgeon.surgery.calibrated import Options, calibrate
+from leansurgeon.surgery.calibrated import Bench, Options, calibrate
+from leansurgeon.surgery.canonical import splittable
+from leansurgeon.surgery.make_fused import wide
 from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.student import behind_gap
 from leansurgeon.surgery.wanted import Wanted
-from tests.conftest import build
+from tests.conftest import architecture, build
+from tests.test_checkpoints_skeleton import make
 
 
 def text_batches(count, seed, family):
@@ -166,8 +172,53 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
 
 @pytest.mark.parametrize("criterion", ["influence", "angular", "leave-one-out", "greedy", "even"])
 def test_a_named_criterion_alone(criterion, trained, tmp_path):
-    _, outcome = cut(tmp_path, trained("gpt2"), {"layers": "3"}, criterion=criterion, heal=False)
-    assert outcome.criterion == criterion and len(outcome.layers) == 3
+    folder, data = trained("gpt2")
+    _, outcome = cut(tmp_path, (folder, data), {"layers": "2"}, criterion=criterion, heal=False)
+    assert outcome.criterion == criterion
+    assert outcome.layers == by_hand(criterion, load(folder).model.eval(), data.guard)
+
+
+@torch.no_grad()
+def by_hand(criterion, model, batches):
+    """Two of four layers, by the library's own hidden states."""
+
+    def states(layers, batches):
+        blocks = model.transformer.h
+        model.transformer.h = torch.nn.ModuleList(blocks[i] for i in layers)
+        ends, hooks = [], []
+        for module in model.transformer.h:
+            hooks.append(module.register_forward_pre_hook(lambda _, args: ends[-1].append(args[0])))
+        hooks.append(model.transformer.ln_f.register_forward_pre_hook(lambda _, args: ends[-1].append(args[0])))
+        for batch in batches:
+            ends.append([])
+            model(input_ids=batch["input_ids"], use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        model.transformer.h = blocks
+        return [torch.cat(x).flatten(0, 1).double() for x in zip(*ends, strict=True)]
+
+    def missed(layers):
+        whole, less = (states(x, batches[:4])[-1] for x in (range(4), layers))
+        return float(((whole - less).norm(dim=1) / whole.norm(dim=1)).mean())
+
+    def without(*gone):
+        return tuple(i for i in range(4) if i not in gone)
+
+    h, cosine = states(range(4), batches), torch.nn.functional.cosine_similarity
+    if criterion == "influence":
+        influence = [float(1 - cosine(h[i], h[i + 1]).mean()) for i in range(4)]
+        return without(*np.argsort(influence)[:2])
+    if criterion == "angular":  # the first layer stays
+        start = min((1, 2), key=lambda i: float(cosine(h[i], h[i + 2]).clamp(-1, 1).arccos().mean()))
+        return without(start, start + 1)
+    alone = np.argsort([missed(without(i)) for i in range(4)])
+    if criterion == "leave-one-out":
+        return without(*alone[:2])
+    if criterion == "greedy":
+        rest = without(alone[0])
+        second = min(rest, key=lambda i: missed([x for x in rest if x != i]))
+        return without(alone[0], second)
+    return (0, 2)  # even
 
 
 def test_weights_that_are_no_numbers(trained, tmp_path):
@@ -182,3 +233,145 @@ def test_weights_that_are_no_numbers(trained, tmp_path):
 def test_layers_that_do_not_fit_the_plan(trained, tmp_path):
     with pytest.raises(UsageError, match=r"\[0, 1\] give \[2\]"):
         cut(tmp_path, trained("gpt2"), {"layers": "3"}, keep=(0, 1))
+
+
+# -- heads that grow -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "near", [{"layers": "3"}, {"layers": "4", "mlp_dim": "64"}], ids=["fewer-layers", "fewer-units"]
+)
+def test_heads_that_grow_stay_exact_beside_what_is_near(near, trained, tmp_path):
+    """q, k and v come from the source, not from the random numbers of new attention."""
+    keep = {"keep": (0, 1, 3)} if near["layers"] == "3" else {}
+    narrow, _ = cut(tmp_path, trained("gpt2"), near, "narrow", heal=False, **keep)
+    grown, outcome = cut(
+        tmp_path, trained("gpt2"), near | {"heads": "4", "head_dim": "16"}, "grown", heal=False, **keep
+    )
+    assert error(grown, narrow, trained("gpt2")[1]) < 1e-5
+    assert {name for name in outcome.edits if "c_attn.weight" in name} == {
+        f"transformer.h.{i}.attn.c_attn.weight" for i in range(int(near["layers"]))
+    }
+
+
+def test_heads_of_another_size_are_never_drawn_unasked(trained, tmp_path):
+    source = open_source(str(trained("gpt2")[0]))
+    steps = plan(source, Wanted(heads="4", head_dim="16"))
+    with pytest.raises(LeanSurgeonError, match="nothing says how"):
+        apply(steps, source, tmp_path)
+
+
+# -- what stands before the first kept layer -------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_the_first_kept_layer_takes_over_leading_ones(family, trained, tmp_path):
+    folder, data = trained(family)
+    plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=(1, 2, 3), heal=False)
+    healed, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "healed", keep=(1, 2, 3))
+    first = outcome.record["decisions"][0]
+    assert (first["layer"], first["from"], first["until"]) == (0, 1, 1)
+    assert first["error_after"] < first["error_before"]
+    assert error(healed, folder, data) < error(plain, folder, data)
+
+
+def test_a_later_stage_can_begin_behind_a_gap():
+    shape = Shape((Stage(2, 2, 4, 2, 8, 8), Stage(3, 2, 4, 2, 8, 8)))
+    assert behind_gap((0, 1, 2, 4), shape) == set()
+    assert behind_gap((1, 3, 4), shape) == {1, 3}
+
+
+# -- what the model is, not what its class is called -----------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma", "opt", "gpt_neox", "electra", "modernbert"])
+def test_a_family_is_causal_where_earlier_tokens_do_not_see_later_ones(family):
+    model = build(family)
+    ids = 5 + torch.arange(12)[None]
+    with torch.no_grad():
+        outputs = [model(input_ids=x).logits[:, :-1] for x in (ids, torch.cat([ids[:, :-1], ids[:, :1]], 1))]
+    assert torch.equal(*outputs) is architecture(family).causal
+
+
+def test_causality_does_not_hang_on_the_head(trained, tmp_path):
+    assert bench_of(trained("gpt2"), tmp_path, "GPT2Model").causal
+
+
+def bench_of(family_data, tmp_path, cls):
+    import transformers
+
+    folder, data = family_data
+    getattr(transformers, cls).from_pretrained(folder).save_pretrained(tmp_path / "other")
+    source = open_source(str(tmp_path / "other"))
+    steps = plan(source, Wanted(layers="3"), calibrated=True)
+    return Bench(steps, source, data, Options(), lambda _: None)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A task: cross-entropy, which fails on anything but logits."""
+
+    head: str = "image-classification"
+
+    def score(self, logits, batch):
+        loss = torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="sum")
+        return SimpleNamespace(loss_sum=loss, loss_count=len(logits))
+
+
+@pytest.mark.parametrize(
+    "cls, labels, judged",
+    [
+        ("ViTForImageClassification", 10, "guard_divergence"),
+        ("ViTForImageClassification", 1, "guard_error"),
+        ("ViTModel", 10, "guard_error"),
+    ],
+    ids=["classes", "regression", "no-head"],
+)
+def test_divergence_is_for_predictions(cls, labels, judged, trained, tmp_path):
+    import transformers
+
+    config = build("vit").config
+    config.num_labels = labels
+    getattr(transformers, cls)(config).save_pretrained(tmp_path / "source")
+    data = replace(trained("vit")[1], task=Classes())
+    _, outcome = cut(tmp_path, (tmp_path / "source", data), {"layers": "3"}, keep=(0, 1, 3))
+    healing = outcome.record["healing"]
+    assert healing["judged_by"] == healing[judged]
+    assert ("guard_loss" in healing) is (judged == "guard_divergence")
+
+
+def test_a_norm_of_another_kind_behind_the_block_is_no_reason_to_stop(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("leansurgeon.surgery.student.closing_norm", lambda *_: None)
+    _, outcome = cut(tmp_path, trained("bert"), {"layers": "3"}, keep=(0, 1, 3))
+    assert outcome.record["decisions"][0]["refit"] == "no linear way to the output"
+
+
+def test_what_stands_outside_the_blocks_is_in_memory_once(trained, tmp_path):
+    bench = bench_of(trained("gpt2"), tmp_path, "GPT2LMHeadModel")
+
+    def outer(skeleton):
+        return {id(p) for p in skeleton.model.parameters() if not p.is_meta}
+
+    assert len(outer(bench.teacher)) == 4  # two embeddings, gain and bias of the last norm; the head is tied
+    assert outer(bench.student) == outer(wide(bench).skeleton) == outer(bench.teacher)
+
+
+# -- which heads can become heads of another size --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "family, says",
+    [
+        *((name, None) for name in ("bert", "gpt2", "vit", "opt", "timm-vit")),
+        *((name, "every head") for name in ("nystromformer", "timm-swin", "timm-beit")),
+        ("timm-eva", "no module call"),
+        ("siglip_vision_model", "outside its blocks"),
+        ("qwen3", "normalises"),
+        ("timm-xcit", "channels"),
+    ],
+    ids=lambda x: str(x).replace(" ", "-"),
+)
+def test_which_heads_can_be_split(family, says, tmp_path):
+    source, _ = make(family, tmp_path / "model")
+    reason = splittable(source)
+    assert reason is None if says is None else says in reason

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from leansurgeon.checkpoints.skeleton import Skeleton, Stream
 from leansurgeon.errors import Diverged
-from leansurgeon.surgery import block, heal, trim_units
+from leansurgeon.surgery import block, heal, heal_block, trim_units
 from tests.conftest import architecture, build, example
 
 
@@ -81,17 +82,62 @@ def test_behind_a_post_norm_there_is_no_plain_sum():
 
 
 def reach_of(family, model=None):
-    from leansurgeon.checkpoints.skeleton import Skeleton, Stream
+    skeleton, stream = filled(model or build(family), family)
+    with torch.no_grad():
+        return block.reach(skeleton.mlp_down(1), lambda: stream.call(0, stream.hidden[0], 1))
 
-    model = model or build(family)
+
+def filled(model, family):
+    """A skeleton with layer 1 filled, and the stream of one batch."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     skeleton = Skeleton(config, architecture(family))
     state = {slot.file: model.state_dict()[slot.memory[0]].numpy() for slot in skeleton.slots.values()}
     skeleton.fill_outer(lambda name: state[name])
     skeleton.fill(1, {slot.file: state[slot.file] for slot in skeleton._in_block(1)})
-    stream = Stream(skeleton, [example(model)])
+    return skeleton, Stream(skeleton, [example(model)])
+
+
+def site(family):
+    """Layer 1 of a tiny model with a target that it does not give."""
+    _, stream = filled(build(family), family)
     with torch.no_grad():
-        return block.reach(skeleton.mlp_down(1), lambda: stream.call(0, stream.hidden[0], 1))
+        target = stream.run(1)
+    target = [x + torch.randn(x.shape, generator=torch.Generator().manual_seed(4)) for x in target]
+    part = heal_block.Samples(stream, stream.hidden, target, [None])
+    return heal_block.Site(1, part, part)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "dinov2"])  # without and with a layer scale
+def test_the_sums_hold_the_error_of_the_block(family):
+    here = site(family)
+    down = here.fit.stream.skeleton.mlp_down(1)
+    with torch.no_grad():
+        if family == "dinov2":
+            here.block.layer_scale2.lambda1.copy_(torch.linspace(0.1, 3, 32))
+        sums = heal_block.moments(here, here.fit, down, block.reach(down, here.first))
+        assert sums.relative() == pytest.approx(heal_block.error(here, here.fit), rel=1e-3)
+        change = sums.solve(0.1)
+        block.add_to(down, change[: sums.inputs].T, change[sums.inputs])
+        assert sums.relative(change) == pytest.approx(heal_block.error(here, here.fit), rel=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_what_is_taken_back_is_as_it_was(family, monkeypatch):
+    here = site(family)
+    shape = here.fit.stream.skeleton.projections(1)[0] if family == "gpt2" else here.fit.stream.skeleton.mlp_down(1)
+    old = {name: p.detach().clone() for name, p in here.block.named_parameters()}
+    size = block.weight_of(shape).shape
+    refit = heal.Refit(torch.randn(size) * 7, torch.randn(size[0]) * 7, 0.1, 1.0, 0.5, 0.5, 10, ())
+    monkeypatch.setattr(heal, "refit", lambda *_: refit)
+    errors = iter((1.0, 2.0))
+    monkeypatch.setattr(heal_block, "error", lambda *_: next(errors))
+    with torch.no_grad():
+        if family == "gpt2":
+            record = heal_block.refit_attention(here, shape, torch.ones(32))
+        else:
+            record = heal_block.absorb(here, heal_block.Norm(torch.ones(32) * 0.7, torch.ones(32)))["down"]
+    assert record["kept"] is False
+    assert all(torch.equal(p, old[name]) for name, p in here.block.named_parameters())
 
 
 # -- trimming -------------------------------------------------------------------------------------
@@ -109,6 +155,25 @@ def test_a_copy_goes_first_and_its_work_is_taken_over():
     assert gone <= {0, 1, 3}
     assert sums.error(found.change) / len(a) < 1e-6
     assert not (old.T + found.change[:6])[sorted(gone)].any()
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_outputs_count_by_their_worth_when_groups_are_chosen(group):
+    """One group writes much into outputs that hardly count, the others little into those that do."""
+    a, _ = samples(inputs=8)
+    old = torch.zeros(5, 8).double()
+    old[0], old[1, :group], worth = 1.0, 50.0, torch.tensor([1.0, 1e-8, 1, 1, 1])
+    old[0, :group] = 0.1
+    for sizes, gone in ((None, False), (worth, True)):
+        sums = heal.NormalEquations(8, 5, constant=True, worth=sizes)
+        sums.add(a, torch.zeros(len(a), 5))
+        found = trim_units.trim(
+            sums.gram, sums.solve(1e-6), old, group, 8 // group - 1, 1e-6, worth=None if sizes is None else sums.worth
+        )
+        assert (0 not in found.kept) is gone
+        left = a.double() @ found.change[:8] + found.change[8]
+        size = torch.ones(5) if sizes is None else sizes
+        assert sums.error(found.change) == pytest.approx(float((left.square() * size).sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize(("group", "shared"), [(1, 1), (2, 1), (2, 2)])

@@ -195,13 +195,11 @@ def test_regression_is_the_mean_squared_error(tmp_path):
     assert torch.allclose(made.score(torch.cat([logits, torch.ones(2, 1)]), padded).loss_sum, score.loss_sum)
 
 
-def test_the_average_is_the_papers():
-    table = dict(
-        mnli=83.8, sst2=92.3, stsb=86.3, rte=55.1, qnli=90.1, qqp=87.3, mrpc=85.0, cola=48.9
-    )  # Table 1, original
-    assert round(glue.average(table), 1) == 78.6
-    with pytest.raises(UsageError, match="missing: cola"):
-        glue.average({name: value for name, value in table.items() if name != "cola"})
+@pytest.mark.parametrize("label", ["inf", "-inf", "nan", "1e999", "1.7", "-1", "2", None])
+def test_a_label_is_a_class_number(label):
+    with pytest.raises(UsageError, match=r"file, line 3: the label .* is none of"):
+        glue._label(label, glue.KINDS["sst2"], "file, line 3")
+    assert [glue._label(good, glue.KINDS["sst2"], "") for good in ("1", "1.0", 1, 0.0)] == [1, 1, 1, 0]
 
 
 def test_the_hub_is_asked_for_the_task(tmp_path, monkeypatch):

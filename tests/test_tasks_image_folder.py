@@ -245,3 +245,57 @@ def test_bad_sets_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="3 classes, more than the task's option classes 2"):
         prepared(tmp_path / "cache", data=write(tmp_path / "again", "folder"), classes=2)
     assert not [path for path in (tmp_path / "cache").glob("*") if path.name.startswith(".partial")]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mean": [123, 117, 104]}, "mean .* is not within 0..1"),
+        ({"std": [0, 0, 0]}, "std .* is not above 0"),
+        ({"std": [58, 57, 57]}, "std .* at most 1"),
+        ({"crop_scale": [0, 0]}, "crop_scale .0, 0. is not two shares"),
+        ({"crop_scale": [1, 0.08]}, "crop_scale .1, 0.08. is not two shares"),
+        ({"crop_scale": [0.08, 1.5]}, "crop_scale .0.08, 1.5. is not two shares"),
+        ({"crop_ratio": [2, 1]}, "crop_ratio .2, 1. is not two ratios"),
+        ({"crop_ratio": [0, 1]}, "crop_ratio .0, 1. is not two ratios"),
+    ],
+    ids=["mean-255", "std-0", "std-255", "scale-0", "scale-reversed", "scale-1.5", "ratio-reversed", "ratio-0"],
+)
+def test_options_that_no_image_can_have(options, words):
+    with pytest.raises(UsageError, match=words):
+        tasks.make("folder", {"data": "x", **options})
+
+
+def test_an_augmentation_that_timm_does_not_know(tmp_path):
+    data = write(tmp_path / "data", "folder")
+    for text in ("rubbish", "rand-x9"):
+        with pytest.raises(UsageError, match=f"timm cannot make the augmentation with auto_augment '{text}'"):
+            prepared(tmp_path / "cache", data=data, auto_augment=text)
+    assert prepared(tmp_path / "cache", data=data, auto_augment="rubbish", augment=False).size("train") == 12
+
+
+def test_every_parquet_file_has_the_columns(tmp_path):
+    data = write(tmp_path / "data", "parquet")
+    parquet.write_table(pa.table({"picture": [b"x"], "label": [0]}), tmp_path / "data" / "train-00001-of-00002.parquet")
+    with pytest.raises(UsageError, match=r"train-00001-of-00002\.parquet has no column 'image'.*picture"):
+        prepared(tmp_path / "cache", data=data)
+
+
+def test_images_that_come_later_are_seen_however_deep(tmp_path):
+    data = write(tmp_path / "data", "folder")
+    deep = tmp_path / "data" / "train" / "n00" / "more" / "still"
+    deep.mkdir(parents=True)
+    assert prepared(tmp_path / "cache", data=data).size("train") == 12
+    (deep / "late.png").write_bytes(samples("train")[0][0])
+    assert prepared(tmp_path / "cache", data=data).size("train") == 13
+
+
+def test_classes_are_two_or_more_and_none_is_empty(tmp_path):
+    write(tmp_path / "data", "folder")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "data" / "train" / "n00").rename(tmp_path / "one" / "n00")
+    with pytest.raises(UsageError, match="one holds images of one class"):
+        prepared(tmp_path / "cache", data=str(tmp_path / "one"))
+    (tmp_path / "data" / "train" / "n00").mkdir()
+    with pytest.raises(UsageError, match="train has 1 of 3 class folders without images: 'n00'"):
+        prepared(tmp_path / "cache", data=str(tmp_path / "data"))

@@ -315,6 +315,10 @@ def test_token_ids_pass_as_they_are(tmp_path):
     write_stories(tmp_path / "packed.parquet", rows, "input_ids")
     with pytest.raises(UsageError, match="token id 261, and the tokenizer has 261"):
         prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
+    rows[3][7] = -100
+    write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    with pytest.raises(UsageError, match="token id -100, and the tokenizer has 261"):
+        prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
 
 
 def test_a_hub_text_is_read_by_its_splits(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import tarfile
 
@@ -246,3 +247,36 @@ def test_what_is_not_there_is_one_sentence(tmp_path):
         assert words.split(".*")[1] in str(caught.value.hint)
         with pytest.raises(UsageError, match=r"(CIFAR-10 is|reviews are) not in"):
             prepared(tmp_path, name, data=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"text": "fine", "label": -1}, "row 2: the label -1 is not 0 or 1"),
+        ({"text": "fine", "label": 7}, "row 2: the label 7 is not 0 or 1"),
+        ({"text": "fine", "label": "pos"}, "row 2: the label 'pos' is not 0 or 1"),
+        ({"text": "fine", "label": None}, "row 2: the label None is not 0 or 1"),
+        ({"text": None, "label": 1}, "row 2: a text is None"),
+    ],
+    ids=["below", "above", "word", "no-label", "no-text"],
+)
+def test_bad_reviews_are_one_sentence(tmp_path, suffix, bad, words):
+    rows = [{"text": "good", "label": type(bad["label"] or 0)(1)}, bad]  # a parquet column has one type
+    for split in ("train", "test"):
+        if suffix == "jsonl":
+            (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{split}.parquet")
+    with pytest.raises(UsageError, match=words):
+        prepared(tmp_path / "cache", "lra-text", data=str(tmp_path))
+
+
+def test_no_reviews_are_one_sentence(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("")
+        for kind in ("pos", "neg"):
+            (tmp_path / "aclImdb" / split / kind).mkdir(parents=True)
+    for data, words in ((tmp_path / "aclImdb", "train/neg holds no reviews"), (tmp_path / "train.jsonl", "no reviews")):
+        with pytest.raises(UsageError, match=words):
+            prepared(tmp_path / "cache", "lra-text", data=str(data))

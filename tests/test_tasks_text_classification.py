@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import vocab
+from leansurgeon.tasks import tables, vocab
 
 ROWS = [
     {"text": f'row {i}, "quoted"\nand a second line' + " word" * (i % 7), "other": f"pair {i}", "label": 3 * (i % 3)}
@@ -28,11 +28,13 @@ def quiet(line: str) -> None:
 
 
 def write(path, rows):
-    if path.suffix in (".csv", ".tsv"):
+    if path.suffix == ".csv":
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+    elif path.suffix == ".tsv":
+        path.write_text("".join("\t".join(map(str, row)) + "\n" for row in [rows[0], *(r.values() for r in rows)]))
     elif path.suffix == ".parquet":
         parquet.write_table(pa.Table.from_pylist(rows), path)
     else:
@@ -52,7 +54,9 @@ def everything(task, split="train"):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_all_formats_hold_the_same_rows(tmp_path, suffix):
-    train, evaluation = write(tmp_path / f"train{suffix}", ROWS), write(tmp_path / f"eval{suffix}", ROWS[:9])
+    # Quotation marks mean themselves between tabs, so that no line end can be quoted there.
+    rows = [row | {"text": row["text"].replace("\n", " ")} for row in ROWS] if suffix == ".tsv" else ROWS
+    train, evaluation = write(tmp_path / f"train{suffix}", rows), write(tmp_path / f"eval{suffix}", rows[:9])
     task = prepared(tmp_path / "cache", train=train, eval=evaluation)
     assert (task.size("train"), task.size("eval")) == (60, 9)
     batch = everything(task)
@@ -60,7 +64,7 @@ def test_all_formats_hold_the_same_rows(tmp_path, suffix):
     assert task.describe()["labels"] == ["0", "3", "6"]
     assert task.model_overrides() | {"id2label": 0} == {"num_labels": 3, "vocab_size": 261, "id2label": 0}
     assert sorted(task.model_overrides()["id2label"]) == [0, 1, 2]
-    for row, ids, mask in zip(ROWS, batch["input_ids"], batch["attention_mask"], strict=True):
+    for row, ids, mask in zip(rows, batch["input_ids"], batch["attention_mask"], strict=True):
         assert task.tokenizer().decode(ids, skip_special_tokens=True) == row["text"]
         assert ids[mask.sum() - 1] == task.tokenizer().sep_token_id and not ids[mask.sum() :].any()
         assert mask.sum() == len(row["text"]) + 2
@@ -169,3 +173,10 @@ def test_bad_rows_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="evaluation rows have the label '9'"):
         prepared(tmp_path / "cache", train=good, eval=file("p.csv", "text,label\nx,9\n"))
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_quotation_marks_mean_themselves_between_tabs(tmp_path):
+    rows = [['"I liked it', "1"], ["so so", "0"], ['he called it a "must"', "1"], ['the end"', "0"]]
+    lines = "".join("\t".join(row) + "\r\n" for row in [["text", "label"], *rows])
+    (tmp_path / "reviews.tsv").write_text(lines, newline="")
+    assert [row for _, row in tables.read(tmp_path / "reviews.tsv", ["text", "label"])] == rows

@@ -71,6 +71,7 @@ def _recipe(**train) -> TrainingRecipe:
     return TrainingRecipe(name="digits", task={"name": "digits"}, train=settings | train, measure=None)
 
 
+@pytest.mark.slow
 def test_a_lean_model_learns_from_its_source(digits):
     from leansurgeon import checkpoints
     from leansurgeon.training.loop import prepared_task, train
@@ -101,6 +102,7 @@ def test_a_lean_model_learns_from_its_source(digits):
     assert checkpoints.load(digits / "run" / "model").model.state_dict().keys() == student.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_teachers_that_cannot_teach_are_refused(digits):
     from leansurgeon.training.loop import train
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
 
@@ -187,6 +188,41 @@ def test_drop_path_is_timms():
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     with pytest.raises(UsageError, match="no place for drop_path"):
         stochastic_depth.apply(word_model().model, 0.1, "WordModel")
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        ("xcit.Xcit", {"depth": 3, "embed_dim": 16, "num_heads": 2}),
+        (
+            "volo.VOLO",
+            {
+                "layers": (2, 1, 2, 1),
+                "embed_dims": (16, 32, 32, 32),
+                "num_heads": (2, 2, 2, 2),
+                "mlp_ratio": 2,
+                "qkv_bias": False,
+                "downsamples": (True, False, False, False),
+                "outlook_attention": (True, False, False, False),
+                "post_layers": ("ca", "ca"),
+            },
+        ),
+        ("davit.DaVit", {"depths": (1, 1, 3, 1), "embed_dims": (8, 16, 32, 64), "num_heads": (1, 2, 2, 2)}),
+        ("cait.Cait", {"depth": 3, "embed_dim": 16, "num_heads": 2}),
+    ],
+)
+def test_drop_path_is_timms_in_every_module(name, small):
+    from timm.layers import DropPath
+
+    module, cls = name.split(".")
+    make = getattr(importlib.import_module(f"timm.models.{module}"), cls)
+    theirs, ours = (make(**small, drop_path_rate=rate) for rate in (0.3, 0.0))
+    stochastic_depth.apply(ours, 0.3, type(ours).__name__)
+    rates = [
+        {path: part.drop_prob for path, part in model.named_modules() if isinstance(part, DropPath) and part.drop_prob}
+        for model in (theirs, ours)
+    ]
+    assert rates[0] and rates[1] == pytest.approx(rates[0])
 
 
 def test_the_average_is_evaluated_and_exported(tmp_path):

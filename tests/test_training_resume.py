@@ -202,6 +202,7 @@ def _first_part(job) -> None:
         experiment.carry_out_job(job)
 
 
+@pytest.mark.slow
 def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monkeypatch):
     from leansurgeon import experiment
     from leansurgeon.checkpoints.source import open_source

@@ -85,6 +85,7 @@ def _command(*arguments, cwd, **options):
     return subprocess.Popen(run, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
+@pytest.mark.slow
 def test_the_command_stops_at_a_signal_and_goes_on_again(tmp_path):
     """Two worker processes: SIGTERM reaches the launcher alone, and the workers decide."""
     from typer.testing import CliRunner

@@ -72,6 +72,7 @@ class Architecture:
     projection: str | tuple[str, ...] = ""
     stages: tuple[Blocks, ...] = ()  # instead of layer, block and projection, where stages differ
     norm: str  # "pre" or "post"
+    causal: bool = False  # tokens see only those before them, whatever head stands on the model
     positions: str = "learned"  # "learned", "rope", "rope-2d" (head_dim is a multiple of four) or "none"
     prefixes: tuple[str, ...] = ("",)
     sizes: Mapping[str, str | Callable[[Config], int]] = field(default_factory=dict)

@@ -64,6 +64,7 @@ LLAMA = Architecture(
     projection="layers.{i}.self_attn.o_proj",
     tied=("lm_head.weight",),
     norm="pre",
+    causal=True,
     positions="rope",
     # LlamaConfig (transformers 5) refuses hidden_size % heads != 0 even where head_dim is set.
     heads_divide_width=True,

@@ -35,6 +35,7 @@ GPT2 = Architecture(
     projection="h.{i}.attn.c_proj",
     tied=("lm_head.weight",),
     norm="pre",
+    causal=True,
     decoupled="leansurgeon_gpt2",
     depends_on_index=("scale_attn_by_inverse_layer_idx",),
 )

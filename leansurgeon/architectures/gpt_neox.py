@@ -36,5 +36,6 @@ GPT_NEOX = Architecture(
     projection="layers.{i}.attention.dense",
     tied=("embed_out.weight",),
     norm="pre",
+    causal=True,
     positions="rope",
 )

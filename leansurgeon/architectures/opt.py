@@ -54,5 +54,6 @@ OPT = Architecture(
     projection="layers.{i}.self_attn.out_proj",
     tied=("lm_head.weight",),
     norm="pre",
+    causal=True,
     init_std="init_std",
 )

@@ -39,6 +39,7 @@ TINYSTORIES_GPT = Architecture(
     sizes={"vocab": "vocab_size", "positions": "max_position_embeddings"},
     projection="layers.{i}.attention.output",
     norm="pre",
+    causal=True,
     modelling="tinystories_gpt.py",
     auto_policy="split",  # the paper's own choice for this family (Table 2)
     per_head_divides=False,  # 512 // 12 = 42

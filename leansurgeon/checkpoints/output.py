@@ -4,8 +4,10 @@ end.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -13,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
+
+# What a write to an open file can fail with, beside a full disk.
+WRITING = (errno.EFBIG, errno.EIO, errno.EROFS, errno.EPERM, errno.EACCES, errno.ESTALE)
 
 
 @contextmanager
@@ -23,14 +28,16 @@ def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     one is complete.
     """
     check_free(path, force=force)
-    path = path.resolve()  # a link stays, and what it points to is written
     try:
+        path = path.resolve()  # a link stays, and what it points to is written
         path.parent.mkdir(parents=True, exist_ok=True)
         # A name that says what it is, should a SIGKILL leave it behind.
         aside = path.parent / f".{path.name}.unfinished-{uuid.uuid4().hex[:8]}"
         aside.mkdir()
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UsageError(f"The folder {path} cannot be made: {error.strerror}.") from None
+    except OSError as error:
+        if disk_is_full(error):
+            raise full(path) from None
+        raise UsageError(f"The folder {path} cannot be made: {error.strerror or error}.") from None
     try:
         yield aside
         make_readable(aside)
@@ -40,16 +47,42 @@ def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise
     except Exception as error:
         if disk_is_full(error):
-            raise LeanSurgeonError(
-                f"The disk is full; nothing was written to {path}.", "Free some space or choose another -o."
-            ) from None
+            raise full(path) from None
+        if reason := refusal(error, aside, path):
+            raise LeanSurgeonError(f"{path} cannot be written: {reason}.", "Choose another folder with -o.") from error
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def full(path: Path) -> LeanSurgeonError:
+    return LeanSurgeonError(
+        f"The disk is full; nothing was written to {path}.", "Free some space or choose another -o."
+    )
+
+
+def refusal(error: Exception, *folders: Path) -> str | None:
+    """Why the system refused to write in `folders`; None for an error of another kind, or about another file.
+
+    safetensors raises a class of its own that only quotes the system's number.
+    """
+    quoted = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+    name = getattr(error, "filename", None)
+    named = isinstance(name, str) and any(Path(name).is_relative_to(folder) for folder in folders)
+    ours = named or (name is None and number in WRITING)
+    return os.strerror(number) if number and ours else None
+
+
 def check_free(path: Path, *, force: bool) -> None:
-    """Say early that an output exists, before long work."""
+    """Say early that an output exists, or cannot be looked at, before long work."""
+    try:
+        look(path, force)
+    except OSError as error:
+        raise UsageError(f"The folder {path} cannot be used: {error.strerror or error}.") from None
+
+
+def look(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
     if path.exists() and not path.is_dir():

@@ -58,7 +58,7 @@ def write_surgery(
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "source": origin,
-        "initialised": "transfer" if plan["init"] == "transfer" and source.learned else "fresh",
+        "initialised": start_of(plan, source),
         "history": [*before, {"source": origin, "operators": plan["operators"], "seed": plan["seed"]}],
         "plan": plan,
         "decided": decided,
@@ -77,9 +77,24 @@ def write_surgery(
     return record
 
 
+def start_of(plan: dict, source: Source) -> str:
+    """What the weights start from: transfer, fresh, or fresh-attention (only q, k and v are new)."""
+    if plan["init"] == "fresh" or not source.learned:
+        return "fresh"
+    afresh = any(operator["exactness"] == "fresh" for operator in plan["operators"])
+    return "fresh-attention" if afresh else "transfer"
+
+
 def columns(stages: list[dict]) -> dict[str, str]:
     """Every number of a shape as a person reads it; stages that differ side by side."""
     return {key: ", ".join(f"{stage[key]:,}" for stage in stages) for key in stages[0]}
+
+
+NOTES = {
+    "fresh": "The weights are newly initialised: train the model before use.",
+    "fresh-attention": "Queries, keys and values are newly initialised, all else is kept: train the model before use.",
+    "transfer": "The model was not trained after surgery; unless every step below is exact, retrain it before use.",
+}
 
 
 def write_card(folder: Path, record: dict) -> None:
@@ -107,15 +122,11 @@ def write_card(folder: Path, record: dict) -> None:
         f"Reloaded in a fresh process with `{proof['loaded_with']}`: {proof['parameters']:,} parameters, "
         "no missing and no unexpected tensors."
         if proof
-        else "Not reloaded after writing; another seed of the same shape was."
+        else "Not reloaded after writing."
     )
     if proof and plan["init"] != "fresh":
         proved += "\n\n" + sentence(proof.get("compared"), language=record.get("language", False))
-    note = (
-        "\nThe weights are newly initialised: train the model before use.\n"
-        if record["initialised"] == "fresh"
-        else "\nThe model was not trained after surgery; unless every step above is exact, retrain it before use.\n"
-    )
+    note = "\n" + NOTES[record["initialised"]] + "\n"
     (folder / "README.md").write_text(
         f"---\n{base}tags:\n- leansurgeon\n---\n\n"
         f"# {source['name']}, layers {after['depth']}, heads {after['heads']}\n\n"

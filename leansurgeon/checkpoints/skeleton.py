@@ -152,6 +152,32 @@ class Skeleton:
                 self._put(slot, slot.file, np.zeros(slot.shape, np.float32))
         self.absent = tuple(absent)
 
+    def share_outer(self, other: Skeleton) -> None:
+        """Everything outside the blocks from another skeleton of the same model, without a second copy in memory.
+
+        Raises `UnsupportedModel` where that has no such tensor, or one of another size.
+        """
+        theirs = {name: s for s in other.slots.values() if s.layer is None for name in (s.file, *s.names)}
+        for slot in self.slots.values():
+            if slot.layer is not None:
+                continue
+            found = next((theirs[name] for name in (slot.file, *slot.names) if name in theirs), None)
+            if found is None and slot.buffer:
+                continue  # a table that the library computes
+            if found is None or found.shape != slot.shape:
+                have = f"is {list(found.shape)}" if found else "is missing"
+                raise UnsupportedModel(
+                    f"'{slot.file}' {have} in the source, and the result wants {list(slot.shape)}.",
+                    "What stands outside the blocks cannot be calibrated.",
+                )
+            owner, key = other._place(found.memory[0])
+            kind = "_buffers" if slot.buffer else "_parameters"
+            for memory in slot.memory:
+                place, name = self._place(memory)
+                getattr(place, kind)[name] = getattr(owner, kind)[key]
+            slot.given = found.given
+        self.absent = other.absent
+
     def _look_up(self, slot: Slot, tensors: Callable[[str], np.ndarray]) -> tuple[str, np.ndarray | None]:
         for bare in (slot.file, *slot.names):
             for prefix in dict.fromkeys((*self.architecture.prefixes, "")):
@@ -231,16 +257,17 @@ class Skeleton:
 
     def projections(self, layer: int) -> list[nn.Module]:
         """The output projections of a block's attentions; what enters them is `(..., heads * head_dim)`."""
-        return self._of_role(layer, "o")
+        return self.of_role(layer, "o")
 
     def mlp_down(self, layer: int) -> nn.Module:
         """The second half of a block's MLP; what enters it is `(..., mlp_dim)`."""
-        found = self._of_role(layer, "down")
+        found = self.of_role(layer, "down")
         if len(found) != 1:
             raise UnsupportedModel(f"A block of {self.architecture.name} has {len(found)} MLPs.")
         return found[0]
 
-    def _of_role(self, layer: int, role: str) -> list[nn.Module]:
+    def of_role(self, layer: int, role: str) -> list[nn.Module]:
+        """The modules that hold a block's matrices of a role; none where it has no such role."""
         specs = [s for s in self.architecture.tensors(self.config) if s.layer == layer and s.role == role]
         files = [self.bare(s.name) for s in specs if len(s.shape) > 1]
         return [self._place(self.slots[file].memory[0])[0] for file in files]

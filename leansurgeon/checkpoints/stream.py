@@ -62,6 +62,7 @@ class Stream:
         self.batches = [{k: v.to(skeleton.device) for k, v in batch.items() if k != "labels"} for batch in batches]
         self.calls: list[list[Call]] = []  # by batch and block
         self.wraps: dict[int, Callable[[Tensor], Any]] = {}  # what a block returns, made from a tensor
+        self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
         self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
         self.hidden: list[Tensor] = [self._record(batch) for batch in self.batches]
 
@@ -160,8 +161,10 @@ class Stream:
             return self.wraps[layer](hidden if layer == last else Call.of(args, kwargs)[0])
 
         out = self._forward(self.batches[batch], stand_in)
-        if isinstance(out, Tensor):
+        if isinstance(out, Tensor):  # timm, whose models without a classifier give features
+            self.predicts = getattr(self.skeleton.model, "num_classes", 0) > 0
             return out
+        self.predicts = "logits" in out
         return out["logits"] if "logits" in out else out["last_hidden_state"]
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from leansurgeon.cli.inspect import inspect
 from leansurgeon.cli.paper import paper
 from leansurgeon.cli.recipes import recipes
 from leansurgeon.cli.report import report
-from leansurgeon.cli.retrain import retrain
+from leansurgeon.cli.retrain import retrain, sigterm_as_exception
 from leansurgeon.cli.run import run
 from leansurgeon.cli.shrink import shrink
 from leansurgeon.cli.undo import undo
@@ -84,7 +84,8 @@ app.add_typer(recipes, name="recipes")
 def main() -> None:
     """Entry point. LEANSURGEON_DEBUG=1 shows the traceback of an expected error too."""
     try:
-        app()
+        with sigterm_as_exception():  # so that temporary folders go whatever the command
+            app()
     except LeanSurgeonError as error:
         if os.environ.get("LEANSURGEON_DEBUG"):
             raise

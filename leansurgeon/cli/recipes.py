@@ -56,17 +56,25 @@ def show(
 @recipes.command()
 def copy(
     name: Annotated[str, typer.Argument(help="A name from `recipes list`.")],
-    to: Annotated[Path | None, typer.Argument(help="File or folder to write; default: NAME.yaml here.")] = None,
+    to: Annotated[
+        str | None, typer.Argument(help="File or folder (made if it ends in /) to write; default: NAME.yaml here.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
 ) -> None:
     """Copy a recipe here, to change it and use it by its path."""
     from leansurgeon.training import recipefile, runfolder
 
     source = recipefile.find(name)
-    target = to or Path(source.name)
-    target = target / source.name if target.is_dir() else target
+    target = Path(to or source.name).expanduser()
+    # A Path forgets the slash that says that a folder is meant.
+    target = target / source.name if target.is_dir() or (to or "").endswith("/") else target
     if target.exists() and not force:
         raise UsageError(f"{target} exists already.", "Name another file, or use --force.")
+    if (to or "").endswith("/"):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"The folder {to} cannot be made: {error.strerror}.") from None
     if not target.parent.is_dir():
         raise UsageError(f"There is no folder {target.parent} to copy to.")
     runfolder.write_text(target, source.read_text(encoding="utf-8"))

@@ -36,7 +36,9 @@ def retrain(
     cpu_processes: Annotated[
         int | None, typer.Option("--cpu-processes", help="Train on the CPU with so many processes (gloo).")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="In place of the recipe's train.seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="In place of the recipe's train.seed.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one in the workspace.")
     ] = None,
@@ -74,6 +76,14 @@ def retrain(
         raise UsageError(f"--cpu-processes must be at least 1, and {cpu_processes} was given.")
     if gpus is not None and gpus < 1:
         raise UsageError(f"--gpus must be at least 1, and {gpus} was given.")
+    if not resume.strip():
+        raise UsageError("--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint.")
+    trial = "--dry-run" if dry_run else "--eval-only" if eval_only else None
+    other = "--eval-only" if dry_run and eval_only else "--resume-anyway" if resume_anyway else f"--resume {resume}"
+    if trial and (other != "--resume never"):
+        raise UsageError(
+            f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
+        )
     folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(workspace)
     name = recipe or bound_recipe(folder)
     settings = recipefile.load_training(name, sets or [], transferred=has_learned(folder))

@@ -101,10 +101,17 @@ def shrink(
     opened = open_source(source, allow_pickle=allow_pickle, weights=init != "fresh")
     steps = plan(opened, wanted, seed, how, calibrated=has_data)
     folder = out or workspace / default_name(opened.slug, steps)
+    if compare:
+        from leansurgeon.surgery import compare as comparison
+
+        comparison.refuse_unlearned(opened, wanted)
+    if has_data and steps.init == "fresh":
+        say(f"The sample data is not used: nothing of {opened.name} is kept.")
     if not dry_run:
         check_free(folder, force=force)
         check_apart(folder, opened.folder)
-    data = sample_data(opened, calibrate, task, calibration_samples, seed) if has_data and opened.learned else None
+    used = has_data and opened.learned and steps.init != "fresh"
+    data = sample_data(opened, calibrate, task, calibration_samples, seed) if used else None
     decided = decide(opened, wanted, seed, how, data, say)
     steps = decided.plan
     if dry_run:
@@ -113,9 +120,7 @@ def shrink(
     found = record["proof"] if record else None
     rows = []
     if compare and record:
-        from leansurgeon.surgery import compare as comparison
-
-        rows = comparison.starts(opened, wanted, seed, data, found["compared"], say)
+        rows = comparison.starts(opened, wanted, steps, data, found["compared"], say)
     if as_json:
         document = {
             "schema_version": 1,
@@ -132,7 +137,11 @@ def shrink(
     if record is None:
         print("\nDry run: nothing was written.")
         return
-    print(closing(folder, found) if found else "\n".join(["", *wrap(f"Written to {folder}; not reloaded.")]))
+    print(
+        closing(folder, found)
+        if found
+        else "\n".join(["", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
+    )
     if found and opened.learned and init != "fresh":
         print("\n".join(wrap(sentence(found.get("compared"), record["language"]))))
     if rows:

@@ -19,6 +19,7 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
+from leansurgeon.measure import images
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,7 @@ LINES = {"fit": 2_048, "guard": 512, "heldout": 512}  # sentences, for encoders 
 LINE_TOKENS = 128
 IMAGES = {"fit": 2_048, "guard": 512, "heldout": 2_048}
 LANGUAGE = ("causal-lm", "masked-lm")
+KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
 
 @dataclass(frozen=True)
@@ -82,21 +84,43 @@ def open_calibration(
 
     Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
     """
-    head = head_of(source)
+    refuse_two_inputs(source)
     if spec.startswith("task:"):
         name, options = parse_task(spec.removeprefix("task:"))
         return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
+    try:
+        return from_names(spec, source, cache=cache, samples=samples, seed=seed, say=say)
+    except UsageError as error:
+        raise UsageError(error.message, fitting_hint(error)) from error
+
+
+def fitting_hint(error: UsageError) -> str | None:
+    """What to do about a task's error where only files are named and the task's options are out of reach."""
+    if "tokenizer" in error.message:
+        return "Name a folder that holds the model and its tokenizer, or --calibrate task:NAME,tokenizer=FOLDER."
+    if error.hint and any(option in error.hint for option in ("seq_len", "eval_fraction")):
+        return "Give more text."
+    return None if error.hint and "option" in error.hint else error.hint
+
+
+def from_names(spec: str, source: Source, *, samples: int | None, seed: int, **rest: Any) -> Calibration:
+    """Calibration from files or a folder, read in the way that the model's head asks for."""
+    head = head_of(source)
     names = [word for word in spec.split(",") if word]
     if not names:
         raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
     if head == "image-classification":
         if len(names) > 1 or not Path(names[0]).is_dir():
             raise UsageError(f"{source.name} takes images, and --calibrate {spec} is no folder.", "Or give task:NAME.")
-        options = {"data": names[0]}
-        return from_task("imagenet", options, source, cache=cache, samples=samples, seed=seed, say=say)
+        options = images.folder_options(source)
+        if not images.says_normalisation(options):
+            rest["say"](
+                f"{source.name} does not say how its images are standardised; ImageNet's mean and std are used."
+            )
+        return from_task("folder", {"data": names[0], **options}, source, samples=samples, seed=seed, **rest)
     if head in LANGUAGE:
         options = {"data": names, "seq_len": window(source)}
-        return from_task(head, options, source, cache=cache, samples=samples, seed=seed, say=say)
+        return from_task(head, options, source, samples=samples, seed=seed, **rest)
     return from_lines(names, source, samples, seed)
 
 
@@ -111,6 +135,18 @@ def head_of(source: Source) -> str | None:
         return "masked-lm"
     takes_images = any(key in source.config for key in ("patch_size", "num_channels"))
     return "image-classification" if takes_images else None
+
+
+def outputs(source: Source) -> int:
+    """Classes (or values) that the source's classifier gives; 0 where it has none."""
+    config = source.config
+    if source.architecture.library == "timm":
+        flat = source.architecture.flat(config)
+        return next((c["num_classes"] for c in (flat, config) if c.get("num_classes") is not None), 1000)
+    name = (config.get("architectures") or [""])[0]
+    if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
+        return 0
+    return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
 
 
 def parse_task(text: str) -> tuple[str, dict[str, Any]]:
@@ -131,11 +167,25 @@ def parse_task(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def window(source: Source) -> int:
-    """Tokens in one window of text: 512, or as many as the model has positions for."""
+    """Tokens in one window of text: 512, or as many as the model has positions for, or the one length it takes."""
+    return only_length(source) or min(WINDOW, longest(source) or WINDOW)
+
+
+def longest(source: Source) -> int | None:
+    """Most tokens that the source has positions for; None where nothing limits them."""
     flat = source.architecture.flat(source.config)
     keys = ("max_position_embeddings", "n_positions", "block_size")
-    room = [flat[k] for k in keys if isinstance(flat.get(k), int)]
-    return min([WINDOW, *room])
+    room = [flat[k] for k in keys if isinstance(flat.get(k), int) and flat[k] > 0]
+    # RoBERTa's first position stands behind that of the padding token (1, where the config does not say).
+    skipped = flat.get("pad_token_id", 1) + 1 if source.architecture.name.endswith("roberta") else 0
+    return min(room) - skipped if room else None
+
+
+def only_length(source: Source) -> int | None:
+    """The one number of tokens that Nystromformer's landmarks are cut for; None for models that take any."""
+    flat = source.architecture.flat(source.config)
+    length = flat.get("segment_means_seq_len")
+    return None if length == flat.get("num_landmarks") else length  # then the attention is an ordinary one
 
 
 # -- from a task ----------------------------------------------------------------------------------
@@ -154,10 +204,13 @@ def from_task(
     """Calibration from a task's training data, held-out samples from its evaluation data."""
     from leansurgeon import tasks
 
+    refuse_two_inputs(source)
     task = tasks.make(name, options)
+    check_head(task, source)
     task.prepare(cache, source.folder, workers=1, say=say)
     check_kind(task, source)
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
+    check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
     wanted = {part: max(4, count // tokens) for part, count in TOKENS.items()} if tokens else dict(IMAGES)
     if samples:
@@ -170,26 +223,76 @@ def from_task(
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
         # Keys with "_" are a task's own book-keeping for its metric.
         parts[part] = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
+        for batch in parts[part]:  # samples differ in length
+            check_length(batch, task, source)
     counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
     source_of = task.describe().get("source", name)
     says = f"{source_of}: {counts} ({'windows of ' + str(tokens) + ' tokens' if tokens else 'samples'})"
-    return Calibration(name, says, digest(parts), **parts, task=task)
+    used = digest(parts)  # of the samples, whether the model's head can score them or not
+    if not scores(task, source):
+        task = None
+        parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
+    return Calibration(name, says, used, **parts, task=task)
 
 
 WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}
 
 
-def check_kind(task: Task, source: Source) -> None:
-    """Refuse data that the model cannot read."""
+def scores(task: Task, source: Source) -> bool:
+    """Whether the source's head predicts the labels of this task."""
+    if task.head in LANGUAGE:
+        return head_of(source) == task.head
+    return outputs(source) > 0 and outputs(source) == task.model_overrides().get("num_labels")
+
+
+def without_labels(batch: Batch) -> Batch:
+    return {key: value for key, value in batch.items() if key != "labels"}
+
+
+def refuse_two_inputs(source: Source) -> None:
+    """Refuse a model with an encoder and a decoder: no sample data says what its decoder should read."""
+    apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
+    if apart or source.config.get("is_encoder_decoder"):
+        raise UsageError(
+            f"{source.name} has an encoder and a decoder, and sample data cannot be run through both.",
+            "Use --uncalibrated: the weights alone, proved on noise.",
+        )
+
+
+def check_head(task: Task, source: Source) -> None:
+    """Refuse images for a language model, text for a vision model, and the other kind of language model's text."""
     head = head_of(source)
-    images = task.head == "image-classification"
-    if images != (head == "image-classification"):
-        takes, has = ("images", "text") if not images else ("text", "images")
+    has_images = task.head == "image-classification"
+    if has_images != (head == "image-classification"):
+        takes, has = ("images", "text") if not has_images else ("text", "images")
         raise UsageError(f"{source.name} takes {takes}, and the task {task.name} has {has}.")
+    if head in LANGUAGE and task.head in LANGUAGE and head != task.head:
+        raise UsageError(
+            f"The task {task.name} is for {KINDS[task.head]}, and {source.name} is {KINDS[head]}.",
+            f"Give task:{head}.",
+        )
+
+
+def check_length(batch: Batch, task: Task, source: Source) -> None:
+    """Refuse samples that the model has no positions for."""
+    if "input_ids" not in batch:
+        return
+    tokens, only, most = batch["input_ids"].shape[-1], only_length(source), longest(source)
+    if (only and tokens != only) or (most and tokens > most):
+        takes = f"exactly {only:,}" if only else f"at most {most:,}"
+        raise UsageError(
+            f"Task {task.name} has samples of {tokens:,} tokens, and {source.name} takes {takes}.",
+            "Give text files, or a task with samples of that length.",
+        )
+
+
+def check_kind(task: Task, source: Source) -> None:
+    """Refuse data of another size than the model's: images, vocabulary."""
     flat = source.architecture.flat(source.config)
     for key, other in (("image_size", "img_size"), ("num_channels", "in_chans")):
         asked, have = task.model_overrides().get(key), flat.get(key, flat.get(other))
-        if asked and isinstance(have, int) and asked != have:
+        any_size = key == "image_size" and source.config.get("model_type") in images.ANY_SIZE
+        if asked and isinstance(have, int) and asked != have and not any_size:
             raise UsageError(f"The images of task {task.name} have {key} {asked}, and {source.name} takes {have}.")
     vocabulary, have = task.model_overrides().get("vocab_size"), flat.get("vocab_size")
     if vocabulary and have and vocabulary > have:
@@ -234,7 +337,7 @@ def from_lines(names: list[str], source: Source, samples: int | None, seed: int)
     parts = {}
     for part, chosen in rows.items():
         texts = [lines[i] for i in (outer if part == "heldout" else inner)[chosen]]
-        parts[part] = tokenised(texts, tokenizer, min(LINE_TOKENS, window(source)))
+        parts[part] = tokenised(texts, tokenizer, source)
     counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
     return Calibration("lines", f"{', '.join(f.name for f in files)}: {counts} (sentences)", digest(parts), **parts)
 
@@ -248,13 +351,22 @@ def sentences(text: str) -> list[str]:
     return list(found)
 
 
-def tokenised(texts: list[str], tokenizer: Any, longest: int) -> list[Batch]:
+def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:
     """Padded batches of sentences of about the same length."""
+    if tokenizer.pad_token_id is None:
+        # Any token does under the mask; on the right, where it does not move the positions of real ones.
+        ends = (tokenizer.eos_token, tokenizer.sep_token, tokenizer.unk_token)
+        tokenizer.pad_token = next((t for t in ends if t is not None), None) or tokenizer.convert_ids_to_tokens(0)
+        tokenizer.padding_side = "right"
+    only = only_length(source)
+    how = {"padding": "max_length" if only else True, "max_length": only or min(LINE_TOKENS, window(source))}
+    # GPT-2 takes token types, too, and adds them as if they were words.
+    typed = source.architecture.flat(source.config).get("type_vocab_size")
     texts = sorted(texts, key=len)
     batches = []
     for start in range(0, len(texts), 32):
-        rows = texts[start : start + 32]
-        batches.append(dict(tokenizer(rows, padding=True, truncation=True, max_length=longest, return_tensors="pt")))
+        batch = dict(tokenizer(texts[start : start + 32], truncation=True, return_tensors="pt", **how))
+        batches.append({key: value for key, value in batch.items() if typed or key != "token_type_ids"})
     return batches
 
 

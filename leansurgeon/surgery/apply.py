@@ -16,6 +16,7 @@ from leansurgeon.architectures.base import Config, TensorSpec
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.source import Source, copy_companions
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
+from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.surgery import fresh, heads, mlp
 from leansurgeon.surgery.class_attention import follow
 from leansurgeon.surgery.heads import FRESH
@@ -113,6 +114,11 @@ class Transfer:
             target.role in ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", "qk_norm")
             or (target.shape != entry.shape and target.role == "o")
         ):
+            if self.plan.init == "transfer" and self.source.learned:
+                raise LeanSurgeonError(
+                    f"'{target.name}' should come from the source's heads, and nothing says how.",
+                    "This is an error of leansurgeon itself; --init fresh-attention starts q, k, v afresh.",
+                )
             return Out(target.name, entry.dtype, target.shape, make=self.all_fresh(target, entry.dtype))
         if index.fresh_attention and target.role == "o":  # of the same size: its columns belong to no head any more
             return self.copy(target, spec)

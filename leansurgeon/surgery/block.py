@@ -32,21 +32,6 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-@contextmanager
-def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that the outputs of a module are appended to while the context lasts."""
-    found: list[Tensor] = []
-
-    def note(_, __, out: Tensor) -> None:
-        found.append(out.detach())
-
-    handle = module.register_forward_hook(note)
-    try:
-        yield found
-    finally:
-        handle.remove()
-
-
 class Enough(Exception):
     """Ends a forward pass that has shown what it was run for."""
 
@@ -66,6 +51,8 @@ def seen_at(module: nn.Module, run: Callable[[], object], *, output: bool = Fals
         pass
     finally:
         handle.remove()
+    if not found:
+        raise UnsupportedModel(f"A block here uses the weight of a {type(module).__name__} without calling it.")
     return found[0]
 
 
@@ -108,12 +95,23 @@ def weight_of(module: nn.Module) -> Tensor:
     return module.weight.data.T if is_transposed(module) else module.weight.data
 
 
-def add_to(module: nn.Module, weight: Tensor | None, bias: Tensor | None, sign: float = 1.0) -> None:
-    """Change a projection in place by `sign` times a change (O, I) and (O,)."""
+def add_to(module: nn.Module, weight: Tensor | None, bias: Tensor | None) -> None:
+    """Change a projection in place by a change (O, I) and (O,)."""
     if weight is not None:
-        weight_of(module).add_(weight.to(module.weight), alpha=sign)
+        weight_of(module).add_(weight.to(module.weight))
     if bias is not None and module.bias is not None:
-        module.bias.data.add_(bias.to(module.bias), alpha=sign)
+        module.bias.data.add_(bias.to(module.bias))
+
+
+def way_back(*modules: nn.Module) -> Callable[[], None]:
+    """A function that gives modules the very bits again that they have now; adding and subtracting would round."""
+    kept = [(p, p.detach().clone()) for module in modules for p in module.parameters(recurse=False)]
+
+    def restore() -> None:
+        for parameter, values in kept:
+            parameter.data.copy_(values)
+
+    return restore
 
 
 def reach(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.measure.calibration import Calibration, head_of
+from leansurgeon.measure.calibration import Calibration
 from leansurgeon.shape import Shape
 from leansurgeon.surgery import choose_layers, drop_layers, heal_block
 from leansurgeon.surgery.block import check_finite
@@ -37,6 +37,9 @@ from leansurgeon.surgery.candidates import Candidate, candidates, ways
 from leansurgeon.surgery.make_layer import is_near
 from leansurgeon.surgery.plan import Plan, as_family
 from leansurgeon.surgery.student import PARTS, Edits, Student
+
+if TYPE_CHECKING:
+    from leansurgeon.surgery.make_fused import Wide
 
 Say = Callable[[str], None]
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
@@ -47,15 +50,13 @@ TRIAL = {"fit": 12_288, "guard": 4_096}  # tokens on which sets of layers compet
 @dataclass(frozen=True)
 class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
-    names them; `heal` refits; `fit` is the number of local fitting steps per layer, `split` how heads of another size
-    are made (`aware`: on the activations, `weights`: without).
+    names them; `heal` refits; `fit` is the number of local fitting steps per layer.
     """
 
     criterion: str = "auto"
     keep: tuple[int, ...] | None = None
     heal: bool = True
     fit: int = 0
-    split: str = "aware"
     device: str = "cpu"
     scratch: Path | None = None
 
@@ -134,7 +135,9 @@ class Bench:
         self.look_at(TRIAL)
         self.names = {id(entry): name for name, entry in source.weights.entries.items()}
         self.streams: dict[str, Stream] = {}  # of the teacher
-        self.causal = head_of(source) == "causal-lm"
+        # BERT's classes are causal where their config makes them decoders.
+        self.causal = source.architecture.causal or bool(source.architecture.flat(source.config).get("is_decoder"))
+        self.wide: Wide | None = None  # the skeleton of fused layers, once one is wanted
         self.current = -1  # the teacher's layer that is filled
         self.by_layer: dict[int, list[str]] = {}
         for spec in source.specs:
@@ -175,7 +178,7 @@ class Bench:
 
     def _student(self, config: dict, kept: tuple[int, ...]) -> Skeleton:
         skeleton = Skeleton(config, self.plan.architecture, self.options.device)
-        skeleton.fill_outer(self.source.weights.float32)
+        skeleton.share_outer(self.teacher)
         return skeleton
 
     def student_of(self, kept: tuple[int, ...]) -> Skeleton:
@@ -256,16 +259,21 @@ class Bench:
 
     def judge(self, students: list[Student]) -> list[dict[str, Any]]:
         """How far every student's output is from the teacher's on the guard samples, and its loss where there are
-        labels: divergence of the predictions (nats a token) where the model predicts classes, else relative error.
+        labels: divergence of the predictions (nats a token) where the model predicts the classes of the labels, else
+        relative error (of hidden states, of a regression).
         """
         tallies = [Tally() for _ in students]
-        teacher = self.streams["guard"]
+        teacher, config = self.streams["guard"], self.source.architecture.flat(self.source.config)
+        regression = config.get("problem_type") == "regression"
         for b, batch in enumerate(self.batches["guard"]):
             mask = self.masks["guard"][b]
             target = output(teacher, b)
             for student, tally in zip(students, tallies, strict=True):
-                tally.add(output(student.streams["guard"], b), target, mask, self.calibration, batch)
-        return [tally.as_dict(self.calibration.task is not None) for tally in tallies]
+                logits = output(student.streams["guard"], b)
+                labelled = teacher.predicts and not regression and classes_of(logits, batch)
+                score = self.calibration.score(logits, batch) if labelled else None
+                tally.add(logits, target, mask, score)
+        return [tally.as_dict() for tally in tallies]
 
 
 def first(batches: list[dict], tokens: int | None) -> list[dict]:
@@ -284,6 +292,14 @@ def output(stream: Stream, b: int) -> Tensor:
     return stream.head(b, stream.hidden[b])
 
 
+def classes_of(logits: Tensor, batch: dict) -> bool:
+    """Whether the labels of a batch can be classes of these outputs, one label for every vector."""
+    labels = batch.get("labels")
+    if labels is None or logits.shape[-1] < 2 or logits.dim() != labels.dim() + 1:
+        return False
+    return not labels.is_floating_point() and int(labels.max()) < logits.shape[-1]
+
+
 @dataclass
 class Tally:
     """Sums over guard samples for one candidate."""
@@ -293,25 +309,29 @@ class Tally:
     rows: int = 0
     loss: float = 0.0
     scored: float = 0.0
+    predicts: bool = True  # every batch has had a score
 
-    def add(self, logits: Tensor, target: Tensor, mask: Tensor | None, calibration: Calibration, batch: dict) -> None:
+    def add(self, logits: Tensor, target: Tensor, mask: Tensor | None, score: tuple[float, float] | None) -> None:
+        """One batch; `score` is loss sum and count, None where the outputs are no predictions of its labels."""
+        self.predicts &= score is not None
         a, b = (heal_block.flat(x, mask) for x in (logits, target))
         rows = max(1, 2**22 // a.shape[-1])
         for x, y in zip(a.split(rows), b.split(rows), strict=True):
-            p, q = torch.log_softmax(y.double(), -1), torch.log_softmax(x.double(), -1)
-            self.divergence += float((p.exp() * (p - q)).sum())
+            if self.predicts:
+                p, q = torch.log_softmax(y.double(), -1), torch.log_softmax(x.double(), -1)
+                self.divergence += float((p.exp() * (p - q)).sum())
             self.error += float(choose_layers.relative_error(y, x).sum())
         self.rows += len(a)
-        if score := calibration.score(logits, batch):
+        if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
-    def as_dict(self, predicts: bool) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         found = {"guard_error": self.error / self.rows}
-        if predicts:
+        if self.predicts:
             found["guard_divergence"] = self.divergence / self.rows
         if self.scored:
             found["guard_loss"] = self.loss / self.scored
-        key = "guard_divergence" if predicts else "guard_error"
+        key = "guard_divergence" if self.predicts else "guard_error"
         return {k: round(v, 6) for k, v in found.items()} | {"judged_by": round(found[key], 6)}
 
 

@@ -32,6 +32,12 @@ OTHERWISE = {
     "timm_xcit": "attends between channels, not between tokens, so the columns of a head's values are not independent",
 }
 OTHERWISE["leansurgeon_xcit"] = OTHERWISE["timm_xcit"]
+# Words in the names of families whose heads cannot become heads of another size, and why (`splittable`).
+LIMITED = {
+    "swin": "attends within windows, not over all tokens",
+    "nystromformer": "attends by way of landmarks, not from token to token",
+    **dict.fromkeys(("beit", "eva"), "reads q, k and v by one matrix that is no module call, so its input is not seen"),
+}
 # Families whose scores are q . k itself.
 UNSCALED = ("t5", "mt5")
 # Config keys with which libraries replace the scale 1/sqrt(head_dim) by a number of its own.
@@ -111,6 +117,30 @@ def supported(source: Source) -> str | None:
             return f"Stage {number + 1} of {arch.name} has attention without {names(lacking)}."
         if not {"o", "up", "down"} <= roles:
             return f"The blocks of {arch.name} lack an output projection or an MLP."
+    return None
+
+
+def splittable(source: Source) -> str | None:
+    """Why heads of this model cannot become heads of another size, in one sentence; None where they can. For that an
+    attention has to be `softmax(q k) v` over all tokens, without anything that is learned for a head besides its
+    matrices, and the library has to call its projections as modules, so that what they read can be seen.
+    """
+    if reason := supported(source):
+        return reason
+    arch, config = source.architecture, source.architecture.flat(source.config)
+    roles = {s.role for s in source.specs if s.layer is not None}
+    if "head_param" in roles:
+        return (
+            f"{arch.name} has parameters of every head besides q, k, v and o (such as a table of relative positions)."
+        )
+    if "qk_norm" in roles or config.get("qk_norm"):
+        return f"{arch.name} normalises queries and keys, each over the entries of a head."
+    if any(s.role in (*ATTENTION_ROLES, "o") for s in source.specs if s.layer is None):
+        return f"{arch.name} has an attention outside its blocks, whose heads would have to follow."
+    if reason := next((LIMITED[part] for part in arch.name.split("_") if part in LIMITED), None):
+        return f"{arch.name} {reason}."
+    if any(config.get(key) for key in ("window_size", "sliding_window", "local_attention")):
+        return f"The attention of {arch.name} sees a window of the tokens, not all of them."
     return None
 
 

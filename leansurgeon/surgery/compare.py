@@ -37,7 +37,7 @@ class Start:
 def starts(
     source: Source,
     wanted: Wanted,
-    seed: int,
+    plan_at_hand: Plan,
     calibration: Calibration,
     best: dict[str, Any],
     say: Callable[[str], None] = lambda _: None,
@@ -45,15 +45,22 @@ def starts(
     """Fresh and naive built and scored; `best` is the proof of the plan at hand. Raises `UsageError` where the source
     has no weights to compare with.
     """
-    if not source.learned:
-        raise UsageError(f"--compare: {source.name} has learned nothing yet, so every start is the same.")
-    found = []
+    refuse_unlearned(source, wanted)
+    found, target = [], plan_at_hand.after
+    wanted = replace(wanted, layers=",".join(str(stage.depth) for stage in target.stages))
     for init in ("fresh", "naive"):
         say(f"--compare: building the {init} start ...")
         even = Method(layers="even", uncalibrated=True)
-        steps = plan(source, replace(wanted, init=init), seed, even)
+        steps = plan(source, replace(wanted, init=init), plan_at_hand.seed, even)
+        assert steps.after == target, "starting points of different shapes"
         found.append(Start(init, scored(steps, source, calibration)))
     return [*found, Start("best", best)]
+
+
+def refuse_unlearned(source: Source, wanted: Wanted) -> None:
+    """Raises `UsageError` where there is nothing to compare with."""
+    if not source.learned or wanted.init == "fresh":
+        raise UsageError(f"--compare: nothing of {source.name} is kept, so there is nothing to compare with.")
 
 
 def scored(steps: Plan, source: Source, calibration: Calibration) -> dict[str, Any]:

@@ -39,15 +39,26 @@ class NormalEquations:
     Memory: (I + 1)^2 + (I + 1) * O numbers of 8 bytes.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, constant: bool, device: torch.device | str = "cpu") -> None:
-        """`constant` adds an input that is always 1, for a projection with a bias."""
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        constant: bool,
+        device: torch.device | str = "cpu",
+        worth: Tensor | None = None,
+    ) -> None:
+        """`constant` adds an input that is always 1, for a projection with a bias. `worth` (O,) is what the squared
+        error of each output counts (by default 1): outputs have nothing to do with each other in the solution, but
+        errors are sums over them.
+        """
         size = inputs + int(constant)
         self.inputs, self.constant = inputs, constant
         self.gram = torch.zeros(size, size, dtype=torch.float64, device=device)
         self.cross = torch.zeros(size, outputs, dtype=torch.float64, device=device)
-        self.energy = 0.0  # sum of w |E|^2
+        self.energy = torch.zeros(outputs, dtype=torch.float64, device=device)  # sum of w E^2
+        self.worth = torch.ones_like(self.energy) if worth is None else worth.to(self.energy)
         self.tokens = 0
-        self.weights = 0.0
 
     def add(self, a_NI: Tensor, e_NO: Tensor, weight_N: Tensor | None = None) -> None:
         """Add samples; those of weight 0 do not count. Raises `Diverged` where a number is not finite."""
@@ -64,10 +75,9 @@ class NormalEquations:
                 a, e = a * root, e * root
             self.gram += a.T @ a
             self.cross += a.T @ e
-            self.energy += float(e.pow(2).sum())
+            self.energy += e.pow(2).sum(0)
             self.tokens += len(a)
-            self.weights += float(len(a) if w is None else w.sum())
-        if not (torch.isfinite(self.cross).all() and torch.isfinite(torch.tensor(self.energy))):
+        if not (torch.isfinite(self.cross).all() and torch.isfinite(self.energy).all()):
             raise Diverged("The calibration activations hold NaN or infinity, so nothing can be fitted to them.")
 
     def solve(self, ridge: float) -> Tensor:
@@ -86,13 +96,12 @@ class NormalEquations:
         raise Diverged("The normal equations of a refit have no solution in float64.")
 
     def error(self, change: Tensor | None = None) -> float:
-        """Sum of w |D a + d - E|^2 at a change (none: D = 0); never below 0."""
-        if change is None:
-            return self.energy
-        change = change.to(self.cross)
-        return max(
-            0.0, self.energy - 2 * float((change * self.cross).sum()) + float((change * (self.gram @ change)).sum())
-        )
+        """Sum of w |D a + d - E|^2, outputs by their worth, at a change (none: D = 0); never below 0."""
+        error = self.energy
+        if change is not None:
+            change = change.to(self.cross)
+            error = error + (change * (self.gram @ change - 2 * self.cross)).sum(0)
+        return max(0.0, float((error * self.worth).sum()))
 
     def relative(self, change: Tensor | None = None) -> float:
         """Root of the mean error; with weights 1 / |target|^2 it is the relative error of the hidden state."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.surgery import block as handles
 from leansurgeon.surgery import heal
-from leansurgeon.surgery.block import add_to, flat, inputs_of
+from leansurgeon.surgery.block import add_to, flat, inputs_of, way_back
 
 POST_RIDGES = (0.03, 0.1, 0.3, 1.0)
 
@@ -75,8 +75,10 @@ def error(site: Site, samples: Samples) -> float:
 
 
 def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
-    """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`."""
-    sums = equations(module, samples.hidden[0].device)
+    """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
+    give is what is missing over the scale; what an error there counts is the scale again.
+    """
+    sums = equations(module, samples.hidden[0].device, scale.double() ** 2)
     safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
     for b in range(len(samples)):
         with inputs_of(module) as seen:
@@ -88,9 +90,9 @@ def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> h
     return sums
 
 
-def equations(module: nn.Module, device: torch.device) -> heal.NormalEquations:
+def equations(module: nn.Module, device: torch.device, worth: Tensor | None = None) -> heal.NormalEquations:
     outputs, inputs = handles.weight_of(module).shape
-    return heal.NormalEquations(inputs, outputs, constant=module.bias is not None, device=device)
+    return heal.NormalEquations(inputs, outputs, constant=module.bias is not None, device=device, worth=worth)
 
 
 def refit_projection(site: Site, module: nn.Module, scale: Tensor) -> heal.Refit:
@@ -126,12 +128,12 @@ def refit_attention(site: Site, module: nn.Module, scale: Tensor) -> dict[str, A
     found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
     record = found.as_dict()
     if found.kept:
-        before = error(site, site.guard)
+        before, restore = error(site, site.guard), way_back(module)
         add_to(module, found.weight, found.bias)
         after = error(site, site.guard)
         record |= {"block_before": round(before, 6), "block_after": round(after, 6)}
         if after >= before:
-            add_to(module, found.weight, found.bias, -1.0)
+            restore()
             record["kept"] = False
     return record
 
@@ -159,18 +161,16 @@ def absorb(site: Site, closing: Norm) -> dict[str, Any] | None:
     norm = handles.closing_norm(site.block, site.first)
     if norm is None:
         return None
-    before = error(site, site.guard)
-    old = Norm.of(norm)
+    before, down = error(site, site.guard), site.fit.stream.skeleton.mlp_down(site.layer)
+    restore = way_back(norm, down)
     set_norm(norm, closing)
-    down = site.fit.stream.skeleton.mlp_down(site.layer)
     fit, guard = (norm_moments(site, part, down, norm, closing) for part in (site.fit, site.guard))
     found = heal.refit(fit, guard, site.ridges)
     add_to(down, found.weight, found.bias)
     after = error(site, site.guard)
     kept = after < before
     if not kept:
-        add_to(down, found.weight, found.bias, -1.0)
-        set_norm(norm, old)
+        restore()
     return {"down": found.as_dict() | {"kept": kept and found.kept}, "norm": "taken over" if kept else "own",
             "block_before": round(before, 6), "block_after": round(after, 6)}  # fmt: skip
 

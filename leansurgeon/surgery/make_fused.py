@@ -38,7 +38,7 @@ class Wide:
 
 def wide(bench: Any) -> Wide:
     """The wide skeleton of a bench and its streams for the batches that are looked at now."""
-    found: Wide | None = getattr(bench, "wide", None)
+    found: Wide | None = bench.wide
     if found is None or found.batches is not bench.batches:
         source, skeleton = (found.source, found.skeleton) if found else built(bench)
         streams = {part: Stream(skeleton, batches) for part, batches in bench.batches.items()}
@@ -63,7 +63,7 @@ def built(bench: Any) -> tuple[Source, Skeleton]:
         arch = architectures.known()[arch.decoupled]
     config = arch.with_shape(as_family(source, arch), shape)
     skeleton = Skeleton(config, arch, bench.options.device)
-    skeleton.fill_outer(source.weights.float32)
+    skeleton.share_outer(bench.teacher)
     specs = tuple(target_specs(source, arch, shape))
     return replace(source, config=config, architecture=arch, specs=specs), skeleton
 

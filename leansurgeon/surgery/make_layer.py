@@ -107,7 +107,9 @@ def trim(
     old = block.weight_of(module).double()
     tried: list[tuple[float, float, bool, trim_units.Trimmed]] = []
     for ridge in RIDGES:
-        found = trim_units.trim(sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared)
+        found = trim_units.trim(
+            sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared, worth=sums[0].worth
+        )
         tried.append((sums[1].error(found.change), ridge, True, found))
         plain = torch.zeros_like(found.change)
         gone = [g for g in range(old.shape[1] // group) if g not in set(found.kept)]
@@ -154,20 +156,17 @@ def split(student: Student, work: Site, kept: int, new: int) -> tuple[dict[str, 
     number = next(s for s, stage in enumerate(ranges(plan.before)) if kept in stage)
     after, attention = plan.after.stages[number], canonical.unpack(source, kept).attention
     gain = None if canonical.scale_is_derived(source) else 1.0
-    if bench.options.split == "weights":
-        made, note = split_heads.weights_only(attention, after, score_gain=gain), {"from": "weights alone"}
-    else:
-        made, note = split_heads.activation_aware(
-            attention,
-            attention_inputs(work),
-            work.fit.masks,
-            after,
-            causal=bench.causal,
-            targets_BTW=attention_goals(bench, work) if bench.current == kept else None,
-            score_scale=canonical.score_scale(source, number),
-            score_gain=gain,
-            refine=REFINE if bench.options.fit else 0,
-        )
+    made, note = split_heads.activation_aware(
+        attention,
+        attention_inputs(work),
+        work.fit.masks,
+        after,
+        causal=bench.causal,
+        targets_BTW=attention_goals(bench, work) if bench.current == kept else None,
+        score_scale=canonical.score_scale(source, number),
+        score_gain=gain,
+        refine=REFINE if bench.options.fit else 0,
+    )
     stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
     layer = replace(canonical.unpack(source, kept), attention=made)
     tensors = canonical.pack(layer, source, plan.architecture, Shape(tuple(stages)), new)
@@ -179,7 +178,7 @@ def split(student: Student, work: Site, kept: int, new: int) -> tuple[dict[str, 
 def attention_inputs(work: Site) -> list[Tensor]:
     """What the attention of the source's block reads, on the student's hidden states."""
     skeleton = work.fit.stream.skeleton
-    module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton._of_role(work.layer, role)))
+    module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
     return [block.seen_at(module, lambda b=b: work.run(work.fit, b)) for b in range(len(work.fit))]
 
 

@@ -77,6 +77,8 @@ def kept_numbers(text: str | None) -> tuple[int, ...] | None:
             raise UsageError(f"--keep {text}: layer numbers are needed, such as 0,2,4-9.")
         if dash and int(last) < int(first):
             raise UsageError(f"--keep {text}: {word.strip()} runs backwards.")
+        if len(last or first) > 5:
+            raise UsageError(f"--keep {text}: no model has {last or first} layers.")
         found += range(int(first), int(last or first) + 1)
     if found != sorted(set(found)):
         raise UsageError(f"--keep {text}: every layer once, in ascending order.")

@@ -17,7 +17,7 @@ from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
 from leansurgeon.surgery import drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.class_attention import follow
 from leansurgeon.surgery.drop_layers import Choice
-from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.method import LAYERS, Method
 from leansurgeon.surgery.operator import Operator
 from leansurgeon.surgery.wanted import Target, Wanted, resolve
 
@@ -157,7 +157,7 @@ def operators(
             balance.refuse_fresh(init)
     if init == "fresh":
         return (fresh.model_operator(preset=source.weights is None),)
-    steps, start, needed = [], 0, False
+    steps, start = [], 0
     stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
     for number, (before, after) in enumerate(stages, 1):
         found = []
@@ -172,12 +172,16 @@ def operators(
             found.append(heads.operator(before, after, method.more, calibrated=calibrated))
         if after.mlp_dim != before.mlp_dim:
             found.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
-        needed |= any(step.exactness != "exact" for step in found)
         steps += [step.in_stage(number) for step in found] if len(stages) > 1 else found
         start += before.depth
-    if calibrated and needed and method.heal:
+    kinds = {step.exactness for step in steps}
+    if "fresh" in kinds and (method.fit or LAYERS[method.layers]):
+        asked = "--fit" if method.fit else f"--method {method.layers}"
+        raise UsageError(f"{asked} needs heads that have learned something, and here q, k, v start afresh.")
+    healing = calibrated and "near" in kinds and "fresh" not in kinds
+    if healing and method.heal:
         steps.append(HEAL)
-    if calibrated and needed and method.fit:
+    if healing and method.fit:
         steps.append(
             Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
         )
@@ -186,7 +190,7 @@ def operators(
     return tuple(steps)
 
 
-HEAL = Operator("heal", "near", "refit output projections on calibration data; each is kept where held-out data gains")
+HEAL = Operator("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
 
 
 def other_head_dim(
@@ -203,23 +207,46 @@ def other_head_dim(
     afresh = "--init fresh-attention starts q, k, v afresh, --init fresh the whole model (the paper's way)."
     if after.heads % before.heads:
         near = nearest_divisible(after.heads, before.heads)
-        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", afresh)
+        keep = "--head-dim keep adds or trims heads of the same size. " if keeps_size(source) else ""
+        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", keep + afresh)
+    if after.inner < before.inner:
+        least = -(-before.inner // after.heads)
+        raise UsageError(f"{pair}: together they cannot hold {before.inner} values; head_dim must be {least}.", afresh)
+    if before.kv_heads != before.heads:
+        raise UnsupportedModel(
+            f"{pair}: {before.heads} query heads share {before.kv_heads} key/value heads, which cannot be divided.",
+            "--head-dim keep makes more heads of the same size.",
+        )
     check_canonical(source, pair, afresh)
     if after.head_dim < before.head_dim and not (calibrated or method.uncalibrated):
         raise UsageError(
             f"{pair} without sample data: the weights alone do not say which part of a head's scores matters.",
             f"Add --calibrate DATA; or accept less with --uncalibrated. {afresh}",
         )
-    return heads.split_operator(before, after, calibrated=calibrated)
+    step = heads.split_operator(before, after, calibrated=calibrated)
+    if step.exactness == "exact" and is_coarse(source):  # q and k are rescaled, which such numbers round
+        step = replace(step, exactness="near", says=step.says + ", rounded to the weights' precision")
+    return step
+
+
+def keeps_size(source: Source) -> bool:
+    """Whether some family can hold heads of the same size whose number changes."""
+    return source.architecture.stores_head_dim or source.architecture.decoupled is not None
+
+
+def is_coarse(source: Source) -> bool:
+    """Whether attention weights are stored with fewer bits than fp32."""
+    entries = source.weights.entries
+    return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
 
 
 def check_canonical(source: Source, pair: str, afresh: str) -> None:
     """Raises `UnsupportedModel` where the family's heads cannot become heads of another size."""
     from leansurgeon.surgery import canonical  # it reads plans, too
 
-    if reason := canonical.supported(source):
+    if reason := canonical.splittable(source):
         raise UnsupportedModel(f"{pair}: {reason}", afresh)
-    if source.architecture.positions.startswith("rope"):
+    if canonical.rotary(source):
         also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
         raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
 

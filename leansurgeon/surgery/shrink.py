@@ -17,7 +17,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.apply import apply
 from leansurgeon.surgery.drop_layers import Choice
-from leansurgeon.surgery.method import Method, kept_numbers
+from leansurgeon.surgery.method import LAYERS, Method, kept_numbers
 from leansurgeon.surgery.plan import Plan, plan
 from leansurgeon.surgery.wanted import Wanted
 
@@ -56,7 +56,11 @@ def decide(
     if first.exactness != "near" or calibration is None:
         from leansurgeon.surgery.uncalibrated import SplitTensors, resizes_heads
 
-        return Decided(first, SplitTensors(first, source) if resizes_heads(first) else {}, {}, calibration)
+        if calibration and (method.fit or LAYERS[method.layers]):
+            say("The plan keeps the function as it is, so the sample data only serves the proof.")
+        edits = SplitTensors(first, source) if resizes_heads(first) else {}
+        record = {"calibration": calibration.as_dict()} if calibration else {}
+        return Decided(first, edits, record, calibration)
     from leansurgeon.surgery.calibrated import Options, calibrate
 
     options = Options(criterion=method.layers, keep=kept_numbers(method.keep), heal=method.heal, fit=method.fit)

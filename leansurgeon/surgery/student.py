@@ -14,7 +14,6 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.checkpoints.weights import to_float32
-from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery import choose_layers, heal_block
 from leansurgeon.surgery.apply import Transfer
@@ -22,6 +21,7 @@ from leansurgeon.surgery.block import check_finite, closing_norm
 from leansurgeon.surgery.candidates import Candidate
 from leansurgeon.surgery.heal_block import Norm, Samples, Site
 from leansurgeon.surgery.make_layer import is_near, make
+from leansurgeon.surgery.uncalibrated import SplitTensors, resizes_heads
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.calibrated import Bench
@@ -60,7 +60,10 @@ class Student:
         self.bench, self.candidate, self.kept, self.edits = bench, candidate, candidate.kept, edits
         self.skeleton = bench.student_of(self.kept)
         self.streams = {part: Stream(self.skeleton, bench.batches[part]) for part in PARTS}
-        self.transfer = Transfer(replace(bench.plan, layers=self.kept), bench.source)
+        plan = replace(bench.plan, layers=self.kept)
+        # Heads of another size; where they shrink, `make` puts better ones in the place of these.
+        self.split = SplitTensors(plan, bench.source) if resizes_heads(plan) else {}
+        self.transfer = Transfer(plan, bench.source, self.split)
         self.outs = {out.name: out for out in self.transfer.tensors()}
         self.names: dict[int, list[str]] = {}
         for name in self.outs:
@@ -71,6 +74,7 @@ class Student:
         self.faithful = True  # its hidden states are the teacher's
         self.record: list[dict[str, Any]] = []
         self.ends = ends(self.kept, bench.plan.before)
+        self.behind_gap = behind_gap(self.kept, bench.plan.before)
 
     @property
     def until(self) -> int | None:
@@ -100,12 +104,14 @@ class Student:
 
     def take(self, layer: int, teacher: dict[str, list[Tensor]]) -> None:
         """Make the next new layer; `teacher` is what source layer `layer` gave."""
-        kept, cut = self.kept[self.at], self.kept[self.at] != layer
-        if self.at == 0 and kept:
+        kept = self.kept[self.at]
+        if kept in self.behind_gap:
             self.faithful = False
+        cut = kept != layer or kept in self.behind_gap
         near = is_near(self.bench.plan, kept)
         if self.faithful and not cut and not near:
             outputs = teacher  # nothing has changed what this layer computes
+            self.keep_split()
         else:
             self.cut |= cut
             outputs = self.heal(layer, kept, cut, near, teacher)
@@ -136,7 +142,8 @@ class Student:
             found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
             if found is None and cut:
                 post = replace(site, ridges=heal_block.POST_RIDGES)
-                found = heal_block.absorb(post, self.teacher_norm(layer))
+                closing = self.teacher_norm(layer)
+                found = None if closing is None else heal_block.absorb(post, closing)
             decided["refit"] = found or "no linear way to the output"
             decided["error_after"] = round(heal_block.error(site, site.guard), 6)
         if options.fit and (cut or near):
@@ -153,19 +160,34 @@ class Student:
             self.record.append(decided)
         return outputs
 
-    def teacher_norm(self, layer: int) -> Norm:
-        """The closing norm of the teacher's (filled) block."""
+    def teacher_norm(self, layer: int) -> Norm | None:
+        """The closing norm of the teacher's (filled) block; None where that is no plain LayerNorm."""
         bench = self.bench
         stream = Stream(bench.teacher, bench.batches["guard"][:1])
         found = closing_norm(bench.teacher.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-        if found is None:
-            raise UnsupportedModel(f"Layer {layer} of {bench.source.name} ends neither in a sum nor in a LayerNorm.")
-        return Norm.of(found)
+        return None if found is None else Norm.of(found)
 
     def keep_changes(self, plain: dict[str, np.ndarray]) -> None:
+        """Keep what differs from what `apply` would write without these edits; of heads of another size all."""
         for name, values in self.skeleton.read(self.at).items():
-            if name in plain and not np.array_equal(values, plain[name]):
+            if name in plain and (name in self.split or not np.array_equal(values, plain[name])):
                 self.edits.put(name, values)
+
+    def keep_split(self) -> None:
+        """Keep the exact heads of another size of a layer that is not healed."""
+        for name in self.names[self.at]:
+            if name in self.split:
+                self.edits.put(name, self.split[name])
+
+
+def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
+    """The kept layers that are the first of their stage in the result and not in the source: no kept layer stands
+    before the gap that could take over what went, so these have to.
+    """
+    firsts = [
+        (stage.start, next((i for i in kept if i in stage), stage.start)) for stage in choose_layers.ranges(before)
+    ]
+    return {first for start, first in firsts if first > start}
 
 
 def ends(kept: tuple[int, ...], before: Shape) -> list[int]:

@@ -42,12 +42,13 @@ def trim(
     ridge: float,
     shared: int = 1,
     rounds: int = ROUNDS,
+    worth: Tensor | None = None,
 ) -> Trimmed:
     """Keep `keep` of the groups of `group` neighbouring inputs each.
 
     `gram` (I [+ 1], I [+ 1]) and `change` (I [+ 1], O) are those of the refit with all inputs, `old` (O, I) is the
     present weight. `shared` is the number of equal sections of which each keeps the same number (kv heads); an input
-    beyond the last group (the constant) always stays.
+    beyond the last group (the constant) always stays. `worth` (O,) is what the squared error of an output counts.
     """
     inputs = old.shape[1]
     groups = inputs // group
@@ -63,7 +64,7 @@ def trim(
     cost: dict[int, float] = {}
     to_go = groups - keep
     while to_go:
-        scores = group_costs(inverse, weight, group, groups)
+        scores = group_costs(inverse, weight, group, groups, worth)
         scores[~alive] = torch.inf
         batch = max(1, min(to_go, -(-(groups - keep) // rounds)))
         going: list[int] = []
@@ -91,9 +92,11 @@ def trim(
     return Trimmed(alive.nonzero()[:, 0].tolist(), new, cost)
 
 
-def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int) -> Tensor:
-    """The cost of removing each group alone."""
+def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None = None) -> Tensor:
+    """The cost of removing each group alone; outputs count by their `worth` (O,)."""
     inputs = groups * group
+    if worth is not None:
+        weight = weight * worth.to(weight).sqrt()
     if group == 1:
         return weight[:inputs].pow(2).sum(1) / inverse.diagonal()[:inputs]
     at = torch.arange(inputs).reshape(groups, group)

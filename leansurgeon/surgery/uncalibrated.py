@@ -46,7 +46,9 @@ class SplitTensors(Mapping[str, np.ndarray]):
             stage += 1
         after = self.plan.after.stages[stage]
         form = split_heads.exact if after.head_dim >= old.attention.head_dim else split_heads.weights_only
-        new = replace(old, attention=form(old.attention, after))
+        gain = None if canonical.scale_is_derived(self.source) else 1.0
+        made = form(old.attention, after, score_gain=gain, rotary=canonical.rotary(self.source))
+        new = replace(old, attention=made)
         shape = self.plan.after.with_(mlp_dim=self.plan.before.stages[stage].mlp_dim)  # the MLP is not ours
         return canonical.pack(new, self.source, self.plan.architecture, shape, layer)
 

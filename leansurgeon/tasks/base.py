@@ -151,6 +151,11 @@ class Task(ABC):
         """Take the finished cache entry `folder` as this task's data."""
         self._folder, self._info, self._arrays = folder, disk.read_info(folder), {}
 
+    @property
+    def prepared_as(self) -> str | None:
+        """Name of the cache entry that is open, with a digest of all that its content follows from."""
+        return self._folder.name if self._folder is not None else None
+
     def _array(self, name: str) -> np.ndarray:
         """The array `name`.npy of the cache entry, memory-mapped and opened once per process."""
         if self._folder is None:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, hub, image_files, shifts
+from leansurgeon.tasks import base, hub, image_files, image_tables, shifts
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _rows(found: image_files.Found) -> dict[str, Split]:
 
     splits = {}
     for split, places in found.places.items():
-        rows = image_files.rows_of(found.kind, places, None)[1]
+        rows = image_tables.rows_of(found.kind, places, None)[1]
         images, labels = [], []
         for content, label in rows:
             image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))

@@ -7,7 +7,7 @@ F1 and Matthews, and for the correlations of STS-B the prediction of every sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -222,17 +222,6 @@ class Glue(TextClassification):
         return told | ({"lines_left_out": self._info["left_out"]} if self._info["left_out"] else {})
 
 
-def average(metrics: Mapping[str, float]) -> float:
-    """The GLUE column of the paper's Table 1: the mean over its eight tasks of one metric each (`KINDS[task].metric`).
-
-    Raises UsageError where a task is missing.
-    """
-    missing = [task for task in KINDS if task not in metrics]
-    if missing:
-        raise UsageError(f"The GLUE average needs all eight tasks; missing: {', '.join(missing)}.")
-    return sum(metrics[task] for task in KINDS) / len(KINDS)
-
-
 def of_confusion(cells_22: np.ndarray) -> dict[str, float]:
     """F1 of class 1 and Matthews correlation from counts, rows the truth; 0 where a denominator is 0."""
     (tn, fp), (fn, tp) = np.asarray(cells_22, dtype=np.float64)
@@ -366,12 +355,12 @@ def _label(value: Any, kind: Kind, where: str) -> float | int:
     if text in kind.labels:
         return kind.labels.index(text)
     try:
-        number = int(float(text))
-    except ValueError:
-        number = -1
-    if not 0 <= number < len(kind.labels):
+        number = float(text)  # tables with a gap hold their labels as 1.0
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not (number.is_integer() and 0 <= number < len(kind.labels)):
         raise UsageError(f"{where}: the label {value!r} is none of {', '.join(kind.labels)}.")
-    return number
+    return int(number)
 
 
 def _joined(parts: list[_Rows]) -> _Rows:

@@ -15,7 +15,7 @@ import re
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.tasks import base, hub, ragged
+from leansurgeon.tasks import base, hub, image_tables, ragged
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"))
 TRAIN = ("train", "training")
 EVAL = ("val", "validation", "valid", "eval", "dev", "test")  # the first that is there
-_IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "jpg"), ("label", "labels", "fine_label", "cls")
 _WHOLE = -1
 
 
@@ -118,6 +117,11 @@ def build(
         _write(folder, split, index)
         sizes[split], many = len(index.file), max(many, max(index.label) + 1)
     many = max(many, len(names or []))
+    if many == 1:
+        raise UsageError(
+            f"{_called(found.places['train'])} holds images of one class, and telling classes apart takes two or more.",
+            "Images without classes, for calibration, lie in one folder without folders in it.",
+        )
     if classes is not None and classes < many:
         raise UsageError(f"The data has {many:,} classes, more than the task's option classes {classes:,}.")
     return {"sizes": sizes, "labels": names, "classes": classes or many}
@@ -224,9 +228,15 @@ def stamp(place: Any) -> list[Any]:
     stat = place.stat()
     if place.is_file():
         return [str(place), stat.st_size, stat.st_mtime_ns]
-    # A folder's time changes when a file comes or goes; what is in a file is read anew anyway.
-    inner = sorted((e.name, e.stat().st_mtime_ns) for e in os.scandir(place) if e.is_dir())
-    return [str(place), stat.st_mtime_ns, inner]
+    # A folder's time changes when a file comes or goes in it, not below it; what is in a file is read anew anyway.
+    return [str(place), stat.st_mtime_ns, _times_below(place)]
+
+
+def _times_below(folder: Path | str) -> list[tuple[str, int]]:
+    """(path, time of change in ns) of every folder below this one, sorted: what `_images_in` descends into."""
+    with os.scandir(folder) as entries:
+        inner = sorted((entry.path, entry.stat().st_mtime_ns) for entry in entries if entry.is_dir())
+    return [row for path, time_ns in inner for row in ((path, time_ns), *_times_below(path))]
 
 
 def _called(places: list[Any]) -> str:
@@ -258,10 +268,20 @@ def _folders(places: list[Path], names: list[str] | None) -> tuple[Index, list[s
         raise UsageError(f"{root} has the class folder '{strange[0]}', which the training images do not have.")
     numbers = {name: number for number, name in enumerate(names)}
     index = Index()
+    empty = []
     for name in present:
+        before = len(index.files)
         for path in _images_in(os.path.join(root, name)):
             index.add(len(index.files), 0, _WHOLE, numbers[name])
             index.files.append(path)
+        if len(index.files) == before:
+            empty.append(name)
+    if empty and index.files:
+        listed = ", ".join(f"'{name}'" for name in empty[:5]) + (", ..." if len(empty) > 5 else "")
+        raise UsageError(
+            f"{root} has {len(empty):,} of {len(present):,} class folders without images: {listed}.",
+            "Fill them or remove them.",
+        )
     return index, names
 
 
@@ -318,7 +338,7 @@ def _shard(tar: tarfile.TarFile, number: int, path: Path, index: Index) -> None:
 def _class(content: bytes, suffix: str, where: str) -> int:
     try:
         value = json.loads(content)
-        value = value if suffix == "cls" else next(value[n] for n in _LABEL_COLUMNS if n in value)
+        value = value if suffix == "cls" else next(value[n] for n in image_tables.LABEL_COLUMNS if n in value)
         if isinstance(value, int) and value >= 0:
             return value
     except (ValueError, TypeError, StopIteration):
@@ -330,7 +350,7 @@ def _unpack(
     kind: str, places: list[Any], target: Path, label: str | None, say: Callable[[str], None]
 ) -> tuple[Index, list[str] | None]:
     """Copy the image bytes of parquet files, or of a hub data set, one after another into `target`."""
-    names, rows = rows_of(kind, places, label)
+    names, rows = image_tables.rows_of(kind, places, label)
     _room_for(target.parent, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
     index, place = Index(files=[target.name]), 0
     with target.open("wb") as file:
@@ -339,11 +359,6 @@ def _unpack(
             file.write(content)
             place += len(content)
     return index, names
-
-
-def rows_of(kind: str, places: list[Any], label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
-    """Class names (or None), and the encoded image and class of every row of parquet files or of a hub data set."""
-    return _hub_rows(places[0], label) if kind == "hub" else _parquet_rows(places, label)
 
 
 def _room_for(folder: Path, size: int, say: Callable[[str], None]) -> None:
@@ -356,58 +371,6 @@ def _room_for(folder: Path, size: int, say: Callable[[str], None]) -> None:
         )
     if size > 1e9:
         say(f"images: copying {size / 1e9:.1f} GB out of parquet files into the cache, once")
-
-
-def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        schema = parquet.read_schema(paths[0])
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{paths[0]} is not a readable parquet file: {str(error).splitlines()[0]}") from None
-    image, label = _columns(schema.names, label, str(paths[0]))
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    names = features.get(label, {}).get("names")
-
-    def rows() -> Iterator[tuple[bytes, int]]:
-        for path in paths:
-            try:
-                for part in parquet.ParquetFile(path).iter_batches(64, columns=[image, label]):
-                    yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
-            except pyarrow.ArrowException as error:
-                raise UsageError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
-
-    return names, rows()
-
-
-def _hub_rows(dataset: Any, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
-    import datasets
-
-    image, label = _columns(dataset.column_names, label, "The data set")
-    names = getattr(dataset.features[label], "names", None)
-    raw = dataset.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
-    parts = raw.iter(batch_size=64)
-    return names, (pair for part in parts for pair in _pairs(part[image], part[label], "The data set"))
-
-
-def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[bytes, int]]:
-    for image, label in zip(images, labels, strict=True):
-        content = image.get("bytes") if isinstance(image, dict) else image
-        if not isinstance(content, bytes):
-            raise UsageError(f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected).")
-        if isinstance(label, bool) or not isinstance(label, int) or label < 0:
-            raise UsageError(f"{where}: the label {label!r} is not a class number.")
-        yield content, label
-
-
-def _columns(present: list[str], label: str | None, where: str) -> tuple[str, str]:
-    wanted = [(_IMAGE_COLUMNS, "image"), ((label,) if label else _LABEL_COLUMNS, label or "label")]
-    found = [next((name for name in names if name in present), None) for names, _ in wanted]
-    for column, (_, said) in zip(found, wanted, strict=True):
-        if column is None:
-            raise UsageError(f"{where} has no column '{said}'.", f"Columns: {', '.join(present)}.")
-    return found[0], found[1]
 
 
 def _write(folder: Path, split: str, index: Index) -> None:

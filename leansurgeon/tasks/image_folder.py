@@ -67,6 +67,21 @@ class Options(base.Options):
                 raise ValueError(f"{name} has {len(values)} numbers and the images have {self.channels} channels")
         return self
 
+    @model_validator(mode="after")
+    def _of_pixels(self) -> Options:
+        """Pixels are in 0..1 when they are standardised, and a crop has an area."""
+        if self.mean is not None and not all(0 <= value <= 1 for value in self.mean):
+            raise ValueError(f"mean {self.mean} is not within 0..1, as pixels are (not 0..255)")
+        if self.std is not None and not all(0 < value <= 1 for value in self.std):
+            raise ValueError(f"std {self.std} is not above 0 and at most 1 (pixels are in 0..1, not 0..255)")
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale [{low:g}, {high:g}] is not two shares of the image, 0 < least <= most <= 1")
+        low, high = self.crop_ratio
+        if not 0 < low <= high < float("inf"):
+            raise ValueError(f"crop_ratio [{low:g}, {high:g}] is not two ratios, 0 < least <= most")
+        return self
+
 
 class ImageFolder(base.Task):
     """Classification of (3, image_size, image_size) images, judged by top-1 accuracy; top-5 is told beside it."""
@@ -78,6 +93,7 @@ class ImageFolder(base.Task):
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options
+        _check_transform(o)
         found = image_files.find(o.data, o.eval_data)
         key = {"version": _VERSION, **found.key(), "label": o.label, "classes": o.classes}
 
@@ -183,6 +199,18 @@ class ImageNet(ImageFolder):
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"licence": "ImageNet terms of access: non-commercial research and education"}
+
+
+def _check_transform(options: Options) -> None:
+    """Make the transforms once, before any data is read: timm takes `auto_augment` apart with assertions."""
+    try:
+        transform(options, options.augment)
+    except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
+        said = f": {error}" if str(error) else ""
+        raise UsageError(
+            f"timm cannot make the augmentation with auto_augment '{options.auto_augment}'{said}.",
+            "An example of its texts: rand-m9-mstd0.5.",
+        ) from error
 
 
 def transform(options: Options, augmented: bool) -> Any:

@@ -71,8 +71,10 @@ class CausalLM(base.Task):
         vocab.check_length(o.seq_len, model_dir)
         data = corpus.find(o.data, o.text, first=o.documents)
         other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
+        names = data.names + ([] if other is None else other.names)
         key = {
-            "version": 2,
+            # 2 took quotation marks in .tsv files for quotes; what was made of other files is as it should be.
+            "version": 3 if any(name.endswith(".tsv") for name in names) else 2,
             "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
             "train": data.key(),
             "eval": o.eval_fraction if other is None else other.key(),
@@ -86,7 +88,7 @@ class CausalLM(base.Task):
             return _pack(folder, tokenizer, {"train": train, "eval": evaluation}, say)
 
         self._open(disk.entry(cache, "text", key, build))
-        self._sources = data.names + ([] if other is None else other.names)
+        self._sources = names
         for split in base.SPLITS:
             if self.size(split) < 1:
                 tokens = self._info["tokens"][split]

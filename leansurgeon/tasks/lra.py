@@ -145,13 +145,15 @@ class LraText(_Bytes):
         data = self.options.data
         splits = _imdb(data)
         stamps = {s: [image_files.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
-        key = {"version": 1, "files": stamps}
+        key = {"version": 2, "files": stamps}  # 1 let any whole number pass for a label
 
         def build(folder: Path) -> dict[str, Any]:
             say(f"lra-text: reading {data}")
             sizes = {}
             for split, place in splits.items():
                 rows = list(_reviews(place, "test" if split == "eval" else "train"))
+                if not rows:
+                    raise UsageError(f"{_called(place)} holds no reviews for '{split}'.", IMDB_BY_HAND)
                 # Files come by class; a part of them must hold both.
                 order = np.random.default_rng(0).permutation(len(rows))
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
@@ -269,15 +271,18 @@ def _imdb(data: str) -> dict[str, Any]:
 def _reviews(place: Any, word: str) -> Iterator[tuple[int, bytes]]:
     """(1 for a friendly review, its bytes)."""
     if not isinstance(place, Path):
-        for _, (text, label) in hub.rows(place, ["text", "label"], "stanfordnlp/imdb"):
-            yield int(label), text.encode()
+        for number, row in hub.rows(place, ["text", "label"], "stanfordnlp/imdb"):
+            yield _review(*row, f"The data set, row {number}")
     elif place.is_dir():
         for label, kind in enumerate(("neg", "pos")):
-            for path in sorted((place / kind).glob("*.txt")):
+            files = sorted((place / kind).glob("*.txt"))
+            if not files:
+                raise UsageError(f"{place / kind} holds no reviews (*.txt).", IMDB_BY_HAND)
+            for path in files:
                 yield label, path.read_bytes()
     elif place.suffix in tables.SUFFIXES:
-        for _, (text, label) in tables.read(place, ["text", "label"]):
-            yield int(label), text.encode()
+        for number, row in tables.read(place, ["text", "label"]):
+            yield _review(*row, f"{place}, row {number}")
     else:
         try:
             with tarfile.open(place) as tar:
@@ -287,6 +292,20 @@ def _reviews(place: Any, word: str) -> Iterator[tuple[int, bytes]]:
                         yield int(kind == "pos"), tar.extractfile(member).read()
         except (tarfile.TarError, OSError, EOFError) as error:
             raise UsageError(f"{place} is not a readable archive: {error}.") from None
+
+
+def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
+    """A row of a table as (label, bytes); csv files hold the label as text, others as a number."""
+    if not isinstance(text, str):
+        raise UsageError(f"{where}: a text is {text!r}.")
+    number = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(str(label).strip())
+    if number is None:
+        raise UsageError(f"{where}: the label {label!r} is not 0 or 1.")
+    return number, text.encode()
+
+
+def _called(place: Any) -> str:
+    return str(place) if isinstance(place, Path) else "The data set"
 
 
 # -- AAN pairs -------------------------------------------------------------------------------------

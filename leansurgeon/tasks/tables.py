@@ -29,9 +29,13 @@ def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
+    tabs = path.suffix == ".tsv"
     csv.field_size_limit(1 << 30)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        # Between tabs a quotation mark means itself, as in GLUE's files: a text that begins with one would otherwise
+        # swallow the rows behind it.
+        quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+        rows = csv.reader(file, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
         try:
             header = next(rows, [])
             places = [_place(path, column, header) for column in columns]
@@ -40,7 +44,8 @@ def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
                     continue  # an empty line
                 if len(row) != len(header):
                     raise UsageError(
-                        f"{path}, line {rows.line_num}: {len(row)} fields where the header has {len(header)}."
+                        f"{path}, line {rows.line_num}: {len(row)} fields where the header has {len(header)}.",
+                        "Quotation marks mean themselves in .tsv: keep line ends and tabs in .csv." if tabs else None,
                     )
                 yield [row[place] for place in places]
         except csv.Error as error:

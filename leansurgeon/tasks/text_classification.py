@@ -59,7 +59,7 @@ class TextClassification(base.Task):
         files = text_files.find(o.train)
         eval_files = text_files.find(o.eval) if o.eval is not None else None
         key = {
-            "version": 1,
+            "version": 2,  # 1 took quotation marks in .tsv files for quotes
             "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,

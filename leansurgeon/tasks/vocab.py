@@ -156,10 +156,11 @@ def encode_all(
         yield from _encoded(tokenizer, waiting, last, dtype)
         waiting = []
         ids = np.array(document, dtype=np.int64)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < len(tokenizer):
+        strange = ids[(ids < 0) | (ids >= len(tokenizer))]
+        if len(strange):
             raise UsageError(
-                f"The data holds the token id {ids.max()}, and the tokenizer has {len(tokenizer):,}: it is not the one "
-                "that the data was made with."
+                f"The data holds the token id {strange[0]}, and the tokenizer has {len(tokenizer):,}: it is not the "
+                "one that the data was made with."
             )
         yield ids.astype(dtype)
     yield from _encoded(tokenizer, waiting, last, dtype)

@@ -5,6 +5,7 @@
         shared.safetensors    weights, optimizer, moving average
         rank-0000.safetensors what is one process's own: generators, buffers
         MANIFEST.json         size and SHA-256 of the files above, written last
+    RUN/checkpoints/best.json the step whose model stands in RUN/model
 
 A folder is written under another name, synced and renamed; then old ones go. One whose files do not match its manifest
 is torn and never read.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +31,12 @@ if TYPE_CHECKING:
     from leansurgeon.training.agree import Council
 
 FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", "shared.safetensors"
+BEST = "best.json"
 FORMAT = 1
 _SPARE = 64 * 2**20  # bytes that must be left besides the checkpoint: logs, the best model's config
+
+
+_NAME = re.compile(r"step-\d{8}")
 
 
 def name_of(step: int) -> str:
@@ -48,10 +54,7 @@ def all_of(run_dir: Path) -> list[Path]:
 
 def newest(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
     """The newest whole checkpoint of a run; torn ones are named to `say` and passed over."""
-    for old in (run_dir / FOLDER).glob(".step-*.old"):  # a crash between two renames
-        path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
-        if not path.exists():
-            os.rename(old, path)
+    _repair(run_dir)
     for path in all_of(run_dir):
         fault = torn(path)
         if fault is None:
@@ -60,21 +63,46 @@ def newest(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Pat
     return None
 
 
-def torn(path: Path) -> str | None:
-    """What is wrong with a checkpoint folder; None where every file is as the manifest says."""
+def _repair(run_dir: Path) -> None:
+    """Bring back what a crash between two renames left aside, unless somebody is training there and renaming now."""
+    left = list((run_dir / FOLDER).glob(".step-*.old"))
+    if not left:
+        return
+    try:
+        lock = runfolder.hold(run_dir)
+    except UsageError:
+        return
+    try:
+        for old in left:
+            path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+            if not path.exists():
+                os.rename(old, path)
+    finally:
+        runfolder.release(lock)
+
+
+def torn(path: Path, *, hashes: bool = True) -> str | None:
+    """What is wrong with a checkpoint folder; None where every file is as the manifest says. Without `hashes` only
+    sizes are compared, which reads no tensors.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "it has no manifest"
-    if manifest.get("format") != FORMAT:
-        return f"its format is {manifest.get('format')}, and this version reads {FORMAT}"
-    for name, wanted in manifest["files"].items():
+    if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
+        return f"its format is {manifest['format']}, and this version reads {FORMAT}"
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not files.keys() >= {STATE, SHARED}:
+        return "its manifest is damaged"
+    for name, wanted in files.items():
+        if not isinstance(wanted, dict) or not wanted.keys() >= {"bytes", "sha256"}:
+            return "its manifest is damaged"
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != wanted["bytes"]:
             return f"{name} has {file.stat().st_size} of {wanted['bytes']} bytes"
-        if digest(file) != wanted["sha256"]:
+        if hashes and digest(file) != wanted["sha256"]:
             return f"{name} has changed"
     return None
 
@@ -153,6 +181,25 @@ def read_state(path: Path) -> dict[str, Any]:
     return json.loads((path / STATE).read_text(encoding="utf-8"))
 
 
+def note_best(run_dir: Path, step: int | None) -> None:
+    """Remember which step's model stands in model/; None: it is about to change."""
+    note = run_dir / FOLDER / BEST
+    with runfolder.explained(note):
+        if step is None:
+            note.unlink(missing_ok=True)
+            return
+        note.parent.mkdir(exist_ok=True)
+    runfolder.write_json(note, {"step": step})
+
+
+def best_kept(run_dir: Path) -> int | None:
+    """The step whose model stands in model/; None where that is not known."""
+    try:
+        return int(json.loads((run_dir / FOLDER / BEST).read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """Shared tensors and those of process `rank` (None where the run had fewer processes), on the CPU."""
     from safetensors.torch import load_file
@@ -168,13 +215,20 @@ def located(given: Path) -> tuple[Path, Path]:
     """
     if not given.is_dir():
         raise UsageError(f"There is no run folder or checkpoint {given}.")
-    if given.name.startswith("step-"):
+    whole = given.absolute()
+    if (given / MANIFEST).is_file() or (_NAME.fullmatch(whole.name) and whole.parent.name == FOLDER):
+        run_dir = given.parent.parent if len(given.parts) > 2 else whole.parent.parent
+        if not (_NAME.fullmatch(whole.name) and whole.parent.name == FOLDER and (run_dir / runfolder.RECIPE).is_file()):
+            raise UsageError(
+                f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/{name_of(500)} does.",
+                "Copy it back there under its old name, or name a run folder.",
+            )
         fault = torn(given)
         if fault:
             raise UsageError(
                 f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
             )
-        return given.parent.parent, given
+        return run_dir, given
     found = newest(given)
     if found is None:
         raise UsageError(f"{given} holds no whole checkpoint.", "It cannot be continued; train it anew.")

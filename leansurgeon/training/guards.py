@@ -31,14 +31,15 @@ class RollBack(Exception):
         self.step, self.sentence = step, sentence
 
 
-def check_finite(rows: list[list[float]], first: int, trainer: Trainer) -> list[int]:
-    """Look at the steps from `first` (0 is the first of all): rows of loss sum, count and gradient norm.
+def check_finite(rows: list[list[float]], first: int, trainer: Trainer, given_up: list[int]) -> list[int]:
+    """Look at the steps from `first` (0 is the first of all): rows of loss sum, count and gradient norm. `given_up` are
+    the steps that were left out before.
 
     Returns the steps that were left out under `nan: skip`. Raises `Diverged` or `RollBack` as the recipe says; the rows
     are sums over all processes, so all of them decide alike.
     """
     train, skipped = trainer.plan.train, []
-    in_a_row = 0
+    in_a_row = _last_in_a_row(given_up, first)  # a look sees few rows, and may see nothing but bad ones
     for step, (loss_sum, _, norm) in enumerate(rows, start=first):
         loss_fine = math.isfinite(loss_sum)
         # In fp16 the scaler looks for the largest scale at which gradients are finite; it has left that step out.
@@ -56,6 +57,14 @@ def check_finite(rows: list[list[float]], first: int, trainer: Trainer) -> list[
     if trainer.scaler is not None and trainer.scaler.get_scale() < _LEAST_SCALE:
         raise Diverged(f"The gradients are not finite in fp16 by step {first + len(rows)}.", "Try precision bf16.")
     return skipped
+
+
+def _last_in_a_row(given_up: list[int], end: int) -> int:
+    """How many steps right before step `end` were left out."""
+    out, step = set(given_up), end
+    while step - 1 in out:
+        step -= 1
+    return end - step
 
 
 def sound(rows: list[torch.Tensor], trainer: Trainer) -> bool:

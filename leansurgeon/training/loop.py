@@ -129,7 +129,7 @@ def _steps(run: Run) -> None:
         start=history.done,
     )
     run.memory.resume()
-    clock, waited = time.perf_counter(), 0.0
+    clock, waited, taken = time.perf_counter(), 0.0, 0  # rows that a checkpoint brought are not counted in `taken`
     for step in itertools.count(history.done):
         if trainer.pace.over(step) or history.early:
             break
@@ -142,6 +142,7 @@ def _steps(run: Run) -> None:
             torch.zeros(3, device=trainer.accelerator.device) if given_up else trainer.step(step, micro_batches)
         )
         history.done = done = step + 1
+        taken += 1
         due = run.plan.evaluate_after(done)
         look = due or done % run.recipe.train.log_every == 0 or trainer.pace.over(done)
         save = run.plan.due(run.recipe.train.checkpoint.every, done)
@@ -149,11 +150,12 @@ def _steps(run: Run) -> None:
         if look:
             rows = torch.stack(run.window).tolist()  # the one place where the host waits for the device
             now = time.perf_counter()
-            history.windows.append([len(rows), now - clock])
+            history.windows.append([taken, now - clock])
             history.waited += waited
             by_clock = _log(run, rows, waited / max(now - clock, 1e-9))
             due, save = due or by_clock[0], save or by_clock[1]
-            run.window, clock, waited = [], now, 0.0
+            run.window, clock, waited, taken = [], now, 0.0, 0
+        paused = time.perf_counter()
         if due or trainer.pace.over(done):
             run.memory.pause()
             history.evaluate = True
@@ -164,7 +166,7 @@ def _steps(run: Run) -> None:
         if run.stops.after_step(done):
             run.stops.raise_if_asked()
         if due or save:
-            clock = time.perf_counter()
+            clock += time.perf_counter() - paused  # not reset: a save may come between two looks
     batches.close()
     run.memory.pause()
 
@@ -174,8 +176,8 @@ def _log(run: Run, rows: list[list[float]], waiting: float) -> tuple[bool, bool]
 
     Returns whether the clock asks for an evaluation and for a checkpoint, as rank 0 reads it for all.
     """
-    history, train, done = run.history, run.recipe.train, run.history.done
-    skipped = guards.check_finite(rows, done - len(rows), run.trainer)
+    history, done = run.history, run.history.done
+    skipped = guards.check_finite(rows, done - len(rows), run.trainer, history.given_up)
     history.given_up += skipped
     fine = [row for row in rows if math.isfinite(row[0])]
     loss = sum(row[0] for row in fine) / max(1.0, sum(row[1] for row in fine))
@@ -191,7 +193,7 @@ def _log(run: Run, rows: list[list[float]], waiting: float) -> tuple[bool, bool]
         "epoch": round(run.plan.position(done) / run.plan.epoch_samples, 4),
         "loss": loss,
         "lr": lr,
-        "grad_norm": norm if train.clip_grad > 0 and math.isfinite(norm) else None,
+        "grad_norm": norm if math.isfinite(norm) else None,
     }
     if skipped:
         record["skipped"] = len(skipped)
@@ -254,9 +256,9 @@ def _evaluate(run: Run) -> Evaluation:
         history.last = told
         history.eval_losses.append(result.loss)
         if _better(run, result):
-            history.best = told | {"step": done}
             if run.recipe.train.checkpoint.keep_best:
                 _save(run, runfolder.BEST)
+            history.best, history.stale = told | {"step": done}, False
         history.eval_seconds.append(time.perf_counter() - clock)
         patience = run.recipe.train.early_stopping
         if patience and history.worse >= patience.patience:
@@ -275,14 +277,16 @@ def _evaluate(run: Run) -> Evaluation:
 
 
 def _better(run: Run, result: Evaluation) -> bool:
-    """Whether this is the best so far (of equal metrics the lower loss); counts evaluations that bring nothing."""
+    """Whether this is the best so far (of equal metrics the lower loss), or the best is not in model/ any more; counts
+    evaluations that bring nothing."""
     history, sign = run.history, 1 if run.task.metric.higher_is_better else -1
     if history.best is None:
         return True
     patience = run.recipe.train.early_stopping
     gain = sign * (result.metric - history.best["metric"])
     history.worse = 0 if gain > (patience.min_delta if patience else 0.0) else history.worse + 1
-    return (sign * result.metric, -result.loss) > (sign * history.best["metric"], -history.best["loss"])
+    new, best = (sign * result.metric, -result.loss), (sign * history.best["metric"], -history.best["loss"])
+    return history.stale or new > best
 
 
 def _save(run: Run, name: str) -> None:
@@ -294,7 +298,16 @@ def _save(run: Run, name: str) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
-    run.council.everywhere(lambda: runfolder.write_folder(run.folder / name, fill) if run.main else None)
+    def write() -> None:
+        if not run.main:
+            return
+        if name == runfolder.BEST:
+            checkpoint.note_best(run.folder, None)  # between the two notes nobody knows what is there
+        runfolder.write_folder(run.folder / name, fill)
+        if name == runfolder.BEST:
+            checkpoint.note_best(run.folder, run.history.done)
+
+    run.council.everywhere(write)
 
 
 def _save_checkpoint(run: Run) -> None:
@@ -326,11 +339,16 @@ def _roll_back(run: Run, back: guards.RollBack) -> None:
     """Return to the newest checkpoint; the step that went wrong is left out when it comes again."""
     given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
     found = run.council.share(lambda: checkpoint.newest(run.folder, run.progress.say))
-    if rollbacks > guards.MOST_ROLLBACKS or found is None:
+    if rollbacks > guards.MOST_ROLLBACKS:
         raise Diverged(
             f"{back.sentence} It was the last of {guards.MOST_ROLLBACKS} rollbacks.", "Lower train.optim.lr."
         )
+    if found is None:
+        raise Diverged(
+            f"{back.sentence} There is no whole checkpoint in {run.folder} to go back to.", "Lower train.optim.lr."
+        )
     saved = run.council.share(lambda: checkpoint.read_state(found))
     run.council.everywhere(lambda: state.restore(run, found, saved))
+    state.look_at_best(run)
     run.history.given_up, run.history.rollbacks = given_up, rollbacks
     run.progress.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")

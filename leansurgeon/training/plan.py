@@ -14,6 +14,7 @@ from leansurgeon.training.settings import Train
 
 ENDLESS = 2**62  # steps of a training that ends by the clock
 TICKS = 1_000_000.0  # such a training's schedule runs over so many ticks of its time
+_SHORTER = "Shorten it, or give it as a share: --set train.{}=0.1."
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,14 @@ def ramp(start: int, batch: int, steps: int) -> np.ndarray:
     return start * (1 + (np.arange(steps) * (multiples - 1)) // max(1, steps))
 
 
-def make(train: Train, train_samples: int, processes: int, *, micro_limit: int | None = None) -> Plan:
+def make(
+    train: Train, train_samples: int, processes: int, *, micro_limit: int | None = None, cut_short: bool = False
+) -> Plan:
     """The plan of `train` on a training set of `train_samples`. An epoch leaves out its last, ragged batch.
 
-    `micro_limit` lowers the micro batch further, where memory asked for it. Raises `UsageError` when the batches do not
-    fit together, with both numbers.
+    `micro_limit` lowers the micro batch further, where memory asked for it. `cut_short` says that the data was limited
+    for a quick look: a warm-up then may outlast the training. Raises `UsageError` with both numbers when the batches do
+    not fit together, or a warm-up or batch ramp outlasts the training.
     """
     if train_samples < train.batch:
         raise UsageError(
@@ -123,9 +127,12 @@ def make(train: Train, train_samples: int, processes: int, *, micro_limit: int |
     duration = parse_duration(train.duration)
     timed = duration.seconds is not None
     steps, ramp_steps = (ENDLESS, _timed_ramp(train, per_epoch)) if timed else _steps(train, duration, epoch_samples)
+    if not cut_short:
+        _check_lengths(train, duration, steps, per_epoch, epoch_samples)
     warmup = train.schedule.warmup
     if timed:
-        warm = TICKS * (warmup if isinstance(warmup, float) else parse_duration(warmup).seconds / duration.seconds)
+        share = warmup if isinstance(warmup, float) else parse_duration(warmup).seconds / duration.seconds
+        warm = TICKS * min(1.0, share)
     elif isinstance(warmup, float):
         # torch's one-cycle takes the fraction as it is; the others count whole steps.
         warm = steps * warmup if train.schedule.name == "one-cycle" else int(steps * warmup)
@@ -147,6 +154,35 @@ def make(train: Train, train_samples: int, processes: int, *, micro_limit: int |
         ramp_steps=ramp_steps,
         seconds=duration.seconds,
     )
+
+
+def _check_lengths(train: Train, duration: Duration, steps: int, per_epoch: int, epoch_samples: int) -> None:
+    """Raises `UsageError` where the warm-up or the batch ramp has a length and it is beyond that of the training."""
+    warmup = train.schedule.warmup
+    warm = parse_duration(warmup) if isinstance(warmup, str) else None
+    until = train.batch_ramp.until if train.batch_ramp else None
+    timed = duration.seconds is not None
+    if warm and timed and warm.seconds > duration.seconds:
+        raise UsageError(
+            f"The warm-up of {warmup} ({warm.seconds:g} s) is longer than the training of {train.duration} "
+            f"({duration.seconds:g} s).",
+            _SHORTER.format("schedule.warmup"),
+        )
+    if timed:
+        return  # how many steps it has is not known
+    if warm and warm.steps(per_epoch) > steps:
+        raise UsageError(
+            f"The warm-up of {warmup} has {warm.steps(per_epoch)} steps and the training of {train.duration} {steps}.",
+            _SHORTER.format("schedule.warmup"),
+        )
+    if isinstance(until, str):
+        end = parse_duration(until)
+        ramped = _ramp_for(train, end.value * epoch_samples) if end.unit == "ep" else end.steps(1)
+        if ramped > steps:
+            raise UsageError(
+                f"The batch ramp until {until} has {ramped} steps and the training of {train.duration} {steps}.",
+                _SHORTER.format("batch_ramp.until"),
+            )
 
 
 def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:

@@ -38,7 +38,7 @@ def dry_run(
     backward and update, in this process.
     """
     task, loaded, accelerator = _opened(recipe, model_dir, cpu, limit_batches, say)
-    scheme = plan.make(recipe.train, task.size("train"), processes)
+    scheme = plan.make(recipe.train, task.size("train"), processes, cut_short=limit_batches is not None)
     first = task.batch("train", _rows(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, {key: value[:1] for key, value in first.items()})
     trainer, _, _ = setup.make_trainer(

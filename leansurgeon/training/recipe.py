@@ -5,12 +5,13 @@ Every key is known or refused. What may stand under `train` is in `settings`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from leansurgeon.training.durations import Duration, parse_duration
-from leansurgeon.training.settings import Eval, Optim, Schedule, Strict, Train
+from leansurgeon.training.settings import Eval, Optim, Schedule, Seed, Strict, Train
 
 __all__ = [
     "Arm",
@@ -28,6 +29,15 @@ __all__ = [
     "merge",
     "parse_duration",
 ]
+
+
+def _name(given: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", given):
+        raise ValueError(f"a name has letters, digits, `_`, `.` and `-`, since folders bear it, and {given!r} is none")
+    return given
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 class Kappa(Strict):
@@ -55,7 +65,7 @@ class TrainingRecipe(Strict):
     """`kind: training`: a task and how to train on it."""
 
     version: Literal[1] = 1
-    name: str = Field(min_length=1)
+    name: Name
     kind: Literal["training"] = "training"
     task: TaskChoice
     train: Train
@@ -92,11 +102,11 @@ class ExperimentRecipe(Strict):
     """`kind: experiment`: one source, several arms, several seeds, the same training."""
 
     version: Literal[1] = 1
-    name: str = Field(min_length=1)
+    name: Name
     kind: Literal["experiment"]
     source: str
     source_config: dict[str, Any] = Field(default={})
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[0], min_length=1)
+    seeds: list[Seed] = Field(default=[0], min_length=1)
     task: TaskChoice
     train: Train
     retrain: dict[str, Any] = Field(default={})  # merged over `train` for arms that start from transferred weights

@@ -31,9 +31,12 @@ def point(
     folder. `replace` gives up a run that cannot be continued instead of refusing. Raises `UsageError`: a folder that is
     no unfinished run, a recipe or a starting model that has changed.
     """
-    if resume == NEVER or not run_dir.exists() or not any(run_dir.iterdir()):
-        if resume not in (NEVER, AUTO):
-            checkpoint.located(Path(resume))
+    given = None if resume in (NEVER, AUTO) else checkpoint.located(Path(resume))
+    if given is not None and given[0].resolve() != run_dir.resolve():
+        raise UsageError(f"The run in {given[0]} goes on there and not in {run_dir}.")
+    with runfolder.explained(run_dir):
+        free = not run_dir.is_dir() or not any(run_dir.iterdir())
+    if resume == NEVER or free:
         runfolder.check_free(run_dir, replace=replace)
         return None
     if not (run_dir / runfolder.RECIPE).is_file():
@@ -42,7 +45,7 @@ def point(
         if replace:
             return None
         raise UsageError(f"The run in {run_dir} is finished.", "Choose another folder with -o to train it again.")
-    found = checkpoint.newest(run_dir, say) if resume == AUTO else checkpoint.located(Path(resume))[1]
+    found = given[1] if given else checkpoint.newest(run_dir, say)
     if found is None:
         say(f"{run_dir} was interrupted before its first checkpoint; it starts anew.")
         return None
@@ -71,14 +74,22 @@ def check_same(
             raise UsageError(f"The model that this run started with has changed since {found}: {file} differs.", hint)
 
 
-def check_data(state: dict[str, Any], data: dict[str, int]) -> None:
-    """Raises `UsageError` where the data has another size: its order would be another one."""
+def check_data(state: dict[str, Any], data: dict[str, int], entry: str | None = None, *, anyway: bool = False) -> None:
+    """Raises `UsageError` where the data has another size: its order would be another one; and, unless `anyway`, where
+    its cache entry is not the one of then: the same number of other samples.
+    """
     for split, size in data.items():
         if state["data"][split] != size:
             raise UsageError(
                 f"The {split} data has {size} samples, and {state['data'][split]} when this run was interrupted.",
                 "Bring back the old data, or start a new run.",
             )
+    before = state.get("entry")  # a checkpoint of an older version has none
+    if not anyway and None not in (before, entry) and before != entry:
+        raise UsageError(
+            f"The data has changed since this run was interrupted: it was prepared as {before}, and is {entry} now.",
+            "Bring back the old data, start a new run, or go on with the new one: --resume-anyway.",
+        )
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -95,22 +106,37 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
 
 
 def origin_of(model_dir: Path) -> dict[str, str]:
-    """Name and SHA-256 of the weight files that a training starts from."""
-    return {file.name: checkpoint.digest(file) for file in sorted(Path(model_dir).glob("*.safetensors"))}
+    """Name and SHA-256 of the files that a training starts from: config and weights."""
+    files = [*sorted(Path(model_dir).glob("*.safetensors")), Path(model_dir) / "config.json"]
+    return {file.name: checkpoint.digest(file) for file in files if file.is_file()}
 
 
 def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Path | None:
-    """The youngest unfinished run below `workspace` of this recipe and this model that nobody is training now."""
-    found = []
-    for file in workspace.glob(f"*/{checkpoint.FOLDER}"):
-        folder = file.parent
+    """The youngest unfinished run below `workspace` of this recipe and this model that nobody is training now.
+
+    Nothing is hashed but the model, and that only where a recipe fits; whoever resumes looks closer.
+    """
+    wanted, origin = recipe.model_dump(mode="json"), None
+    folders = [file.parent for file in workspace.glob(f"*/{checkpoint.FOLDER}")]
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns, reverse=True):
         if (folder / runfolder.SUMMARY).exists() or not (folder / runfolder.RECIPE).is_file():
             continue
-        newest = checkpoint.newest(folder)
-        if newest is None or runfolder.is_held(folder):
+        if runfolder.is_held(folder):
             continue
-        state = checkpoint.read_state(newest)
-        same = first_difference(state["recipe"], recipe.model_dump(mode="json")) is None
-        if same and state["origin"] == origin_of(model_dir):
-            found.append(folder)
-    return max(found, key=lambda folder: folder.stat().st_mtime_ns, default=None)
+        whole = (path for path in checkpoint.all_of(folder) if checkpoint.torn(path, hashes=False) is None)
+        state = next((read for path in whole if (read := _read(path)) is not None), None)
+        if state is None or first_difference(state["recipe"], wanted) is not None:
+            continue
+        origin = origin_of(model_dir) if origin is None else origin
+        if state["origin"].items() <= origin.items():  # an older version knew fewer files
+            return folder
+    return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The state of a checkpoint whose contents nobody has checked; None where it says nothing."""
+    try:
+        state = checkpoint.read_state(path)
+        return state if isinstance(state["recipe"], dict) and isinstance(state["origin"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

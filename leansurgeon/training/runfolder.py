@@ -43,7 +43,9 @@ def check_free(run_dir: Path, *, replace: bool = False) -> None:
     if replace and (run_dir / RECIPE).is_file():
         return
     with explained(run_dir):
-        taken = run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir()))
+        if run_dir.exists() and not run_dir.is_dir():
+            raise UsageError(f"{run_dir} is a file, and a run is a folder.", "Choose another folder with -o.")
+        taken = run_dir.exists() and any(run_dir.iterdir())
     if taken:
         raise UsageError(f"{run_dir} exists already and is not empty.", "Choose another folder with -o.")
 
@@ -156,17 +158,35 @@ class MetricsLog:
         return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Forget what was written beyond `size` bytes, by a process that went on after its last checkpoint."""
+        """Forget what was written beyond `size` bytes, by a process that went on after its last checkpoint.
+
+        A file that somebody has shortened loses the line that was cut.
+        """
         if self.path is None:
             return
-        with explained(self.path), open(self.path, "ab") as file:
+        with explained(self.path), open(self.path, "a+b") as file:
+            if self.bytes < size:
+                file.seek(0)
+                size = file.read().rfind(b"\n") + 1
             file.truncate(size)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk, so that it is not shorter there than a checkpoint says."""
+        if self.path is not None and self.path.exists():
+            with explained(self.path):
+                _sync(self.path)
 
     def write(self, **record: Any) -> None:
         if self.path is None:
             return
         with explained(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+
+
+_NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be made
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.ENOENT, errno.ENOTSUP, errno.ENAMETOOLONG),
+)
 
 
 @contextmanager
@@ -179,7 +199,7 @@ def explained(path: Path) -> Iterator[None]:
             raise LeanSurgeonError(
                 f"The disk is full: {path} could not be written.", "Free some space, or choose another folder with -o."
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        if error.errno in _NO_PLACE:
             raise UsageError(
                 f"{path} cannot be written: {error.strerror}.", "Choose another folder with -o."
             ) from error

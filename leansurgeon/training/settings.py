@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leansurgeon.training.durations import DurationText, Warmup, parse_duration
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused; values do not change after reading."""
+    """Unknown keys are refused, and numbers are finite; values do not change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Optim(Strict):
@@ -122,7 +123,7 @@ class Train(Strict):
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
     dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
-    drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first
+    drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
     mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     mixup_prob: Share = 1.0  # of mixing a batch at all
@@ -136,7 +137,7 @@ class Train(Strict):
     eval: Eval = Eval()
     log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Train:

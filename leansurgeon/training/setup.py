@@ -94,9 +94,13 @@ def ready(
     if limit_batches is not None:
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
     if saved:
-        resume.check_data(saved, state.data_of(task))
+        resume.check_data(saved, state.data_of(task), state.entry_of(task), anyway=resume_anyway)
     scheme = plan.make(
-        recipe.train, task.size("train"), council.processes, micro_limit=saved["micro"] if saved else None
+        recipe.train,
+        task.size("train"),
+        council.processes,
+        micro_limit=saved["micro"] if saved else None,
+        cut_short=limit_batches is not None,
     )
     if loaded is None:
         from leansurgeon import checkpoints
@@ -128,6 +132,7 @@ def ready(
     run.lock = council.everywhere(lambda: _take(run, found, saved, replace) if council.rank == 0 else None)
     if found:
         council.everywhere(lambda: state.restore(run, found, saved))
+        state.look_at_best(run)
         run.history.resumed.append(run.history.done)
     run.trackers = trackers.Trackers(recipe, run_dir, main=council.rank == 0)
     progress.say(_sentence(run, found))
@@ -202,7 +207,7 @@ def _fit(run: Run) -> None:
         return run.trainer.mixing(made, 0, 0) if run.trainer.mixing else made
 
     def smaller(limit: int) -> plan.Plan:
-        return plan.make(train, run.task.size("train"), run.council.processes, micro_limit=limit)
+        return plan.make(train, run.task.size("train"), run.council.processes, micro_limit=limit, cut_short=True)
 
     guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
     run.trainer.pace.plan = run.plan
@@ -221,9 +226,13 @@ def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: b
     handle = runfolder.hold(run.folder)
     if found is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
         runfolder.write_text(run.folder / runfolder.RECIPE, dump(run.recipe))
-    for later in checkpoint.all_of(run.folder) if found is not None else ():
-        if later.name > found.name:  # torn, or beyond the one that was asked for: it will be written again
-            runfolder.discard(later)
+    # Torn, or beyond the one that was asked for: they will be written again.
+    later = [path for path in checkpoint.all_of(run.folder) if found is not None and path.name > found.name]
+    if later:
+        names = ", ".join(path.name for path in later)
+        run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {found.name}.")
+    for path in later:
+        runfolder.discard(path)
     return handle
 
 

@@ -39,6 +39,7 @@ class History:
     evaluate: bool = False  # an evaluation is due, and has not been finished
     before: dict[str, Any] | None = None
     best: dict[str, Any] | None = None
+    stale: bool = False  # model/ is not that of `best`: it was saved after the checkpoint that was gone back to
     last: dict[str, Any] | None = None
     eval_losses: list[float] = field(default_factory=list)
     eval_seconds: list[float] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Run:
 
 def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
+    run.log.sync()
     rows = torch.stack(run.window).tolist() if run.window else []
     history = asdict(run.history) | {"pending": rows, "seconds": run.spent(), "peak": max(run.history.peak, _peak(run))}
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
@@ -119,6 +121,7 @@ def save(run: Run) -> Path:
         "world_size": run.council.processes,
         "origin": run.origin,
         "data": data_of(run.task),
+        "entry": entry_of(run.task),
         "recipe": run.recipe.model_dump(mode="json"),
     }
     keep = run.recipe.train.checkpoint.keep_last
@@ -149,8 +152,22 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     run.clock = run.saved_at = run.evaluated_at = time.perf_counter()
 
 
+def look_at_best(run: Run) -> None:
+    """After `restore`: whether model/ is still the best model that the checkpoint knows. If it is not, the next
+    evaluation saves its own. To be called by all processes.
+    """
+    best, keeps = run.history.best, run.recipe.train.checkpoint.keep_best
+    kept = run.council.share(lambda: checkpoint.best_kept(run.folder))
+    run.history.stale = keeps and best is not None and kept != best["step"]
+
+
 def data_of(task: Task) -> dict[str, int]:
     return {"train": task.size("train"), "eval": task.size("eval")}
+
+
+def entry_of(task: Task) -> str | None:
+    """Name of the prepared data, which holds a digest of all that it follows from; None where a task has none."""
+    return getattr(task, "prepared_as", None)
 
 
 def _peak(run: Run) -> int:

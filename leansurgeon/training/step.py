@@ -71,6 +71,12 @@ class Scored(nn.Module):
         return self._score(logits, batch)
 
 
+def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """Norm of all gradients together, which are left as they are."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
 @dataclass
 class Trainer:
     """What a step needs. `wrapped` is `scored` behind DDP where there are several processes, else the same object."""
@@ -98,8 +104,8 @@ class Trainer:
     def step(self, step: int, batches: list[Batch]) -> torch.Tensor:
         """Train on the micro batches of optimizer step `step`.
 
-        Returns loss sum, scored count (both over all processes) and gradient norm before clipping (0 if clipping is
-        off) as one tensor `(3,)` on the device.
+        Returns loss sum, scored count (both over all processes) and gradient norm before clipping as one tensor `(3,)`
+        on the device.
         """
         plan = self.plan
         place = self.place(step)
@@ -116,10 +122,10 @@ class Trainer:
             # DDP averages over processes, hence the factor `processes`.
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(gradients, plan.batch * plan.processes / sums[1].clamp(min=1))
-        norm = sums.new_zeros(())
+        # The norm tells whether the gradients are numbers, so it is wanted without clipping too. The host does not
+        # wait for it.
         clip = plan.train.clip_grad
-        if clip > 0 or plan.train.nan == "skip":
-            norm = self.accelerator.clip_grad_norm_(self.parameters, clip or float("inf"))
+        norm = self.accelerator.clip_grad_norm_(self.parameters, clip) if clip > 0 else _norm(self.parameters)
         result = torch.cat([sums, norm.reshape(1)])
         self._update(step, result)
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,9 @@
-"""Stochastic depth (drop path, Huang et al., 2016) in a model that has places for it: every model of timm's kind."""
+"""Stochastic depth (drop path, Huang et al., 2016) in a model that has places for it: every model of timm's kind.
+
+Rates are those that timm's own models give themselves for `drop_path_rate`, since papers name that number alone:
+linear from 0 at the first block to the rate at the last in nearly all of them, the same everywhere in XCiT and CaiT,
+none in VOLO's outlookers and in blocks of class attention, and one for both halves of a DaViT block.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +14,48 @@ from leansurgeon.errors import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
-_PLACES = ("drop_path", "drop_path1", "drop_path2")
+_PLACES = ("drop_path", "drop_path1", "drop_path2", "drop_path3")
+# Names of timm's classes; a model that was cut is still made of them.
+_CONSTANT = frozenset(("Xcit", "Cait"))
+_CLASS_ATTENTION = frozenset(("ClassAttentionBlock", "ClassBlock", "LayerScaleBlockClassAttn"))  # no part of the depth
+_SPARED = frozenset(("Outlooker",))  # blocks that count in the depth and are never dropped
+_HALVES = frozenset(("SpatialBlock", "ChannelBlock"))  # of the container that holds them
 
 
 def apply(model: nn.Module, rate: float, family: str) -> None:
-    """Drop the branches of the last block with probability `rate`, those of the first never, linearly between.
+    """Drop the branches of the last block with probability `rate`, those of the first never, linearly between; or as
+    timm does it where that is otherwise (see above).
 
     Raises `UsageError` for a model that has no place for it.
     """
     from timm.layers import DropPath
-    from torch import nn
 
-    blocks: list[list[tuple[nn.Module, str]]] = []
-    for module in model.modules():
-        here = [name for name in _PLACES if isinstance(getattr(module, name, None), (nn.Identity, DropPath))]
-        if here:
-            blocks.append([(module, name) for name in here])
+    blocks = _blocks(model)
     if not blocks:
         raise UsageError(
             f"{family} models have no place for drop_path.", "Leave train.drop_path out; timm's models have one."
         )
-    for index, places in enumerate(blocks):
-        for module, name in places:
-            setattr(module, name, DropPath(rate * index / max(1, len(blocks) - 1)))
+    constant = any(type(module).__name__ in _CONSTANT for module in model.modules())
+    for index, modules in enumerate(blocks):
+        share = 1.0 if constant else index / max(1, len(blocks) - 1)
+        for module in modules:
+            if type(module).__name__ not in _SPARED:
+                for name in _places(module):
+                    setattr(module, name, DropPath(rate * share))
+
+
+def _blocks(model: nn.Module) -> list[list[nn.Module]]:
+    """The modules with places for drop path, in the order of the depth, those of one block together."""
+    blocks: dict[str, list[nn.Module]] = {}
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if kind not in _CLASS_ATTENTION and _places(module):
+            blocks.setdefault(path.rpartition(".")[0] if kind in _HALVES else path, []).append(module)
+    return list(blocks.values())
+
+
+def _places(module: nn.Module) -> list[str]:
+    from timm.layers import DropPath
+    from torch import nn
+
+    return [name for name in _PLACES if isinstance(getattr(module, name, None), (nn.Identity, DropPath))]

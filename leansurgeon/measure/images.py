@@ -1,0 +1,105 @@
+"""How a vision model wants its images, as options of the image tasks: size, crop, mean and standard deviation.
+
+transformers keeps them in `preprocessor_config.json` beside the weights, timm in `pretrained_cfg` of config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError
+
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
+ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit")  # positions are interpolated to the image
+
+
+def folder_options(source: Source) -> dict[str, Any]:
+    """Options of the image tasks with which a folder's images look as they did in the model's own evaluation.
+
+    Where the model says nothing of mean and standard deviation they are left to the task (ImageNet's). Raises
+    `UsageError` for a model whose images are not square.
+    """
+    options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
+    flat = source.architecture.flat(source.config)
+    options["channels"] = flat.get("num_channels", flat.get("in_chans")) or 3
+    size = options["image_size"]
+    if isinstance(size, list | tuple):
+        if len(set(size)) > 1:
+            sides = " x ".join(map(str, size))
+            raise UsageError(
+                f"{source.name} takes images of {sides}, and images of a folder are made square.", "Give task:NAME."
+            )
+        options["image_size"] = size[0]
+    return {"augment": False} | {key: value for key, value in options.items() if value is not None}
+
+
+def says_normalisation(options: dict[str, Any]) -> bool:
+    """Whether the model said how its pixels are standardised."""
+    return "mean" in options and "std" in options
+
+
+def of_timm(source: Source) -> dict[str, Any]:
+    cfg = source.config.get("pretrained_cfg") or source.config
+    sides = cfg.get("input_size")
+    return {
+        "image_size": source.architecture.flat(source.config).get("img_size") or (sides[1:] if sides else None),
+        "mean": cfg.get("mean"),
+        "std": cfg.get("std"),
+        "crop_pct": cfg.get("crop_pct"),
+        "interpolation": cfg.get("interpolation") or None,
+    }
+
+
+def of_transformers(source: Source) -> dict[str, Any]:
+    """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped."""
+    said = preprocessor(source)
+    resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
+    cropped = cropped if said.get("do_center_crop") else None
+    size = source.config.get("image_size")
+    if size is None or source.config.get("model_type") in ANY_SIZE:
+        size = cropped or resized or size
+    crop_pct = None
+    if said:
+        # A processor without a crop shrinks the whole image; the task's crop then takes all there is.
+        crop_pct = min(1.0, cropped[0] / resized[0]) if cropped and resized else 1.0
+    return {
+        "image_size": size,
+        "crop_pct": crop_pct,
+        "interpolation": RESAMPLE.get(said.get("resample")),
+        **normalisation(said, source.config.get("num_channels") or 3),
+    }
+
+
+def preprocessor(source: Source) -> dict[str, Any]:
+    """The image processor's settings; empty where the folder has none that can be read."""
+    try:
+        said = json.loads((source.folder / "preprocessor_config.json").read_text()) if source.folder else {}
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def normalisation(said: dict[str, Any], channels: int) -> dict[str, Any]:
+    """Mean and standard deviation for pixels in 0..1, of which the model's input is (pixel - mean) / std."""
+    if said.get("do_normalize") is False:
+        mean, std = [0.0] * channels, [1.0] * channels
+    elif said.get("image_mean") is None or said.get("image_std") is None:
+        return {}
+    else:
+        given = (said["image_mean"], said["image_std"])
+        mean, std = (value if isinstance(value, list) else [value] * channels for value in given)
+    # The processor multiplies bytes by 1/255 before it standardises, unless its settings say otherwise.
+    scale = 255 * (said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1)
+    return {"mean": [value / scale for value in mean], "std": [value / scale for value in std]}
+
+
+def sides(size: Any) -> list[int] | None:
+    """[height, width] of a processor's size: a number, height and width, or the shortest edge."""
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        size = [size.get("height", edge), size.get("width", edge)]
+    elif isinstance(size, int):
+        size = [size, size]
+    return list(size) if isinstance(size, list) and all(isinstance(side, int) for side in size) and size else None
