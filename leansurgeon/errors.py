@@ -50,7 +50,7 @@ class Diverged(LeanSurgeonError):
 
 
 class Stopped(LeanSurgeonError):
-    """SIGTERM or SIGUSR1, once everything has been saved: a scheduler may start the same command again (EX_TEMPFAIL)."""
+    """SIGTERM or SIGUSR1, once everything is saved: a scheduler may start the same command again (EX_TEMPFAIL)."""
 
     exit_code = 75
 

@@ -22,7 +22,7 @@ import timm.optim
 import timm.utils  # noqa: F401
 import torch
 import torch.distributed
-import torch.nn.parallel  # noqa: F401
+import torch.nn.parallel
 from torch import nn
 
 from leansurgeon.errors import LeanSurgeonError
