@@ -105,7 +105,7 @@ def test_retrain_takes_the_newest_shrunk_model_and_its_recipe(shrunk, monkeypatc
     # A run folder is a model too: its best weights have learned something, so they start at the lower rate.
     again = _ok("retrain", str(run), "-r", "digits-vit", "-o", str(shrunk / "again"), *sets)
     assert again.stdout.strip() == str(shrunk / "again")
-    assert json.loads((shrunk / "again" / "summary.json").read_text())["recipe"]["train"]["optim"]["lr"] == 1e-3
+    assert json.loads((shrunk / "again" / "summary.json").read_text())["recipe"]["train"]["optim"]["lr"] == 3e-4
     # What was trained loads with plain transformers and is what was measured.
     from transformers import ViTForImageClassification
 

@@ -17,6 +17,17 @@ from tests import training_interrupted as cut
 from tests.training_standin import recipe
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Runs within the test process sum in the same order as those in processes of their own."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The training that nobody interrupts, on 1 and 2 processes."""
