@@ -12,7 +12,8 @@ from scipy import ndimage, stats
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks import pathfinder_draw
-from leansurgeon.tasks.pathfinder_draw import CONTOUR_LENGTH, Style
+from leansurgeon.tasks.pathfinder_dashes import PAD, Style, ends
+from leansurgeon.tasks.pathfinder_draw import CONTOUR_LENGTH
 
 
 def quiet(line: str) -> None:
@@ -66,10 +67,10 @@ def test_half_of_the_images_have_a_path(drawn):
 def test_contours_turn_by_the_published_law():
     """With nothing in the way, an end at angle delta from straight is chosen in proportion to cos^2(delta)."""
     style, n = Style(), 4000
-    mask = np.zeros((n, 32 + 2 * pathfinder_draw._PAD, 32 + 2 * pathfinder_draw._PAD), dtype=np.float32)
+    mask = np.zeros((n, 32 + 2 * PAD, 32 + 2 * PAD), dtype=np.float32)
     grown = pathfinder_draw._extend(style, np.random.default_rng(0), mask, np.full((n, 2), 14), np.zeros(n))
     assert grown.alive.all() and (grown.pivot == [14, 18]).all()
-    _, angles = pathfinder_draw._ends(style)
+    _, angles = ends(style)
     law = np.maximum(np.cos(angles), 0) ** 2
     counts = np.bincount(grown.kind, minlength=len(angles))
     assert counts[law < 1e-12].sum() == 0

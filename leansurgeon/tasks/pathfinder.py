@@ -25,7 +25,8 @@ import leansurgeon
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks.pathfinder_draw import CONTOUR_LENGTH, Style, chunk, command, read_chunk
+from leansurgeon.tasks.pathfinder_dashes import Style
+from leansurgeon.tasks.pathfinder_draw import CONTOUR_LENGTH, chunk, command, read_chunk
 
 if TYPE_CHECKING:
     from torch import Tensor

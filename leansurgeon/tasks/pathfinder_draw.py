@@ -20,44 +20,14 @@ import os
 import struct
 import sys
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from leansurgeon.tasks.pathfinder_dashes import PAD, Style, disc, end_patches, ends, seed_patches, stamp, window
+
 CONTOUR_LENGTH = {"easy": 6, "intermediate": 9, "hard": 14}
 ATTEMPTS = 2048  # pairs of contours begun in one chunk; most run into a dead end
-_PAD = 5  # around the images, so that a patch at the border needs no case of its own
-
-
-@dataclass(frozen=True)
-class Style:
-    """The numbers of Pathfinder-32. Lengths in pixels; `length` and `margin` are those of a dash and the gap on each
-    side of it.
-    """
-
-    contour_length: int = 14
-    size: int = 32
-    padding: int = 1
-    length: int = 2
-    thickness: float = 0.5
-    margin: int = 1
-    marker_radius: float = 1.5
-    seed_distance: int = 7
-    continuity: float = 1.0
-    antialias: int = 2
-    target_contrast: float = 1.5  # 0.75 of the dash times 2 of the contour
-    distractor_contrast: float = 2.0
-    segment_trials: int = 3
-    contour_trials: int = 5
-
-    @property
-    def distractor_length(self) -> int:
-        return self.contour_length // 3
-
-    @property
-    def distractors(self) -> int:
-        return 20 // self.distractor_length
 
 
 class Drawn(NamedTuple):
@@ -72,11 +42,6 @@ class Drawn(NamedTuple):
     dashes: np.ndarray
     marked: np.ndarray
     found: np.ndarray
-
-
-class _Patches(NamedTuple):
-    line: np.ndarray  # (angles, P, P) brightness of a dash that starts in the middle
-    mask: np.ndarray  # (angles, P, P) what it occupies
 
 
 class _Grown(NamedTuple):
@@ -100,11 +65,11 @@ def chunk(style: Style, seed: int, number: int, attempts: int = ATTEMPTS) -> Dra
     first = rng.integers(0, 2, len(labels))
     marked = np.stack([first, np.where(labels == 1, first, 1 - first)], axis=1)
     every = np.arange(len(labels))
-    disc = _disc(style)
+    marker = disc(style)
     for end in (0, 1):
         at = board.tips[every, marked[:, end], end]
-        _stamp(board.image, every, at, np.broadcast_to(disc, (len(every), *disc.shape)))
-    inner = slice(_PAD, _PAD + style.size)
+        stamp(board.image, every, at, np.broadcast_to(marker, (len(every), *marker.shape)))
+    inner = slice(PAD, PAD + style.size)
     image = board.image[:, inner, inner]
     top = image.reshape(len(image), -1).max(axis=1)[:, None, None] if len(image) else np.ones((0, 1, 1))
     pixels = np.rint(image / top * 255).astype(np.uint8)
@@ -116,7 +81,7 @@ def chunk(style: Style, seed: int, number: int, attempts: int = ATTEMPTS) -> Dra
 
 @dataclass
 class _Board:
-    """Images under construction, padded: (N, S + 2 * _PAD, S + 2 * _PAD)."""
+    """Images under construction, padded: (N, S + 2 * PAD, S + 2 * PAD)."""
 
     image: np.ndarray
     mask: np.ndarray
@@ -132,9 +97,9 @@ class _Board:
 def _targets(style: Style, rng: np.random.Generator, attempts: int) -> _Board:
     """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs."""
     s, n = style, attempts
-    wide = s.size + 2 * _PAD
+    wide = s.size + 2 * PAD
     mask = np.ones((n, wide, wide), dtype=np.float32)
-    free = slice(_PAD + s.padding, _PAD + s.size - s.padding)
+    free = slice(PAD + s.padding, PAD + s.size - s.padding)
     mask[:, free, free] = 0
     board = _Board(
         np.zeros((0, wide, wide), dtype=np.float32),  # drawn when it is known which pairs are whole
@@ -153,7 +118,7 @@ def _targets(style: Style, rng: np.random.Generator, attempts: int) -> _Board:
     heads = _along(starts, turn, s.length)
     pivots = _along(heads, turn + np.pi, s.length + s.margin)
     ok = np.all((heads >= 0) & (heads < s.size) & (pivots >= 0) & (pivots < s.size), axis=(1, 2))
-    patches = _seed_patches(style)
+    patches = seed_patches(style)
     last = []  # patch of each contour's last dash, not yet in the mask: the next one may touch it
     board.kinds[:, :, 0] = degrees % 360
     for contour in (0, 1):
@@ -165,17 +130,17 @@ def _targets(style: Style, rng: np.random.Generator, attempts: int) -> _Board:
             grown = _extend(style, rng, board.mask, state[0][:, contour], state[1][:, contour])
             state[0][:, contour], state[1][:, contour] = grown.pivot, grown.turn
             board.dashes[:, contour, dash], board.kinds[:, contour, dash] = grown.end, grown.kind
-            before, last[contour] = last[contour], (grown.end, _end_patches(style).mask[grown.kind])
-            _stamp(board.mask, np.arange(len(board.mask)), *before)
+            before, last[contour] = last[contour], (grown.end, end_patches(style).mask[grown.kind])
+            stamp(board.mask, np.arange(len(board.mask)), *before)
             _shrink(board, state, last, grown.alive)
     board.tips[:, :, 1] = board.dashes[:, :, -1]
     every = np.arange(len(board.mask))
     board.image = np.zeros_like(board.mask)
     for contour in (0, 1):
-        _stamp(board.mask, every, *last[contour])
+        stamp(board.mask, every, *last[contour])
         for dash in range(s.contour_length):
-            line = (_end_patches(style) if dash else patches).line[board.kinds[:, contour, dash]]
-            _stamp(board.image, every, board.dashes[:, contour, dash], line * s.target_contrast)
+            line = (end_patches(style) if dash else patches).line[board.kinds[:, contour, dash]]
+            stamp(board.image, every, board.dashes[:, contour, dash], line * s.target_contrast)
     return board
 
 
@@ -209,23 +174,23 @@ def _distractor(style: Style, rng: np.random.Generator, board: _Board, rows: np.
     s = style
     image, mask = board.image[rows].copy(), board.mask[rows].copy()
     degrees = rng.integers(-180, 180, len(rows))
-    patches, chosen = _seed_patches(style), degrees % 360
+    patches, chosen = seed_patches(style), degrees % 360
     start, alive = _free_place(style, rng, mask, chosen)
     turn = degrees * (np.pi / 180)
     head = _along(start, turn, s.length)
     pivot = _along(head, turn + np.pi, s.length + s.margin)
     alive &= np.all((head >= 0) & (head < s.size) & (pivot >= 0) & (pivot < s.size), axis=1)
     every = np.arange(len(rows))
-    _stamp(image, every, start, patches.line[chosen] * s.distractor_contrast)
+    stamp(image, every, start, patches.line[chosen] * s.distractor_contrast)
     last = (start, patches.mask[chosen])
     for _ in range(1, s.distractor_length):
         grown = _extend(style, rng, mask, pivot, turn)
         alive &= grown.alive
         pivot, turn = grown.pivot, grown.turn
-        _stamp(image, every, grown.end, _end_patches(style).line[grown.kind] * s.distractor_contrast)
-        _stamp(mask, every, *last)
-        last = (grown.end, _end_patches(style).mask[grown.kind])
-    _stamp(mask, every, *last)
+        stamp(image, every, grown.end, end_patches(style).line[grown.kind] * s.distractor_contrast)
+        stamp(mask, every, *last)
+        last = (grown.end, end_patches(style).mask[grown.kind])
+    stamp(mask, every, *last)
     board.image[rows[alive]], board.mask[rows[alive]] = image[alive], mask[alive]
     return alive
 
@@ -233,11 +198,11 @@ def _distractor(style: Style, rng: np.random.Generator, board: _Board, rows: np.
 def _extend(style: Style, rng: np.random.Generator, mask: np.ndarray, pivot: np.ndarray, turn: np.ndarray) -> _Grown:
     """The next dash of one contour in each image, where there is room."""
     s = style
-    ends_E2, angles_E = _ends(style)
-    pivot = np.clip(_along(pivot, turn, s.length + 2 * s.margin), -_PAD + 4, s.size + _PAD - 5)
+    ends_E2, angles_E = ends(style)
+    pivot = np.clip(_along(pivot, turn, s.length + 2 * s.margin), -PAD + 4, s.size + PAD - 5)
     candidates_NE2 = pivot[:, None] + ends_E2
     inside_NE = np.all((candidates_NE2 >= 0) & (candidates_NE2 < s.size), axis=2)
-    at = np.clip(candidates_NE2, 0, s.size - 1) + _PAD
+    at = np.clip(candidates_NE2, 0, s.size - 1) + PAD
     every = np.arange(len(mask))[:, None]
     near = [(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)]  # a disc of radius 1, the margin
     taken_NE = np.maximum.reduce([mask[every, at[..., 0] + down, at[..., 1] + right] for down, right in near])
@@ -247,14 +212,14 @@ def _extend(style: Style, rng: np.random.Generator, mask: np.ndarray, pivot: np.
     total = weights_NE.sum(axis=1)
     alive = total >= 1e-4
     shares = np.cumsum(weights_NE, axis=1) / np.where(alive, total, 1)[:, None]
-    patches = _end_patches(style)
+    patches = end_patches(style)
     picked, open_ = np.zeros(len(mask), dtype=np.int64), alive.copy()
     for _ in range(s.segment_trials):
         draw = np.minimum((shares <= rng.random(len(mask))[:, None]).sum(axis=1), len(ends_E2) - 1)
         rows = np.flatnonzero(open_)
         picked[rows] = draw[rows]
         crossing = (
-            _window(mask, rows, candidates_NE2[rows, picked[rows]], patches.mask.shape[1]) + patches.mask[picked[rows]]
+            window(mask, rows, candidates_NE2[rows, picked[rows]], patches.mask.shape[1]) + patches.mask[picked[rows]]
         )
         open_[rows] = crossing.max(axis=(1, 2), initial=0) >= 1.8
     end = np.clip(candidates_NE2[every[:, 0], picked], 0, s.size - 1)
@@ -270,15 +235,15 @@ def _along(points: np.ndarray, turn: np.ndarray, distance: float) -> np.ndarray:
 def _central(style: Style, rng: np.random.Generator, degrees: np.ndarray) -> np.ndarray:
     """First ends of first contours: at least twice the seed distance from every side, with room for the dash."""
     s = style
-    mask = np.ones((s.size + 2 * _PAD,) * 2, dtype=np.float32)
-    inner = slice(_PAD + 2 * s.seed_distance, _PAD + s.size - 2 * s.seed_distance)
+    mask = np.ones((s.size + 2 * PAD,) * 2, dtype=np.float32)
+    inner = slice(PAD + 2 * s.seed_distance, PAD + s.size - 2 * s.seed_distance)
     mask[inner, inner] = 0
     places = np.zeros((len(degrees), 2), dtype=np.int64)
     for angle in np.unique(degrees):
         rows = np.flatnonzero(degrees == angle)
         spots = np.argwhere(~_blocked(style, mask[None], np.array([angle % 360]))[0])
         if not len(spots):  # the dash does not fit between the lines: the middle will do
-            spots = np.argwhere(mask[_PAD:-_PAD, _PAD:-_PAD] == 0)
+            spots = np.argwhere(mask[PAD:-PAD, PAD:-PAD] == 0)
         places[rows] = spots[rng.integers(0, len(spots), len(rows))]
     return places
 
@@ -289,7 +254,7 @@ def _free_place(
     """A free pixel of each image where a dash of this angle fits, all equally likely; (N,) whether there is one."""
     s = style
     edge = mask.copy()
-    edge[:, _PAD, :] = edge[:, :, _PAD] = edge[:, _PAD + s.size - 1, :] = edge[:, :, _PAD + s.size - 1] = 1
+    edge[:, PAD, :] = edge[:, :, PAD] = edge[:, PAD + s.size - 1, :] = edge[:, :, PAD + s.size - 1] = 1
     free = ~_blocked(style, edge, angles).reshape(len(mask), -1)
     count = free.sum(axis=1)
     wanted = (rng.random(len(mask)) * count).astype(np.int64) + 1
@@ -300,100 +265,16 @@ def _free_place(
 def _blocked(style: Style, mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
     """(N, S, S) true where the middle of a dash of this angle would touch something occupied (by more than 0.3)."""
     s = style
-    patches = _seed_patches(style).mask
+    patches = seed_patches(style).mask
     middle, blocked = patches.shape[1] // 2, np.zeros((len(mask), s.size, s.size), dtype=bool)
     taken = mask > 0.3
     for angle in np.unique(angles):
         rows = np.flatnonzero(angles == angle)
         # The dash begins at the place and reaches as far as where its own mask is full.
         for down, right in np.argwhere(patches[angle] >= 1) - middle:
-            down, right = _PAD + down, _PAD + right
+            down, right = PAD + down, PAD + right
             blocked[rows] |= taken[rows, down : down + s.size, right : right + s.size]
     return blocked
-
-
-# -- patches ---------------------------------------------------------------------------------------
-
-
-def _window(canvas: np.ndarray, rows: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
-    """(len(rows), size, size) of the canvas around these places."""
-    return canvas[_around(rows, at, size)]
-
-
-def _stamp(canvas: np.ndarray, rows: np.ndarray, at: np.ndarray, patch: np.ndarray) -> None:
-    """Lay a patch on each of these images, the brighter value stays."""
-    where = _around(rows, at, patch.shape[1])
-    canvas[where] = np.maximum(canvas[where], patch)
-
-
-def _around(rows: np.ndarray, at: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    span = np.arange(size) - size // 2 + _PAD
-    return rows[:, None, None], (at[:, :1] + span)[:, :, None], (at[:, 1:] + span)[:, None, :]
-
-
-@lru_cache
-def _ends(style: Style) -> tuple[np.ndarray, np.ndarray]:
-    """Displacements from a pivot to possible ends, (E, 2), a pixel apart on the circle, and their angles."""
-    radius = style.length + style.margin
-    around = np.arange(0, 360, 360 / (2 * np.pi * radius)) * (np.pi / 180)
-    circle = radius * np.stack([np.sin(around), np.cos(around)], axis=1)
-    ends = np.unique(np.floor(np.round(circle, 9)).astype(np.int64), axis=0)
-    return ends, np.arctan2(ends[:, 0], ends[:, 1])
-
-
-@lru_cache
-def _end_patches(style: Style) -> _Patches:
-    """A dash drawn from its end backwards, for every possible end."""
-    return _patches(style, _ends(style)[1] + np.pi)
-
-
-@lru_cache
-def _seed_patches(style: Style) -> _Patches:
-    """A dash drawn forwards from its start, for every whole degree."""
-    return _patches(style, np.arange(360) * (np.pi / 180))
-
-
-def _patches(style: Style, angles: np.ndarray) -> _Patches:
-    from scipy import ndimage
-
-    s = style
-    middle = (s.length + int(np.ceil(s.thickness)) + s.margin) * s.antialias
-    reach = np.arange(-s.margin * s.antialias, s.margin * s.antialias + 1)
-    disc = reach[:, None] ** 2 + reach**2 <= (s.margin * s.antialias) ** 2
-    lines, masks = [], []
-    for angle in angles:
-        fine = _line(2 * middle + 1, middle, angle, s.length * s.antialias, round(s.thickness * s.antialias))
-        lines.append(_smaller(fine, s.antialias))
-        masks.append(_smaller(ndimage.grey_dilation(fine, footprint=disc), s.antialias))
-    return _Patches(np.stack(lines), np.stack(masks))
-
-
-def _line(size: int, middle: int, angle: float, length: float, width: int) -> np.ndarray:
-    from PIL import Image, ImageDraw
-
-    image = Image.new("L", (size, size))
-    head = np.ceil(middle + np.round(length * np.array([np.cos(angle), np.sin(angle)]), 9))
-    ImageDraw.Draw(image).line([(middle, middle), tuple(head.tolist())], fill=255, width=width)
-    return np.asarray(image)
-
-
-def _smaller(fine: np.ndarray, factor: int) -> np.ndarray:
-    """Lanczos-filtered to 1 / factor of its size; 0..1."""
-    from PIL import Image
-
-    size = (fine.shape[0] - 1) // factor + 1
-    return np.asarray(Image.fromarray(fine).resize((size, size), Image.Resampling.LANCZOS), dtype=np.float32) / 255
-
-
-@lru_cache
-def _disc(style: Style) -> np.ndarray:
-    """(9, 9) the marker, 0..1."""
-    size, a = 9, style.antialias
-    away = np.arange(size * a) - (size // 2) * a
-    fine = (away[:, None] ** 2 + away**2 <= (style.marker_radius * a) ** 2) * np.uint8(255)
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(fine).resize((size, size), Image.Resampling.LANCZOS), dtype=np.float32) / 255
 
 
 # -- one generating process ------------------------------------------------------------------------
