@@ -15,6 +15,7 @@ class LeanSurgeonError(Exception):
     """What went wrong (one sentence) and, as `hint`, what to do next."""
 
     exit_code = 1
+    agreed = False  # whether all processes of a training raise it alike
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

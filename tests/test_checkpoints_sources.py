@@ -28,7 +28,7 @@ def test_a_folder_in_the_published_crammed_bert_layout_is_converted_and_cut(tmp_
 
     depth = source.shape.depth
     same, wide = plan(source, Wanted()), plan(source, Wanted(heads="2x", head_dim="keep"))
-    carry_out(same, source, tmp_path / "same")
+    carry_out(same, source, tmp_path / "same", check=False)  # `wide` is proved
     carry_out(wide, source, tmp_path / "wide")
     ids = torch.arange(1, 9)[None]
     with torch.no_grad():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -15,25 +14,11 @@ from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.plan import plan
 from leansurgeon.surgery.shrink import carry_out
 from leansurgeon.surgery.wanted import Wanted
+from tests.command_line import leansurgeon
 
 
 @pytest.fixture
-def leansurgeon(capsys, monkeypatch):
-    """The command in this process: (exit code, stdout, stderr)."""
-    from leansurgeon.cli.main import main
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["leansurgeon", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        return stop.value.code or 0, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
-def as_dict(leansurgeon):
+def as_dict():
     def run(*arguments):
         code, out, err = leansurgeon("diff", *arguments, "--json")
         assert code == 0, err
@@ -51,7 +36,7 @@ def by_name(found, side="b"):
     return {t[f"name_{side}"]: t for t in found["tensors"] if f"name_{side}" in t}
 
 
-def test_every_kind_of_difference(saved, as_dict, leansurgeon, tmp_path):
+def test_every_kind_of_difference(saved, as_dict, tmp_path):
     folder, _ = saved("llama")
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -86,7 +71,7 @@ def test_every_kind_of_difference(saved, as_dict, leansurgeon, tmp_path):
     assert "not finite" in out and "Layers matched by number." in out
 
 
-def test_a_model_and_itself(saved, as_dict, leansurgeon):
+def test_a_model_and_itself(saved, as_dict):
     folder, _ = saved("gpt2")
     found = as_dict(folder, folder)
     assert set(found["counts"]) == {"same"} and found["config"] == []
@@ -94,7 +79,7 @@ def test_a_model_and_itself(saved, as_dict, leansurgeon):
     assert "0-3      0-3     same     same  same       same    same" in out
 
 
-def test_layers_are_matched_by_surgery_json(saved, as_dict, leansurgeon, tmp_path):
+def test_layers_are_matched_by_surgery_json(saved, as_dict, tmp_path):
     """Dropped layers: what stands at place 1 comes from layer 2, and every byte of it is the same."""
     folder, _ = saved("llama")
     cut(folder, tmp_path / "short", layers="2")
@@ -117,7 +102,7 @@ def test_layers_are_matched_by_surgery_json(saved, as_dict, leansurgeon, tmp_pat
     assert as_dict(folder, tmp_path / "short")["layers_matched"] == "by number"
 
 
-def test_other_shapes_and_families(saved, as_dict, leansurgeon, tmp_path):
+def test_other_shapes_and_families(saved, as_dict, tmp_path):
     folder, _ = saved("bert")
     cut(folder, tmp_path / "wide", heads="8", head_dim="keep", mlp_dim="64")
     found = as_dict(folder, tmp_path / "wide")

@@ -9,14 +9,8 @@ import sys
 import pytest
 import torch
 
+from tests.command_line import leansurgeon
 from tests.conftest import build
-
-COMMAND = [sys.executable, "-m", "leansurgeon"]
-
-
-def leansurgeon(*arguments, cwd, env=None):
-    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, env=env)
-
 
 # The integers of the paper's rows (parameter_counts.md), original and lean.
 ROWS = [
@@ -40,7 +34,8 @@ def test_dry_run_prints_exact_integers_and_writes_nothing(arguments, before, aft
 
 
 def test_a_preset_is_cut_written_and_proved(tmp_path):
-    done = leansurgeon("shrink", "digits-vit", "--heads", "8", "--layers", "3", "--mlp-dim", "128", cwd=tmp_path)
+    command = [sys.executable, "-m", "leansurgeon", "shrink", "digits-vit", "--heads", "8", "--layers", "3"]
+    done = subprocess.run([*command, "--mlp-dim", "128"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs/digits-vit-h8-l3"
     record = json.loads((folder / "surgery.json").read_text())

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def leansurgeon(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "leansurgeon", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+from tests.command_line import leansurgeon
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from leansurgeon.errors import UsageError
 from leansurgeon.surgery import undo
 from leansurgeon.surgery.method import Method
 from tests import conftest
+from tests.command_line import leansurgeon
 from tests.test_checkpoints_skeleton import TIMM, make
-from tests.test_cli_diff import cut, leansurgeon  # noqa: F401 (a fixture)
+from tests.test_cli_diff import cut
 
 ADD, SPLIT = Method(), Method(more="split")
 
@@ -99,7 +100,7 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
     assert asked == {"parameters": count, "source": tmp_path / "wide", "exact": True}
 
 
-def test_the_command_and_its_sentences(saved, leansurgeon, tmp_path):  # noqa: F811
+def test_the_command_and_its_sentences(saved, tmp_path):
     folder, model = saved("bert")
     cut(folder, tmp_path / "wide", ADD, heads="8", head_dim="keep")
     code, out, err = leansurgeon("undo", tmp_path / "wide", "-o", tmp_path / "back", "--json")

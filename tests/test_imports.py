@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "leansurgeon"
 # Each room may import itself and every room that stands after it.
 ORDER = [
     "cli",
+    "search",
     "experiment",
     "report",
     "paper",
@@ -29,6 +30,7 @@ USES_GROUND = {
     "measure": {"tasks"},
     "training": {"tasks"},
     "experiment": {"tasks"},
+    "search": {"tasks"},
     "checkpoints": {"models"},
     "architectures": {"models"},
 }
@@ -81,10 +83,15 @@ LIGHT = [
     ["shrink", "digits-vit", "--layers", "99"],
     ["retrain", "--recipe", "digits-vitt"],
     ["run", "digits-vit", "--set", "train.durration=3ep"],
+    ["search", "vit-b", "--params", "60M", "--dry-run"],
+    ["search", "digits-vit", "--params", "1k"],
     ["paper", "--count", "formula"],
     ["paper", "--table", "6"],
     ["inspect", "lra/listops"],
     ["diff", "vit-b", "deit-b"],
+    ["plan", "vit-b", "--heads", "16", "--layers", "7"],
+    ["plan", "vit-b", "--gpu", "h1000"],
+    ["bench", "vit-b", "--sweep-heads", "x"],
     ["undo", "no-such-folder/at/all", "-o", "out"],
     ["inspect", "no-such-presett"],
     ["no-such-command"],

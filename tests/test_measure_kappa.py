@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
-from leansurgeon.measure.kappa import Conditioning, conditioning, measure, noise_floor, over_layers, spectrum, summarise
+from leansurgeon.measure.kappa import measure
+from leansurgeon.measure.samples import Conditioning, over_layers, summarise
+from leansurgeon.measure.spectrum import conditioning, noise_floor, spectrum
 
 F64 = torch.float64
 

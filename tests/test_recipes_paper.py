@@ -15,10 +15,11 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from leansurgeon import experiment
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
+from leansurgeon.experiment.arms import base_arm, wanted_shapes
+from leansurgeon.experiment.jobs import carry_out_job, make_jobs, prepare_data
 from leansurgeon.training import recipefile
 from tests.test_paper_counts import AS_PRINTED, UPSTREAM
 from tests.test_tasks_glue import write_distribution
@@ -54,15 +55,15 @@ IMAGENET = [name for name in ROWS if name.startswith("imagenet-")]
 
 COUNT = """
 import json, sys
-from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.experiment.arms import wanted_shapes
 from leansurgeon.surgery.plan import plan
 from leansurgeon.training.recipefile import load
 found = {}
 for name in sys.argv[1:]:
     recipe = load(name)
     source = open_source(recipe.source, weights=False)
-    wanted = experiment.wanted_shapes(recipe, source)
+    wanted = wanted_shapes(recipe, source)
     found[name] = {arm: plan(source, w).parameters_after.total for arm, w in wanted.items()}
     for arm, said in recipe.expected.items():
         assert said["parameters"] == found[name][arm], (name, arm)
@@ -123,13 +124,11 @@ def train(name, folder, monkeypatch, sets=(), arms=("lean", "control")):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(folder / "cache"))
     recipe = recipefile.load(name, list(sets), debug=True)
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
-    wanted = experiment.wanted_shapes(recipe, source)
-    experiment.prepare_data(recipe, lambda line: None)
-    jobs = experiment.make_jobs(recipe, folder / "runs", wanted, experiment.base_arm(recipe), parallel=1)
-    done = {
-        arm: experiment.carry_out_job(replace(jobs[arm, recipe.seeds[0]], prove=False, quiet=True))
-        for arm in arms or recipe.arms
-    }
+    wanted = wanted_shapes(recipe, source)
+    prepare_data(recipe, lambda line: None)
+    jobs = make_jobs(recipe, folder / "runs", wanted, base_arm(recipe), parallel=1)
+    changes = {"prove": False, "quiet": True, "threads": 1}
+    done = {arm: carry_out_job(replace(jobs[arm, recipe.seeds[0]], **changes)) for arm in arms or recipe.arms}
     for arm, summary in done.items():
         assert (summary["status"], summary["steps"]) == ("done", 2), arm
         assert np.isfinite(summary["final"]["metric"]) and summary["final"]["loss"] > 0

@@ -232,7 +232,7 @@ def test_a_trained_copy_saves_and_reloads_bit_for_bit(case, tmp_path):
 def test_dropped_layers_are_whole_layers_of_the_source(case, tmp_path):
     key, folder, model = case
     _, layers, _ = FAMILIES[key][3]
-    steps, record = cut(folder, tmp_path / "short", check=key in PROVED, layers=layers)
+    steps, record = cut(folder, tmp_path / "short", check=key == "davit", layers=layers)  # by timm alone
     old, new = model.state_dict(), load_file(tmp_path / "short/model.safetensors")
     source = open_source(str(folder))
     family = source.architecture

@@ -198,8 +198,8 @@ def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, monkeypatc
 
 def _first_part(job) -> None:
     """An experiment's training that gets SIGTERM after its first checkpoint."""
-    from leansurgeon import experiment
     from leansurgeon.errors import Stopped
+    from leansurgeon.experiment.jobs import carry_out_job
 
     real = checkpoint.write
 
@@ -210,13 +210,14 @@ def _first_part(job) -> None:
 
     checkpoint.write = once
     with pytest.raises(Stopped):
-        experiment.carry_out_job(job)
+        carry_out_job(job)
 
 
 @pytest.mark.slow
 def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monkeypatch):
-    from leansurgeon import experiment
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.experiment.arms import wanted_shapes
+    from leansurgeon.experiment.jobs import carry_out_job, make_jobs, prepare_data
     from leansurgeon.training.recipe import ExperimentRecipe
 
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
@@ -224,14 +225,14 @@ def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monke
     whole = {"name": "test", "kind": "experiment", "source": "digits-vit", "task": {"name": "digits"}}
     whole |= {"train": settings | {"eval": {"batch": 360}}, "arms": {"original": {}}, "measure": None}
     parsed = ExperimentRecipe.model_validate(whole)
-    wanted = experiment.wanted_shapes(parsed, open_source("digits-vit"))
+    wanted = wanted_shapes(parsed, open_source("digits-vit"))
     summaries = []
     for name in ("cut", "whole"):
-        (job,) = experiment.make_jobs(parsed, tmp_path / name, wanted, "original", 1).values()
-        experiment.prepare_data(parsed, lambda text: None)
+        (job,) = make_jobs(parsed, tmp_path / name, wanted, "original", 1).values()
+        prepare_data(parsed, lambda text: None)
         if name == "cut":
             assert cut.processes(1, _first_part, job) == [0]
-        summaries.append(experiment.carry_out_job(job))
+        summaries.append(carry_out_job(job))
     first, second = summaries
     assert first["resumed_after"] == [3] and second["resumed_after"] == []
     assert first["final"] == second["final"] and first["best"] == second["best"]

@@ -107,8 +107,10 @@ def interrupted(folder: Path, where: str, count: int, number: int, rank: int, re
         sys.exit(error.exit_code)
 
 
-def processes(count: int, body: Callable, *arguments) -> list[int]:
-    """Run `body` in `count` processes of one gloo group; their exit codes (negative: the signal that ended them)."""
+def processes(count: int, body: Callable, *arguments, patience: float = 60) -> list[int]:
+    """Run `body` in `count` processes of one gloo group; their exit codes (negative: the signal that ended them). One
+    that is alive `patience` seconds later is killed.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -117,7 +119,7 @@ def processes(count: int, body: Callable, *arguments) -> list[int]:
     for process in started:
         process.start()
     for process in started:
-        process.join(60)
+        process.join(patience)
         if process.is_alive():  # it waits for one that is gone
             process.kill()
             process.join()

@@ -85,6 +85,7 @@ class StandIn:
     """What `checkpoints.load` gives, as far as training uses it."""
 
     projections = ("mix",)
+    folder = Path("stand-in")
 
     def __init__(self, model: nn.Module, key: str = "input_ids") -> None:
         self.model, self.key = model, key

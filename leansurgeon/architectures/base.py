@@ -31,13 +31,11 @@ Names are those of the tensors in the file (transformers renames some of them wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leansurgeon.architectures.tensors import (
-    BUFFERS,
     Blocks,
     Config,
     Keys,
@@ -93,7 +91,6 @@ class Architecture:
     switches: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
     per_layer: tuple[str, ...] = ()  # config lists with one entry per layer, re-indexed with the kept layers
     forget: tuple[str, ...] = ()  # config keys that the library derives from the depth; left out of a written config
-    auto_policy: str | None = None  # what --head-dim auto means here; by default keep where the library stores head_dim
     heads_divide_width: bool = False  # the library insists on width % heads == 0 although it stores head_dim
     per_head_divides: bool = True  # False: the library floors width / heads (Tiny-Stories GPT)
     # Numbers that the library's constructor also gives to parts which surgery leaves alone (class attention): where
@@ -116,7 +113,7 @@ class Architecture:
     def stores_head_dim(self) -> bool:
         return self.keys.head_dim is not None
 
-    def _filled(self, config: Config) -> Config:
+    def filled(self, config: Config) -> Config:
         """The config's keys with what a file may leave out, and the `switches`."""
         c = {**self.defaults, **self.flat(config)}
         return c | {key: rule(c) for key, rule in self.switches.items()}
@@ -150,7 +147,7 @@ class Architecture:
     def _keys_apart(self, config: Config) -> tuple[Keys, ...]:
         """The keys of every stage that this model has, where stages have keys of their own; else nothing."""
         apart = [blocks for blocks in self.stages if blocks.keys]
-        filled = self._filled(config) if apart else {}
+        filled = self.filled(config) if apart else {}
         return tuple(blocks.keys for blocks in apart if exists(blocks, filled))
 
     def _stage(self, c: Config, keys: Keys, s: int, count: int | None) -> Stage:
@@ -304,7 +301,7 @@ class Architecture:
 
     def dims(self, config: Config, shape: Shape, stage: int = -1) -> dict[str, int]:
         """Every axis name with its size in a stage."""
-        c, at = self._filled(config), shape.stages[stage]
+        c, at = self.filled(config), shape.stages[stage]
         dims = {
             "width": at.width,
             "q": at.heads * at.head_dim,
@@ -335,7 +332,7 @@ class Architecture:
         """Every declared tensor of a model with this config. Shapes are in the file's order, e.g. `(q, width)`."""
         shape = shape or self.shape(config)
         prefix = self.prefixes[0] if prefix is None else prefix
-        dims, c = self.dims(config, shape), self._filled(config)
+        dims, c = self.dims(config, shape), self.filled(config)
         for t in self.outer:
             if exists(t, c):
                 name, axes = self._outer_name(t, prefix), tuple(t.axes.split())
@@ -362,73 +359,6 @@ class Architecture:
             if spec.counted:
                 parts[spec.part] += spec.size
         return ParameterCount(**parts)
-
-    def match(self, config: Config, names: Mapping[str, tuple[int, ...]]) -> list[TensorSpec]:
-        """Give every tensor of a file its role. Raises `UnsupportedModel` where config and weights disagree.
-
-        `names` maps the file's tensor names to their shapes. A tensor that the declaration does not know outside the
-        blocks (a pooler, a classifier) gets the role `head`; one inside a block, or a block that is missing, is an
-        error.
-        """
-        shape = self.shape(config)
-        stages = [self.blocks(i) for i in range(len(shape.stages))]
-        first = stages[0].layer.format(i=0)
-        prefix = next((p for p in self.prefixes if any(n.startswith(p + first) for n in names)), None)
-        if prefix is None:
-            others = [b.layer.format(i=0) for b in stages[1:] if b.keys]
-            alone = any(start in name for start in others for name in names)
-            raise UnsupportedModel(
-                f"The config says {self.name}, but no tensor is named like '{self.prefixes[0] + first}...'.",
-                "A decoder without its encoder is not declared."
-                if alone
-                else "Do config.json and the weights belong together?",
-            )
-        declared = {spec.name: spec for spec in self.tensors(config, shape, prefix)}
-        patterns = [re.compile(re.escape(prefix + b.layer).replace(r"\{i\}", r"(\d+)")) for b in stages]
-        found = []
-        for name, size in names.items():
-            spec = declared.get(name)
-            number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
-            if spec is None and inside and int(inside[1]) >= (depth := shape.stages[number].depth):
-                raise UnsupportedModel(
-                    f"The config says {depth} layers, but the weights hold '{name}'.",
-                    "The config does not fit its weights.",
-                )
-            if spec is None and (name.endswith(BUFFERS) or name.startswith(self.unused_by(config))):
-                continue
-            if spec is None and inside:
-                raise UnsupportedModel(
-                    f"'{name}' is not part of the {self.name} declaration, so its role is not known.",
-                    "Surgery would be a guess; see architectures/base.py on how to declare it.",
-                )
-            if spec is not None and spec.shape != tuple(size) and spec.role != "head":
-                raise UnsupportedModel(
-                    f"'{name}' is {list(size)} in the weights, and the config asks for "
-                    f"{list(spec.shape)} ({' x '.join(spec.axes)}).",
-                    "The config does not fit its weights.",
-                )
-            found.append(spec or TensorSpec(name, self._outer_role(name, config), tuple(map(str, size)), tuple(size)))
-        have = {spec.name for spec in found}
-        optional = ("head", "buffer")
-        missing = [n for n, s in declared.items() if n not in have and s.role not in optional and n[-5:] != ".bias"]
-        if missing and declared[missing[0]].layer is None:
-            raise UnsupportedModel(f"The weights lack '{missing[0]}'.", "Is the file complete, or is a shard missing?")
-        if missing:
-            raise UnsupportedModel(
-                f"The weights lack {len(missing)} tensors that {shape.depth} layers need, the first '{missing[0]}'.",
-                "The config does not fit its weights, or a shard is missing.",
-            )
-        return found
-
-    def unused_by(self, config: Config) -> tuple[str, ...]:
-        """Prefixes of the tensors that the model's class leaves unread."""
-        name = (config.get("architectures") or [""])[0]
-        return tuple(p for ending, prefixes in self.unused.items() if name.endswith(ending) for p in prefixes)
-
-    def _outer_role(self, name: str, config: Config) -> str:
-        if name in self.tied and self._filled(config).get(self.tied_when, True):
-            return "tied"
-        return "embedding" if "embed" in name else "head"
 
 
 def derive(base: Architecture, **changes: Any) -> Architecture:

@@ -40,5 +40,4 @@ CRAMMED_BERT = Architecture(
     positions="none",  # sinusoids are computed, not stored
     tied=("decoder.weight",),
     modelling="crammed_bert.py",
-    auto_policy="split",  # the paper's own choice for this family (Table 1)
 )

@@ -59,5 +59,4 @@ NYSTROMFORMER_LRA = Architecture(
     # Linear layers start as torch starts them: U(-1/8, 1/8) for a width of 64, whose deviation is 1 / (8 sqrt 3).
     init_std=0.072,
     modelling="nystromformer_lra.py",
-    auto_policy="keep",  # the paper's own choice for this family (Table 3)
 )

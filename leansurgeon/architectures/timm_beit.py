@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
+from leansurgeon.architectures.timm_models import BEIT_OUTER, TimmModels, linear, mlp, norm
 from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, grid, is_norm, plain_numbers, tokens
 
 
@@ -49,14 +49,7 @@ TIMM_BEIT = Architecture(
         *norm("norm2"),
         *mlp("mlp"),
     ),
-    outer=(
-        Tensor("cls_token", "embedding", "1 1 width"),
-        Tensor("pos_embed", "embedding", "1 tokens width", when="use_abs_pos_emb"),
-        *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
-        *norm("norm", when="!use_fc_norm"),
-        *norm("fc_norm", when="use_fc_norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
-    ),
+    outer=BEIT_OUTER,
     sizes={
         "tokens": tokens,
         "offsets": offsets,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.timm_models import TimmModels, linear, norm
+from leansurgeon.architectures.timm_models import BEIT_OUTER, TimmModels, linear, norm
 from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, is_norm, plain_numbers, tokens
 from leansurgeon.errors import UnsupportedModel
 
@@ -50,14 +50,7 @@ TIMM_EVA = Architecture(
         *linear("mlp.fc1", "up", "mlp", "width", when="!swiglu_mlp", bias="!swiglu_mlp"),
         *linear("mlp.fc2", "down", "width", "mlp"),
     ),
-    outer=(
-        Tensor("cls_token", "embedding", "1 1 width"),
-        Tensor("pos_embed", "embedding", "1 tokens width", when="use_abs_pos_emb"),
-        *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
-        *norm("norm", when="!use_fc_norm"),
-        *norm("fc_norm", when="use_fc_norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
-    ),
+    outer=BEIT_OUTER,
     sizes={
         "tokens": tokens,
         **PATCH_SIZES,

@@ -115,3 +115,14 @@ def mlp(name: str, units: str = "mlp", width: str = "width", *, role: str | None
         *linear(f"{name}.fc1", role or "up", units, width, **more),
         *linear(f"{name}.fc2", role or "down", width, units, **more),
     )
+
+
+# What stands around the blocks of BEiT and of EVA.
+BEIT_OUTER = (
+    Tensor("cls_token", "embedding", "1 1 width"),
+    Tensor("pos_embed", "embedding", "1 tokens width", when="use_abs_pos_emb"),
+    *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
+    *norm("norm", when="!use_fc_norm"),
+    *norm("fc_norm", when="use_fc_norm"),
+    *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+)

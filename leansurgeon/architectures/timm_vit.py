@@ -86,7 +86,6 @@ TIMM_VIT = Architecture(
     norm="pre",
     init_std=0.02,
     decoupled="leansurgeon_vit",
-    auto_policy="keep",
 )
 
 LEAN_TIMM_VIT = derive(
@@ -128,18 +127,14 @@ def folder_config(architecture: str, args: Config, pretrained_cfg: Config | None
 
 
 def source_config(name: str) -> Config:
-    """The complete config of a timm model by its name, with or without a tag (`vit_base_patch16_224.augreg_in1k`)."""
-    model = skeleton(name)
-    return folder_config(name.split(".")[0], numbers(name, model), model.pretrained_cfg)
-
-
-def model_args(name: str) -> Config:
-    """The numbers of a timm ViT, read from the model itself, built without memory.
+    """The complete config of a timm ViT by its name, with or without a tag (`vit_base_patch16_224.augreg_in1k`), read
+    from the model itself, built without memory.
 
     Raises `UnsupportedModel` for a name that timm does not have, and for variants with parts that this declaration does
     not know.
     """
-    return numbers(name, skeleton(name))
+    model = skeleton(name)
+    return folder_config(name.split(".")[0], numbers(name, model), model.pretrained_cfg)
 
 
 def skeleton(name: str) -> Any:

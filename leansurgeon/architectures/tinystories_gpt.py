@@ -41,6 +41,5 @@ TINYSTORIES_GPT = Architecture(
     norm="pre",
     causal=True,
     modelling="tinystories_gpt.py",
-    auto_policy="split",  # the paper's own choice for this family (Table 2)
     per_head_divides=False,  # 512 // 12 = 42
 )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.checkpoints.weights import Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
@@ -158,7 +159,7 @@ def from_folder(
     config = complete(config)
     architecture = architectures.of(config)
     weights = weights.renamed(architecture.renames)
-    specs = tuple(architecture.match(config, weights.shapes))
+    specs = match(architecture, config, weights.shapes)
     unread = len(weights.entries) - len(specs)
     if unread:
         notes += (

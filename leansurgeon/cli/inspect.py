@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli import kappa
 from leansurgeon.cli.text import wrap
 
 if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.inspection import Inspection
     from leansurgeon.surgery.doctor import Check
 
@@ -25,6 +27,13 @@ def inspect(
         bool,
         typer.Option("--doctor", help="Put what leansurgeon believes of this family to the test on the model itself."),
     ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
@@ -50,14 +59,33 @@ def inspect(
 
             print("Testing the declaration on the model; it is loaded several times ...", file=sys.stderr)
             checks = examine(source)
+        conditioning = kappa.measured(source, kappa.sample_data(source, data, model, 0)) if data else kept(source)
     if as_json:
         document = {"schema_version": 1, **found.as_dict(), "doctor": checks and [c.as_dict() for c in checks]}
+        document |= {"kappa": conditioning}
         print(json.dumps(document))
     else:
         print("\n".join(describe(found) + (diagnosis(checks) if checks else [])))
+        if conditioning:
+            print("\n".join(["", *kappa.tables(conditioning)]))
     bad = any(f.level == "contradiction" for f in found.findings)
     if bad or any(c.ok is False for c in checks or ()):
         raise typer.Exit(UNFIT)
+
+
+def kept(source: Source) -> dict | None:
+    """The kappa that the training of this run's model has left in its summary."""
+    from leansurgeon.training.runfolder import LAST, SUMMARY
+
+    folder = source.folder
+    summary = folder.parent / SUMMARY if folder else None
+    if summary is None or not summary.is_file() or not (folder.parent / LAST).is_dir():
+        return None
+    try:
+        found = json.loads(summary.read_text()).get("kappa")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def describe(found: Inspection) -> list[str]:

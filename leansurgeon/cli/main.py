@@ -13,16 +13,29 @@ import typer
 import typer.core
 
 import leansurgeon
+from leansurgeon.cli.bench import bench
 from leansurgeon.cli.diff import diff
+from leansurgeon.cli.heads import heads
 from leansurgeon.cli.inspect import inspect
+from leansurgeon.cli.kappa import kappa
 from leansurgeon.cli.paper import paper
+from leansurgeon.cli.plan import plan
 from leansurgeon.cli.recipes import recipes
 from leansurgeon.cli.report import report
 from leansurgeon.cli.retrain import retrain, sigterm_as_exception
 from leansurgeon.cli.run import run
+from leansurgeon.cli.search import search
 from leansurgeon.cli.shrink import shrink
 from leansurgeon.cli.undo import undo
-from leansurgeon.errors import Interrupted, LeanSurgeonError, Terminated, disk_is_full
+from leansurgeon.errors import (
+    Diverged,
+    Interrupted,
+    LeanSurgeonError,
+    Stopped,
+    Terminated,
+    UsageError,
+    disk_is_full,
+)
 
 EPILOG = (
     "stdout is data, stderr is talk. "
@@ -74,11 +87,27 @@ app.command("shrink")(shrink)
 app.command("retrain")(retrain)
 app.command("report")(report)
 app.command("inspect")(inspect)
+app.command("heads")(heads)
+app.command("kappa")(kappa)
 app.command("diff")(diff)
 app.command("undo")(undo)
+app.command("search")(search)
 app.command("run")(run)
+app.command("plan")(plan)
+app.command("bench")(bench)
 app.command("paper")(paper)
 app.add_typer(recipes, name="recipes")
+
+
+def is_mine_to_say(error: LeanSurgeonError) -> bool:
+    """Whether this process says it. Under torchrun all processes end with what they agreed on, and the first says it
+    for all; a wrong flag or a missing file is said once on every machine; what befell one process it says itself.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        return True
+    if isinstance(error, UsageError):
+        return os.environ.get("LOCAL_RANK") == "0"
+    return not (error.agreed or isinstance(error, (Stopped, Interrupted, Diverged)))
 
 
 def main() -> None:
@@ -89,9 +118,11 @@ def main() -> None:
     except LeanSurgeonError as error:
         if os.environ.get("LEANSURGEON_DEBUG"):
             raise
-        print(f"leansurgeon: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"             {error.hint}", file=sys.stderr)
+        if is_mine_to_say(error):
+            rank = os.environ.get("RANK", "0")
+            print(f"leansurgeon: {f'process {rank}: ' if rank != '0' else ''}{error.message}", file=sys.stderr)
+            if error.hint:
+                print(f"             {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("leansurgeon: interrupted.", file=sys.stderr)

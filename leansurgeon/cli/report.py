@@ -18,6 +18,14 @@ def report(
     format: Annotated[str, typer.Option(help="table, markdown, csv, json or latex.")] = "table",
     wide: Annotated[bool, typer.Option("--wide", help="All columns, however wide.")] = False,
     kappa: Annotated[bool, typer.Option("--kappa", help="Conditioning, one row per layer.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a page with everything, to pass on.", show_default=False),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write charts as PNG and SVG (matplotlib).", show_default=False),
+    ] = None,
     workspace: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
@@ -29,8 +37,24 @@ def report(
     from leansurgeon.report.rows import sections
     from leansurgeon.report.table import render
 
+    if plots is not None:
+        from leansurgeon.report.plots import check
+
+        check(plots)
     found = collect(paths or [], workspace)
     for problem in found.problems:
         typer.echo(f"skipped: {problem}", err=True)
+    made = sections(found.entries)
     shown = "json" if json else format
-    typer.echo(render(sections(found.entries), shown, wide=wide, kappa=kappa, problems=found.problems))
+    text = render(made, shown, wide=wide, kappa=kappa, problems=found.problems)
+    if html is not None:
+        from leansurgeon.report.html_page import write
+
+        write(html, made, found)
+        typer.echo(f"Page: {html}", err=True)
+    if plots is not None:
+        from leansurgeon.report.plots import draw
+
+        for path in draw(plots, made, found):
+            typer.echo(f"Chart: {path}", err=True)
+    typer.echo(text)

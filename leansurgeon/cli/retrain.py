@@ -63,7 +63,8 @@ def retrain(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check recipe and model, print the resolved recipe and the plan, try one step, save nothing.",
+            help="Check recipe and model, print the resolved recipe and the plan, try one step (on made-up data where "
+            "the data is not there), save nothing.",
         ),
     ] = False,
 ) -> None:
@@ -93,14 +94,14 @@ def retrain(
         _say(f"Model {folder}, recipe {name}.")
     processes = gpus or cpu_processes or 1
     cpu = cpu_processes is not None
+    if gpus is not None and not (dry_run or launch.is_worker()):
+        launch.check_gpus(gpus)
     if dry_run or eval_only:
         from leansurgeon.training import preview
 
         show = preview.dry_run if dry_run else preview.evaluation
         show(settings, folder, processes, cpu=cpu, limit_batches=limit_batches, as_json=as_json, say=_say)
         return
-    if gpus is not None and not launch.is_worker():
-        launch.check_gpus(gpus)
     new = launch.agree(str(_run_folder(out, workspace, settings, folder, resume)), cpu=cpu)
     with sigterm_as_exception():
         summary = launch.train_on(

@@ -23,6 +23,12 @@ def run(
         int | None,
         typer.Option("--parallel", min=1, help="Trainings side by side. Default: one per core, or one on a GPU."),
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="GPUs for each training, one training at a time.")
+    ] = None,
+    cpu_processes: Annotated[
+        int | None, typer.Option("--cpu-processes", min=1, help="CPU processes (gloo) for each training instead.")
+    ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
     format: Annotated[str, typer.Option("--format", help="table, markdown, csv, json or latex.")] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -31,10 +37,19 @@ def run(
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment, report
     from leansurgeon.report.table import check_format
+    from leansurgeon.training import runfolder
     from leansurgeon.training.recipe import ExperimentRecipe
-    from leansurgeon.training.recipefile import load
+    from leansurgeon.training.recipefile import dump, load
 
     check_format(format)
+    if gpus is not None and cpu_processes is not None:
+        raise UsageError("--gpus and --cpu-processes exclude each other.")
+    processes = gpus or cpu_processes or 1
+    if processes > 1 and (parallel or 1) > 1:
+        raise UsageError(
+            f"{processes} processes for each training and --parallel {parallel} exclude each other.",
+            "Leave --parallel out: one training at a time has them all.",
+        )
     changes = list(sets or [])
     if seeds is not None:
         changes.append(f"seeds={seed_list(seeds)}")
@@ -45,7 +60,20 @@ def run(
         )
     if debug:
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
-    summaries = experiment.run(loaded, workspace, parallel=parallel, force=force, say=say)
+    if gpus is not None:
+        from leansurgeon.training.launch import check_gpus
+
+        check_gpus(gpus)
+    summaries = experiment.run(
+        loaded,
+        workspace,
+        parallel=parallel if processes == 1 else 1,
+        force=force,
+        say=say,
+        processes=processes,
+        cpu=cpu_processes is not None,
+    )
+    runfolder.write_text(workspace / loaded.name / runfolder.EXPERIMENT, dump(loaded))
     print(report.experiment_table(summaries, format="json" if as_json else format))
     say(
         f"\nRuns are in {workspace / loaded.name}; "

@@ -121,6 +121,7 @@ def shrink(
     rows = []
     if compare and record:
         rows = comparison.starts(opened, wanted, steps, data, found["compared"], say)
+        comparison.keep(folder, record, rows)
     if as_json:
         document = {
             "schema_version": 1,

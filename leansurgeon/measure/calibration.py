@@ -30,7 +30,7 @@ Batch = dict[str, Any]
 
 TOKENS = {"fit": 32_768, "guard": 8_192, "heldout": 16_384}  # of text, where windows are cut from it
 WINDOW = 512
-LINES = {"fit": 2_048, "guard": 512, "heldout": 512}  # sentences, for encoders that embed them one by one
+LINES = {"fit": 1_024, "guard": 256, "heldout": 512}  # sentences, for encoders that embed them one by one
 LINE_TOKENS = 128
 IMAGES = {"fit": 2_048, "guard": 512, "heldout": 2_048}
 LANGUAGE = ("causal-lm", "masked-lm")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leansurgeon.report import humans
-from leansurgeon.report.conditioning import Bound, LayerKappa
+from leansurgeon.report import glue, humans
+from leansurgeon.report.conditioning import MATRICES, Bound, LayerKappa
 from leansurgeon.report.humans import NONE, Spread
 from leansurgeon.report.rows import PARTS, SHAPE, Row, Section
 
@@ -71,7 +71,30 @@ def metric_columns(section: Section) -> list[Column]:
         column("metric", task.label, lambda r: r.metric),
         column("best", "best", lambda r: r.best),
         column("before", "before\ntraining", lambda r: r.before),
+        column("test", "test", lambda r: r.test),
+        column("test_last", "test\n(last)", lambda r: r.test_last),
     ]
+
+
+def glue_columns() -> list[Column]:
+    """The eight tasks of GLUE and their mean, or how many of them are there."""
+
+    def cell(score: Spread | None) -> str:
+        return NONE if score is None else f"{100 * score.mean:.1f}"  # spreads would not fit beside nine numbers
+
+    def task(key: str, name: str) -> Column:
+        def value(row: Row) -> Spread | None:
+            return (row.scores or {}).get(key)
+
+        return Column(key, name, lambda r: cell(value(r)), lambda r: mean(value(r)))
+
+    def average(row: Row) -> str:
+        found = glue.mean_of(row)
+        return cell(found) if found else f"{len(row.scores or {})} of {len(glue.NAMES)}"
+
+    name = Column("name", "model", lambda r: r.name, lambda r: r.name, left=True)
+    tasks = [task(key, shown) for key, shown in glue.NAMES.items()]
+    return [name, *tasks, Column("mean", "mean", average, lambda r: mean(glue.mean_of(r)))]
 
 
 def memory_column(section: Section) -> Column:
@@ -94,7 +117,9 @@ def kappa_column(key: str, head: str, pick: Callable[[Any], Bound | None]) -> Co
 
 
 def columns(section: Section, *, wide: bool = False, short: bool = False) -> list[Column]:
-    """The columns of a section: the nine of the default table, or all of them."""
+    """The columns of a section: those of the default table, or all of them."""
+    if section.kind == "glue":
+        return glue_columns()
     metric = metric_columns(section)
     parameters = [
         Column("parameters", "params", lambda r: humans.count(r.parameters, short=short), lambda r: r.parameters),
@@ -113,7 +138,8 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
     worst = kappa_column("kappa_worst", "kappa\nworst", lambda k: k.worst)
     if not wide:
         shape = shape_columns() if section.kind == "models" else [layers_heads_column()]
-        return [name_column(section), *shape, *metric[:1], *parameters, *cost, median, worst]
+        test = [column for column in metric if column.key == "test"]
+        return [name_column(section), *shape, *metric[:1], *test, *parameters, *cost, median, worst]
     return [
         name_column(section),
         Column("seeds", "seeds", lambda r: str(len(r.seeds) or NONE), lambda r: len(r.seeds)),
@@ -129,6 +155,8 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
         median,
         worst,
         *rank_columns(),
+        kappa_column("kappa_output", "kappa\nA W_o", lambda k: k.output),
+        kappa_column("kappa_jacobian", "kappa\nJacobian", lambda k: k.jacobian),
     ]
 
 
@@ -221,6 +249,28 @@ def layer_columns(section: Section) -> list[Column]:
         figure("stable_rank", "stable\nrank"),
         figure("effective_rank", "eff.\nrank"),
         figure("aspect", "h*d/N"),
+    ]
+
+
+def invariant_columns(section: Section) -> list[Column]:
+    """The columns of the second table of `report --kappa`: what a change of basis moves, and what it does not."""
+    name, layer, _, median, *_ = layer_columns(section)
+
+    def bound(key: str, head: str, pick: Callable[[LayerKappa], Bound | None]) -> Column:
+        return Column(key, head, lambda r: bound_cell(pick(r[1])), lambda r: exact(pick(r[1])))
+
+    def weight(key: str) -> Callable[[LayerKappa], Bound | None]:
+        return lambda found: (found.weights or {}).get(key)
+
+    return [
+        name,
+        layer,
+        Column(median.key, "A", median.cell, median.raw),
+        *[bound(f"kappa_w_{key}", f"W_{key}", weight(key)) for key in MATRICES],
+        bound("kappa_output", "A W_o", lambda found: found.output),
+        bound("kappa_jacobian", "Jaco-\nbian", lambda found: found.jacobian),
+        bound("kappa_vo", "W_o W_v", weight("vo")),
+        bound("kappa_qk", "W_q' W_k", weight("qk")),
     ]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
+from leansurgeon.measure.samples import HALF_CEILING
 from leansurgeon.report.humans import number, part, spread, text, whole
 
-# From here on a half-precision forward makes kappa look smaller than it is.
-HALF_CEILING = {"bfloat16": 1e3, "float16": 1e4}
+# Condition numbers of weights, by their keys in a summary: those of the matrices as they stand depend on the basis of
+# every head, those of the products do not.
+MATRICES, PRODUCTS = ("q", "k", "v", "o"), ("vo", "qk")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class LayerKappa:
-    """Conditioning of one layer, averaged over seeds; `layer` counts from 1, `rank` (of `k`) is the least of a seed."""
+    """Conditioning of one layer, averaged over seeds; `layer` counts from 1, `rank` (of `k`) is the least of a seed.
+
+    `output` (A W_o), `jacobian` and the products among `weights` are what a change of basis cannot move.
+    """
 
     layer: int
     mean: Bound | None
@@ -36,6 +41,9 @@ class LayerKappa:
     stable_rank: float | None
     effective_rank: float | None
     aspect: float | None
+    output: Bound | None = None
+    jacobian: Bound | None = None
+    weights: dict[str, Bound | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,16 @@ class Kappa:
         """The layer whose rank lacks most."""
         known = [layer for layer in self.layers if layer.rank is not None and layer.k is not None]
         return max(known, key=lambda layer: layer.k - layer.rank, default=None)
+
+    @property
+    def output(self) -> Bound | None:
+        """Median over layers of the kappa of A W_o."""
+        return _median_bound([layer.output for layer in self.layers])
+
+    @property
+    def jacobian(self) -> Bound | None:
+        """Median over layers of the bound on the kappa of the block's Jacobian."""
+        return _median_bound([layer.jacobian for layer in self.layers])
 
 
 def kappa_of(found: list[Any]) -> Kappa | None:
@@ -93,6 +111,9 @@ def kappa_of(found: list[Any]) -> Kappa | None:
             stable_rank=mean("stable_rank"),
             effective_rank=mean("effective_rank"),
             aspect=mean("aspect"),
+            output=over(lambda k: part(pick(k), "output"), "median", "median_lower_bound"),
+            jacobian=_jacobian([part(pick(k), "jacobian") for k in found]),
+            weights={key: _figure([part(pick(k), "weights", key) for k in found]) for key in (*MATRICES, *PRODUCTS)},
         )
 
     layers = tuple(layer(i) for i in range(len(found[0]["layers"])))
@@ -124,3 +145,38 @@ def _mean_bound(values: list[tuple[float | None, float | None]]) -> Bound | None
     if not known or any(v is None for v in known):
         return None
     return Bound(fmean(known), all(value is not None for value, _ in values))
+
+
+def _figure(found: list[Any]) -> Bound | None:
+    """A figure of the weights, which no forward pass has anything to do with."""
+    return _mean_bound([(number(part(f, "value")), number(part(f, "lower_bound"))) for f in found])
+
+
+def _jacobian(found: list[Any]) -> Bound | None:
+    merged = _mean_bound([(number(part(f, "at_least")), None) for f in found])
+    return Bound(merged.value, all(part(f, "exact") is True for f in found)) if merged else None
+
+
+def _median_bound(found: list[Bound | None]) -> Bound | None:
+    """Median over layers that have it (cross-attention has no Jacobian of one input); a bound where one of them is."""
+    known = [bound for bound in found if bound]
+    return Bound(median(b.value for b in known), all(b.exact for b in known)) if known else None
+
+
+def as_dict(kappa: Kappa | None) -> dict[str, Any] | None:
+    """Everything for a program; bounds become `{"value": null, "lower_bound": x}`."""
+    if kappa is None:
+        return None
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if not isinstance(value, Bound):
+            return value
+        return (
+            {"value": value.value, "lower_bound": None} if value.exact else {"value": None, "lower_bound": value.value}
+        )
+
+    out = {key: plain(value) for key, value in kappa.__dict__.items() if key != "layers"}
+    out |= {"output": plain(kappa.output), "jacobian": plain(kappa.jacobian)}
+    return out | {"layers": [{key: plain(value) for key, value in layer.__dict__.items()} for layer in kappa.layers]}

@@ -46,6 +46,9 @@ class Row:
     metric: Spread | None = None
     best: Spread | None = None
     before: Spread | None = None
+    test: Spread | None = None  # of the test split, by the weights that were best in validation
+    test_last: Spread | None = None
+    scores: dict[str, Spread] | None = None  # by GLUE task
     loss: Spread | None = None
     parameters: int | None = None
     reference_parameters: int | None = None
@@ -80,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """One table with what must be said about it. `kind` is "experiment", "runs" or "models"."""
+    """One table with what must be said about it. `kind` is "experiment", "runs", "models" or "glue"."""
 
     kind: str
     name: str
@@ -98,7 +101,10 @@ def sections(entries: Sequence[Entry]) -> list[Section]:
     for entry in sorted(entries, key=lambda e: -e.when):
         groups.setdefault(_group_key(entry), []).append(entry)
     made = [_section(key[0], group) for key, group in groups.items()]
-    return sorted(made, key=lambda s: s.kind == "models")
+    from leansurgeon.report import glue  # which makes its rows by this module
+
+    together = glue.section(entries)
+    return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
 
 
 def experiment_section(summaries: Iterable[dict]) -> list[Section]:
@@ -229,6 +235,8 @@ def make_row(name: str, role: str, entries: list[Entry], control_of: str | None 
         metric=over("final", "metric") or over("best", "metric"),
         best=over("best", "metric"),
         before=over("before", "metric"),
+        test=over("test", "best", "metric") or over("test", "last", "metric"),
+        test_last=over("test", "last", "metric"),
         loss=over("final", "loss"),
         parameters=whole(model.get("parameters")),
         reference_parameters=whole(_of_plan(surgery, "parameters_before")),

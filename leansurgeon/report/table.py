@@ -17,18 +17,21 @@ from leansurgeon.report.columns import (
     Column,
     bound_cell,
     columns,
+    invariant_columns,
     layer_columns,
     layer_rows,
     rank_columns,
     without_gaps,
 )
-from leansurgeon.report.conditioning import Bound, LayerKappa
+from leansurgeon.report.conditioning import as_dict
+from leansurgeon.report.glue import mean_of
 from leansurgeon.report.humans import NONE, plural
 from leansurgeon.report.rows import Row, Section, experiment_section
 from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts, warnings
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
 WIDTH = 80
+SHARED = ("name", "layer", "kappa_median")  # the first columns of the second table of `--kappa`
 SCHEMA_VERSION = 1
 LAYERS_SHOWN = 10
 SHORTEST_NAME = 10
@@ -85,6 +88,8 @@ def _terminal(section: Section, wide: bool, kappa: bool) -> str:
     rows, found = _chosen(section, wide, kappa)
     body = _grid(rows, found) if wide else _fitted(section, rows, found, kappa)
     blocks = [_wrapped(title(section)), body]
+    if kappa and not wide:
+        blocks.append(_invariants(section))
     if not kappa and not wide:
         blocks.append(_layers_table(section))
     if not kappa:
@@ -132,6 +137,12 @@ def _run_names_down(cells: list[list[str]], width: int | None, together: bool) -
         start = end
 
 
+def _invariants(section: Section) -> str:
+    """The second table of `--kappa`: what depends on the basis of the heads beside what does not."""
+    rows, found = layer_rows(section), without_gaps(invariant_columns(section), layer_rows(section))
+    return _fitted(section, rows, found, True) if len(found) > len(SHARED) else ""
+
+
 def _plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     """Cells in columns, two blanks between them; the first `left` columns are flush left."""
     align = ["left"] * left + ["right"] * (len(lines[0]) - left)
@@ -141,8 +152,8 @@ def _plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
 
 def _chosen(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], list[Column]]:
     if kappa:
-        rows = layer_rows(section)
-        return rows, without_gaps(layer_columns(section), rows)
+        rows, extra = layer_rows(section), invariant_columns(section)[len(SHARED) :] if wide else []
+        return rows, without_gaps([*layer_columns(section), *extra], rows)
     return section.rows, without_gaps(columns(section, wide=wide), section.rows)
 
 
@@ -173,14 +184,14 @@ def _layers_table(section: Section) -> str:
 def _markup(rows: Sequence[Any], found: Sequence[Column], style: str) -> str:
     return tabulate(
         [[column.cell(row) for column in found] for row in rows],
-        headers=[_one_line(column.head) for column in found],
+        headers=[one_line(column.head) for column in found],
         tablefmt=style,
         disable_numparse=True,
         colalign=["left" if column.left else "right" for column in found],
     )
 
 
-def _one_line(head: str) -> str:
+def one_line(head: str) -> str:
     return head.replace("-\n", "-").replace("/\n", "/").replace("\n", " ")
 
 
@@ -206,7 +217,7 @@ def _wrapped(line: str, hang: int = 0) -> str:
 
 def title(section: Section) -> str:
     """`digits-vit: digits, 360 evaluation samples, 3 seeds, cpu, fp32`."""
-    if section.kind == "models":
+    if section.kind in ("models", "glue"):
         return section.name
     task = section.task
     said = [task.name] if section.kind == "experiment" and task.name != section.name else []
@@ -232,6 +243,8 @@ def notes(section: Section, kappa: bool = False) -> list[str]:
         begin = "± is the standard deviation over seeds; the" if many else "The"
         better = "" if section.task.higher_is_better else ", lower is better"
         found.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
+    if not kappa and any(r.test for r in rows):
+        found.append("test: the published test split, read once, with the weights that were best in validation.")
     if not kappa and any(v.standard_error for v in verdicts(section)):
         size = (
             "the seeds and the size of the test set"
@@ -251,6 +264,12 @@ def notes(section: Section, kappa: bool = False) -> list[str]:
             f"kappa: input of the output projection, per sample ({first.samples}), real tokens, {dtype} forward, "
             f"fp64 spectrum{averaged}."
         )
+        if kappa and any(k.output for k in with_kappa):
+            found.append(
+                "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model "
+                "computes. A W_o, the block's Jacobian (≥: a lower bound by probes) and, over heads, W_o W_v and "
+                "W_q' W_k do not."
+            )
         lost = sum(k.deficient for k in with_kappa)
         if lost:
             found.append(
@@ -303,7 +322,7 @@ def _csv(found: Sequence[Section], kappa: bool) -> str:
     """All columns of all sections in one file, numbers as they are, one header."""
     tables = []
     for section in found:
-        chosen = layer_columns(section) if kappa else columns(section, wide=True)
+        chosen = _chosen(section, True, kappa)[1]
         task = section.task
         start = {"section": section.name, "task": task and task.name, "metric_name": task and task.metric}
         for row in layer_rows(section) if kappa else section.rows:
@@ -346,7 +365,7 @@ def document(found: Sequence[Section], problems: Sequence[str] = ()) -> dict[str
 def row_dict(row: Row) -> dict[str, Any]:
     """One row for a program; shapes as in the table, kappa with every layer."""
     out: dict[str, Any] = {"name": row.name, "role": row.role, "control_of": row.control_of, "seeds": list(row.seeds)}
-    for key in ("metric", "best", "before", "loss", "memory", "step_ms", "throughput", "seconds"):
+    for key in ("metric", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds"):
         value = getattr(row, key)
         out[key] = value.as_dict() if value else None
     known = row.parameters and row.reference_parameters
@@ -364,25 +383,8 @@ def row_dict(row: Row) -> dict[str, Any]:
         "epochs": row.epochs,
         "inherited_epochs": row.inherited,
         "seeds_still_improving": row.still_falling,
-        "kappa": kappa_dict(row),
+        "kappa": as_dict(row.kappa),
         "paths": list(row.paths),
+        "scores": row.scores and {task: score.as_dict() for task, score in row.scores.items()},
+        "mean_of_scores": mean_of(row).mean if mean_of(row) else None,
     }
-
-
-def kappa_dict(row: Row) -> dict[str, Any] | None:
-    """Bounds become `{"value": null, "lower_bound": x}`."""
-    if row.kappa is None:
-        return None
-
-    def plain(value: Any) -> Any:
-        if not isinstance(value, Bound):
-            return value
-        return (
-            {"value": value.value, "lower_bound": None} if value.exact else {"value": None, "lower_bound": value.value}
-        )
-
-    def layer(found: LayerKappa) -> dict[str, Any]:
-        return {key: plain(value) for key, value in found.__dict__.items()}
-
-    out = {key: plain(value) for key, value in row.kappa.__dict__.items() if key != "layers"}
-    return out | {"layers": [layer(found) for found in row.kappa.layers]}

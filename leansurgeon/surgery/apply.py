@@ -255,7 +255,11 @@ class LayerIndex:
 
     @property
     def strength(self) -> np.ndarray:
-        """One number a head. Where the layers of a stage must keep the same heads, the sum over those that are kept."""
+        """One number a head: as measured, else by weight. Where the layers of a stage must keep the same heads, the sum
+        over those that are kept.
+        """
+        if (measured := self.t.plan.strength.get((self.layer, self.group))) is not None:
+            return measured
         if not self.t.source.architecture.blocks(self.stage).in_step(self.group):
             return heads.strength(self.matrix("o", "q", last=True), self.before.heads)
         if (self.stage, self.group) not in self.t.strengths:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
+from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan import target_specs
 
 Array = np.ndarray
-ATTENTION_ROLES = ("q", "k", "v", "qk", "qkv")
 # Families whose q, k and v play other parts than in `softmax(q k) v` over tokens.
 OTHERWISE = {
     "timm_xcit": "attends between channels, not between tokens, so the columns of a head's values are not independent",
@@ -215,47 +215,6 @@ def unpack_arrays(tensors: Mapping[str, Array], source: Source, specs: list[Tens
 def within_block(spec: TensorSpec, architecture: Architecture) -> str:
     """A tensor's name without its block's."""
     return spec.name.split(architecture.blocks(spec.stage).layer.format(i=spec.index), 1)[1]
-
-
-def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> dict[str, Array] | None:
-    """The canonical fields that one tensor of a file holds; None where it holds none (a norm)."""
-    end = "" if len(spec.axes) > 1 else "_bias"
-    if spec.role in ATTENTION_ROLES:
-        return {x + end: piece for x, piece in zip(spec.role, by_head(spec, values, stage), strict=True)}
-    if spec.role == "o":
-        if end:
-            return {"o_bias": values}
-        by_width = np.moveaxis(values, spec.axes.index("width"), 0)
-        return {"o": by_width.reshape(-1, stage.heads, stage.head_dim)}
-    if spec.role in ("up", "gate"):
-        units = np.moveaxis(values, outer_axis(spec), 0)
-        parts = units.reshape(-1, stage.mlp_dim, *units.shape[1:])
-        keys = ("gate", "up") if len(parts) == 2 else (spec.role,)
-        return {key + end: part for key, part in zip(keys, parts, strict=True)}
-    if spec.role == "down":
-        return {"down_bias": values} if end else {"down": np.moveaxis(values, spec.axes.index("width"), 0)}
-    return None
-
-
-def outer_axis(spec: TensorSpec) -> int:
-    """The axis along which heads or units lie."""
-    return next(i for i, axis in enumerate(spec.axes) if axis != "width")
-
-
-def by_head(spec: TensorSpec, values: Array, stage: Stage) -> list[Array]:
-    """A tensor as one array `(heads, head_dim, ...)` for every letter of its role."""
-    at = outer_axis(spec)
-    rows = np.moveaxis(values, at, 0)
-    if spec.axes[at] == "heads*qkv":
-        each = rows.reshape(stage.heads, 3, stage.head_dim, *rows.shape[1:])
-        return [each[:, i] for i in range(3)]
-    found, start = [], 0
-    for part in spec.axes[at].split("+"):
-        heads = {"q": stage.heads, "kv": stage.kv_heads}[part]
-        end = start + heads * stage.head_dim
-        found.append(rows[start:end].reshape(heads, stage.head_dim, *rows.shape[1:]))
-        start = end
-    return found
 
 
 # -- and back --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ best    the plan at hand
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -77,6 +78,14 @@ def scored(steps: Plan, source: Source, calibration: Calibration) -> dict[str, A
             kind="causal-lm" if causal else "plain",
         )
     return proof["compared"]
+
+
+def keep(folder: Path, record: dict[str, Any], starts: list[Start]) -> None:
+    """Add the starting points to the surgery.json of a written result, for the report of its training."""
+    found = record | {"starts": {start.name: start.compared for start in starts}}
+    aside = folder / ".surgery.json.tmp"
+    aside.write_text(json.dumps(found, indent=2) + "\n")
+    aside.replace(folder / "surgery.json")
 
 
 def table(starts: list[Start], calibration: Calibration) -> str:

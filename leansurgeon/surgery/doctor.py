@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
+from leansurgeon.architectures.match import match
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.reload_check import example
 from leansurgeon.checkpoints.source import Source, open_source
@@ -58,7 +59,7 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
             source = open_source(str(work / "source"))
         arch = architecture or source.architecture
         try:
-            specs = tuple(arch.match(source.config, source.weights.shapes))
+            specs = match(arch, source.config, source.weights.shapes)
         except LeanSurgeonError as error:
             return [Check("roles", False, error.message)]
         patient = Patient(replace(source, architecture=arch, specs=specs), work)

@@ -53,7 +53,9 @@ def make(student: Student, site: Site, kept: int) -> dict[str, Any]:
         given, record["split"] = split(student, work, kept, site.layer)
     elif after.heads < before.heads and after.head_dim == before.head_dim:
         shared = 1 if before.kv_heads == before.heads else before.kv_heads
-        found, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down)
+        fixed = student.measured_heads(kept)
+        shared = shared if fixed is None else 1
+        found, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
         block.add_to(o, *halves(found.change, o))
         record["heads"] = note | {"kept": found.kept}
         solved.append((o, found.kept, before.head_dim))
@@ -99,16 +101,24 @@ def halves(change: Tensor, module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def trim(
-    work: Site, module: nn.Module, group: int, keep: int, shared: int, freeze: nn.Module | None = None
+    work: Site,
+    module: nn.Module,
+    group: int,
+    keep: int,
+    shared: int,
+    freeze: nn.Module | None = None,
+    fixed: list[int] | None = None,
 ) -> tuple[trim_units.Trimmed, dict[str, Any]]:
-    """The best of several ridges by the guard, with the remaining columns re-solved or left as they are."""
+    """The best of several ridges by the guard, with the remaining columns re-solved or left as they are. `fixed` are the
+    groups that stay, where they are chosen already.
+    """
     scale = block.reach(module, work.first, freeze=freeze)
     sums = [moments(work, part, module, scale) for part in (work.fit, work.guard)]
     old = block.weight_of(module).double()
     tried: list[tuple[float, float, bool, trim_units.Trimmed]] = []
     for ridge in RIDGES:
         found = trim_units.trim(
-            sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared, worth=sums[0].worth
+            sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared, worth=sums[0].worth, fixed=fixed
         )
         tried.append((sums[1].error(found.change), ridge, True, found))
         plain = torch.zeros_like(found.change)

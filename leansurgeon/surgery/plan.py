@@ -7,12 +7,16 @@ surgery.json.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from leansurgeon.architectures.base import Architecture, TensorSpec, sizes_of
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.flops import Flops, closed_form
 from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
 from leansurgeon.surgery import drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.class_attention import follow
@@ -44,7 +48,13 @@ class Plan:
     parameters_before: ParameterCount
     parameters_after: ParameterCount
     saved_by: dict[str, int]
+    # Of one forward pass; None for families without a closed form.
+    flops_before: Flops | None = None
+    flops_after: Flops | None = None
+    flops_saved_by: dict[str, int] | None = None
     class_attention: bool = False
+    # Measured importance of the heads of (layer, attention of the layer), where that chooses the heads that stay.
+    strength: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def exactness(self) -> str:
@@ -71,6 +81,9 @@ class Plan:
             "parameters_before": self.parameters_before.as_dict(),
             "parameters_after": self.parameters_after.as_dict(),
             "saved_by": self.saved_by,
+            "flops_before": self.flops_before and self.flops_before.as_dict(),
+            "flops_after": self.flops_after and self.flops_after.as_dict(),
+            "flops_saved_by": self.flops_saved_by,
         }
 
 
@@ -102,7 +115,9 @@ def plan(
     choice = layers or drop_layers.without_data(before, after, method, source.architecture.period)
     refuse_moved_layers(source, init, choice.kept)
     refuse_new_output(source, init)
-    counts = counts_along(source, target)
+    shapes = shapes_along(source, target)
+    counts = [count(source, target.architecture, shape) for shape in shapes]
+    flops = [flops_of(source, target.architecture, shape) for shape in shapes]
     return Plan(
         source=source.name,
         before=before,
@@ -119,9 +134,10 @@ def plan(
         operators=operators(source, target, init, choice, method, calibrated),
         parameters_before=counts[0],
         parameters_after=counts[-1],
-        saved_by={
-            part: a.total - b.total for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)
-        },
+        saved_by=saved_along(counts),
+        flops_before=flops[0],
+        flops_after=flops[-1],
+        flops_saved_by=saved_along(flops) if None not in flops else None,
     )
 
 
@@ -259,19 +275,30 @@ def check_children(source: Source) -> None:
         raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
 
 
-def counts_along(source: Source, target: Target) -> list[ParameterCount]:
-    """Parameters before, after cutting depth, after changing heads, after changing the MLP.
+def shapes_along(source: Source, target: Target) -> list[Shape]:
+    """The shape before, after cutting depth, after changing heads, after changing the MLP.
 
     The order matters for what each step is credited with: depth first, then heads on the layers that are left, then the
     MLP.
     """
     now, want = source.shape, target.shape
-    shapes = [now]
     stages = list(zip(now.stages, want.stages, strict=True))
-    shapes.append(Shape(tuple(replace(a, depth=b.depth) for a, b in stages)))
-    shapes.append(Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages)))
-    shapes.append(want)
-    return [count(source, target.architecture, shape) for shape in shapes]
+    return [
+        now,
+        Shape(tuple(replace(a, depth=b.depth) for a, b in stages)),
+        Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages)),
+        want,
+    ]
+
+
+def saved_along(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
+    """What each step of `shapes_along` saves; negative where it adds."""
+    return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}
+
+
+def flops_of(source: Source, architecture: Architecture, shape: Shape) -> Flops | None:
+    """Forward operations of one sample at another shape, in closed form; None where there is none."""
+    return closed_form(target_specs(source, architecture, shape), shape, as_family(source, architecture), architecture)
 
 
 def count(source: Source, architecture: Architecture, shape: Shape) -> ParameterCount:

@@ -95,8 +95,15 @@ class Student:
     def choose_heads(self, layer: int, kept: np.ndarray, before: Stage) -> None:
         """Let a source layer keep these heads, instead of those that the weights alone suggest."""
         index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "o"))
-        values = kept.copy() if before.kv_heads == before.heads else np.arange(before.kv_heads)
+        values = np.unique(kept // (before.heads // before.kv_heads))  # the groups that keep any
         vars(index)["head_maps"] = (kept, values)
+
+    def measured_heads(self, layer: int) -> list[int] | None:
+        """The heads that a source layer keeps by measured importance; None where the plan leaves them open."""
+        spec = next(s for s in self.bench.source.specs if s.layer == layer and s.role == "o")
+        if (layer, spec.group) not in self.bench.plan.strength:
+            return None
+        return self.transfer.index(spec).head_maps[0].tolist()
 
     def choose_units(self, layer: int, kept: np.ndarray) -> None:
         index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "down"))
@@ -116,8 +123,8 @@ class Student:
             self.cut |= cut
             outputs = self.heal(layer, kept, cut, near, teacher)
         self.faithful = outputs is teacher
-        for part, stream in self.streams.items():
-            stream.advance(list(outputs[part]))
+        for part, hidden in outputs.items():
+            self.streams[part].advance(list(hidden))
         self.at += 1
 
     def heal(self, layer: int, kept: int, cut: bool, near: bool, teacher: dict) -> dict:
@@ -151,9 +158,10 @@ class Student:
 
             with torch.enable_grad():
                 decided["fit"] = local_fit.fit_block(site, options.fit)
-        outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items()}
-        for part in PARTS:
-            check_finite(outputs[part], f"behind new layer {self.at}")
+        last = self.at + 1 == len(self.kept)  # behind it only the guard is looked at
+        outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items() if part == "guard" or not last}
+        for part, found in outputs.items():
+            check_finite(found, f"behind new layer {self.at}")
         self.keep_changes(plain)
         skeleton.empty(self.at)
         if cut or near or healed:

@@ -34,6 +34,9 @@ def plan_table(plan: Plan) -> str:
     ):
         a, b = getattr(old, key), getattr(new, key)
         rows.append([f"parameters, {label}", f"{a:,}", f"{b:,}", change(a, b)])
+    a, b = plan.flops_before, plan.flops_after
+    if a and b:
+        rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])
     table = tabulate(
         rows,
         headers=[plan.source, "before", "after", "change"],
@@ -51,6 +54,11 @@ def plan_table(plan: Plan) -> str:
     if not plan.operators:
         lines.append("- nothing to do: the shape is the source's own")
     return "\n".join(lines)
+
+
+def giga(value: int) -> str:
+    """Billions: `35.1`, `0.0105`."""
+    return f"{value / 1e9:,.1f}" if value >= 1e10 else f"{value / 1e9:.3g}"
 
 
 def change(before: int, after: int) -> str:

@@ -14,6 +14,7 @@ Letters: I inputs, O outputs, S inputs of one group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +44,14 @@ def trim(
     shared: int = 1,
     rounds: int = ROUNDS,
     worth: Tensor | None = None,
+    fixed: Sequence[int] | None = None,
 ) -> Trimmed:
     """Keep `keep` of the groups of `group` neighbouring inputs each.
 
     `gram` (I [+ 1], I [+ 1]) and `change` (I [+ 1], O) are those of the refit with all inputs, `old` (O, I) is the
     present weight. `shared` is the number of equal sections of which each keeps the same number (kv heads); an input
     beyond the last group (the constant) always stays. `worth` (O,) is what the squared error of an output counts.
+    `fixed` names the groups that stay, where they are chosen already (`shared` is 1 then).
     """
     inputs = old.shape[1]
     groups = inputs // group
@@ -66,6 +69,8 @@ def trim(
     while to_go:
         scores = group_costs(inverse, weight, group, groups, worth)
         scores[~alive] = torch.inf
+        if fixed is not None:
+            scores[list(fixed)] = torch.inf
         batch = max(1, min(to_go, -(-(groups - keep) // rounds)))
         going: list[int] = []
         for g in torch.argsort(scores, stable=True).tolist():

@@ -27,6 +27,7 @@ class Wanted:
     mlp_ratio: float | str | None = None
     init: str = "transfer"
     class_attention: bool = False  # whether class attention follows the heads of the blocks
+    whole_groups: bool = False  # grouped attention changes by whole key/value groups, instead of heads within each
 
     def check(self) -> None:
         """Refuse typing mistakes before a source is opened or fetched. Raises `UsageError`."""
@@ -108,7 +109,7 @@ def resolve(source: Source, wanted: Wanted) -> Target:
     policy, why = choose_policy(source, wanted.head_dim)
     new_stages = []
     for stage, depth, h, m in zip(stages, layers, heads, mlp, strict=True):
-        kv = key_value_heads(stage, h, arch)
+        kv = key_value_heads(stage, h, wanted.whole_groups)
         head_dim = new_head_dim(stage, h, policy, arch)
         new_stages.append(replace(stage, depth=depth, heads=h, head_dim=head_dim, kv_heads=kv, mlp_dim=m))
     shape = Shape(tuple(new_stages))
@@ -178,10 +179,14 @@ def new_head_dim(stage: Stage, heads: int, policy: str, arch: Architecture) -> i
     return head_dim
 
 
-def key_value_heads(stage: Stage, heads: int, arch: Architecture) -> int:
-    """Plain attention: as many as heads. Grouped: as before, so the key/value cache does not grow."""
+def key_value_heads(stage: Stage, heads: int, whole_groups: bool = False) -> int:
+    """Plain attention: as many as heads. Grouped: as before, so the key/value cache does not grow; or with
+    `whole_groups` as many heads a group as before.
+    """
     if stage.kv_heads == stage.heads:
         return heads
+    if whole_groups and (heads * stage.kv_heads) % stage.heads == 0:
+        return heads * stage.kv_heads // stage.heads
     if heads % stage.kv_heads:
         near = nearest_divisible(heads, stage.kv_heads)
         raise UsageError(

@@ -127,6 +127,11 @@ class Task(ABC):
         split = self._checked(split)
         return int(self._info["sizes"][split])
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits: "train", "eval", and "test" where a third one is published to be read at the end only."""
+        return tuple(self._info.get("sizes", SPLITS))
+
     def metric_value(self, sums: Sums) -> dict[str, float]:
         """All metrics of a whole split by name, the one under `metric.key` among them, from the sums of its scores."""
         return {self.metric.key: sums.metric_sum / max(sums.metric_count, 1)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, chance, corpus, text_files, vocab
+from leansurgeon.tasks import base, chance, corpus, masking, text_files, vocab
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -106,12 +107,18 @@ class CausalLM(base.Task):
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
         import torch
 
-        input_ids = torch.from_numpy(self._windows(split, np.asarray(indices), seed, epoch))
-        return {"input_ids": input_ids, "labels": input_ids.clone()}
+        tokens_BT = self._windows(split, np.asarray(indices), seed, epoch)
+        both = np.empty((2, *tokens_BT.shape), dtype=np.int64)
+        both[:] = tokens_BT
+        input_ids, labels = torch.from_numpy(both)
+        return {"input_ids": input_ids, "labels": labels}
 
     def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
         """Token t is scored against the logits of position t - 1; the first token of a window is not scored."""
-        return base.token_score(logits[:, :-1], batch["labels"][:, 1:], label_smoothing)
+        from torch.nn import functional as F
+
+        # Labels are moved and not logits: a part of those would be copied, and they are as wide as the vocabulary.
+        return base.token_score(logits, F.pad(batch["labels"][:, 1:], (0, 1), value=base.IGNORED), label_smoothing)
 
     def metric_value(self, sums: base.Sums) -> dict[str, float]:
         """Perplexity from the mean negative log-likelihood of a token (nats); infinite where a float cannot hold it."""
@@ -144,16 +151,25 @@ class CausalLM(base.Task):
         }
 
     def _windows(self, split: str, indices_B: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """(B, seq_len) int64 tokens. Raises IndexError for an index that the split does not have."""
+        """(B, seq_len) tokens in the type that they are stored in. Raises IndexError for an index that the split does
+        not have.
+        """
         indices_B, width = self._indices(split, indices_B), self.options.seq_len
         offset = 0
         if split == "train" and self.options.random_windows:
-            offset = int(chance.integers(seed, epoch, np.zeros(1, dtype=np.int64), 1, 0, width, stream=_OFFSET)[0, 0])
-        starts_B = offset + indices_B * width
-        return self._array(split)[starts_B[:, None] + np.arange(width)].astype(np.int64)
+            offset = _offset(seed, epoch, width)
+        # All windows of an epoch as rows of one view of the file, of which whole rows are copied.
+        windows = self._array(split)[offset : offset + self.size(split) * width].reshape(-1, width)
+        return np.take(windows, indices_B, axis=0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_tokenizer": None}
+
+
+@lru_cache(maxsize=4)
+def _offset(seed: int, epoch: int, width: int) -> int:
+    """Where the windows of a training epoch start."""
+    return int(chance.integers(seed, epoch, np.zeros(1, dtype=np.int64), 1, 0, width, stream=_OFFSET)[0, 0])
 
 
 class MaskedLM(CausalLM):
@@ -161,7 +177,8 @@ class MaskedLM(CausalLM):
     another token, 10 % stay.
 
     Windows hold text only, without [CLS] and [SEP], as in Crammed BERT. The choice follows from (seed, epoch, index);
-    in evaluation it is always the same.
+    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`masking.padded_places`), so that
+    a model may predict there and nowhere else.
     """
 
     name = "masked-lm"
@@ -176,7 +193,8 @@ class MaskedLM(CausalLM):
                 "Task 'masked-lm' needs a tokenizer with a mask token, and the model's has none.",
                 "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece.",
             )
-        self._mask_id, self._special = tokenizer.mask_token_id, np.array(tokenizer.all_special_ids)
+        self._mask_id, self._special = tokenizer.mask_token_id, np.zeros(len(tokenizer), dtype=bool)
+        self._special[tokenizer.all_special_ids] = True
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
         import torch
@@ -185,22 +203,11 @@ class MaskedLM(CausalLM):
         tokens_BT = self._windows(split, indices, seed, epoch)
         if split != "train":
             seed, epoch = _EVAL_SEED, 0
-        share = self.options.mask_prob
-        draws_BT = chance.uniform(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
-        chosen_BT = draws_BT < share
-        for special in self._special:
-            chosen_BT &= tokens_BT != special
-        # Of the chosen N, the same draws say what becomes of them: divided by the share they are uniform again, and so
-        # is what stands behind their first 20 bits.
-        chosen_N = np.flatnonzero(chosen_BT)
-        fate_N = draws_BT.reshape(-1)[chosen_N] / share
-        hidden_BT, labels_BT = tokens_BT.copy(), np.full_like(tokens_BT, base.IGNORED)
-        labels_BT.reshape(-1)[chosen_N] = tokens_BT.reshape(-1)[chosen_N]
-        hidden_BT.reshape(-1)[chosen_N[fate_N < 0.8]] = self._mask_id
-        other = fate_N >= 0.9
-        any_token = (np.modf(fate_N[other] * 2.0**20)[0] * self._info["vocab"]).astype(np.int64)
-        hidden_BT.reshape(-1)[chosen_N[other]] = any_token
-        return {"input_ids": torch.from_numpy(hidden_BT), "labels": torch.from_numpy(labels_BT)}
+        draws_BT = chance.words(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
+        share, size = self.options.mask_prob, self._info["vocab"]
+        hidden = masking.hide(tokens_BT, draws_BT, share, self._mask_id, self._special, size)
+        names = ("input_ids", "labels", "_places")
+        return {name: torch.from_numpy(array) for name, array in zip(names, hidden, strict=True)}
 
     def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
         return base.token_score(logits, batch["labels"], label_smoothing)

@@ -12,6 +12,22 @@ from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
 
 
+class LostOthers(LeanSurgeonError):
+    """Another process of this training is gone, and said why, or could not."""
+
+    agreed = True
+
+
+def lost_others(error: BaseException) -> LostOthers | None:
+    """The sentence for what gloo or NCCL raise in the processes that are left; None for any other error."""
+    text = str(error)
+    parted = ("onnection closed", "onnection reset", "Broken pipe", "remote process exited", "ncclRemoteError")
+    backend = type(error).__name__ in ("DistBackendError", "DistNetworkError") or "gloo" in text
+    if not isinstance(error, RuntimeError) or not backend or not any(word in text for word in parted):
+        return None
+    return LostOthers("Another process of this training has ended.", "--resume auto goes on from the last checkpoint.")
+
+
 class Council:
     """The processes of one training. Every method must be called by all of them, in the same order."""
 
@@ -83,4 +99,6 @@ def _told(error: Exception) -> tuple[str, str, str | None]:
 
 
 def _raised(kind: str, message: str, hint: str | None) -> LeanSurgeonError:
-    return getattr(errors, kind, LeanSurgeonError)(message, hint)
+    error = getattr(errors, kind, LeanSurgeonError)(message, hint)
+    error.agreed = True
+    return error

@@ -11,7 +11,7 @@ Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from leansurgeon.errors import UsageError
+from leansurgeon.training import sparse
 
 if TYPE_CHECKING:
     from leansurgeon.tasks import Score, Task
@@ -44,17 +45,15 @@ class Distillation:
             of_teacher = blocks(self.teacher)
             self._teacher_states = [_Tap(of_teacher[index]) for index in wanted]
 
-    def score(
-        self, forward: Callable[[Batch], torch.Tensor], task_score: Callable[[torch.Tensor, Batch], Score], batch: Batch
-    ) -> Score:
-        """The task's score of the student with the teacher's terms added to `loss_sum`; metrics stay as they are."""
-        logits = forward(batch)
-        score = task_score(logits, batch)
+    def added(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
+        """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
+        just computed `logits` of this batch.
+        """
         with torch.no_grad():
-            taught = self.teacher.forward(batch)
+            taught = sparse.forward(self.teacher, batch)
         loss = score.loss_sum
         if self.settings.logits:
-            loss = loss + self.settings.logits * self._of_logits(logits, taught, batch["labels"])
+            loss = loss + self.settings.logits * self._of_logits(logits, taught, sparse.scored(batch)["labels"])
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
         return score._replace(loss_sum=loss)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
 
+    from leansurgeon.training.settings import Train
+
 # Set by `accelerate launch --cpu` and by a wish for one device: they choose where, not what is computed.
 _HARMLESS = ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_LEVEL")
 _COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
@@ -32,11 +34,15 @@ def start(*, cpu: bool = False, say: Callable[[str], None] = lambda text: None) 
     Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables of Accelerate that
     would change the computation are set aside while it starts, and named to `say`.
     """
+    import torch
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
 
+    wanted = int(os.environ.get("WORLD_SIZE", "1"))
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    # Without a word Accelerate would let every process that torchrun starts on a machine without GPUs train alone.
+    cpu = cpu or (wanted > 1 and not torch.accelerator.is_available())
     # Accelerate keeps its state for the life of the process; a second training with another precision starts anew.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -51,6 +57,8 @@ def start(*, cpu: bool = False, say: Callable[[str], None] = lambda text: None) 
                 InitProcessGroupKwargs(timeout=_COLLECTIVE_TIMEOUT),
             ],
         )
+    if accelerator.num_processes != wanted:
+        raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
     if ignored and accelerator.is_main_process:
         say(f"Ignored: {', '.join(ignored)} in the environment; the recipe decides.")
     return accelerator
@@ -65,6 +73,26 @@ def _without_overrides() -> Iterator[list[str]]:
         yield sorted(key for key, value in saved.items() if value.lower() not in ("", "no", "false", "0"))
     finally:
         os.environ.update(saved)
+
+
+def check_parallel(train: Train, processes: int, say: Callable[[str], None]) -> bool:
+    """Whether the processes share the weights (FSDP2). Raises `UsageError` for what does not go together with it."""
+    if train.parallel != "fsdp2":
+        return False
+    if processes == 1:
+        say("train.parallel fsdp2 shares the weights among processes, and there is one: it changes nothing.")
+        return False
+    if train.precision == "fp16":
+        raise UsageError(
+            "fp16 scales its losses, and fsdp2 would let every process scale by itself.",
+            "Use --set train.precision=bf16, or train.parallel=ddp.",
+        )
+    if train.optim.name == "lamb":
+        raise UsageError(
+            "lamb needs the norm of every whole weight, and with fsdp2 a process has only a part of it.",
+            "Use --set train.optim.name=adamw, or train.parallel=ddp.",
+        )
+    return True
 
 
 def wrap(accelerator: Accelerator, module: nn.Module) -> nn.Module:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.tasks.base import Sums
-from leansurgeon.training import order
-from leansurgeon.training.feed import to_device
+from leansurgeon.training import feed, order, shards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,13 +40,16 @@ def evaluate(
     *,
     batch: int,
     check: Callable[[], None] = lambda: None,
+    workers: int = 0,
+    split: str = "eval",
 ) -> Evaluation:
-    """Mean loss and metric over the whole evaluation split, in evaluation mode and without gradients.
+    """Mean loss and metric over the whole of `split`, in evaluation mode and without gradients.
 
     `scored` maps a batch to the task's `Score`; it must be the module itself and not its DDP wrapper, since one process
-    may have a batch more than another. `check` is called before every batch and may raise. Sums are kept on the device
-    in fp64 and read once. Raises `LeanSurgeonError` when the samples seen are not the samples that exist, and
-    `Diverged` for a loss that is no number.
+    may have a batch more than another. Where processes share the weights (FSDP2), the others go along with that batch
+    and count nothing. `check` is called before every batch and may raise; `workers` processes make batches ahead. Sums
+    are kept on the device in fp64 and read once. Raises `LeanSurgeonError` when the samples seen are not the samples
+    that exist, and `Diverged` for a loss that is no number.
     """
     import torch
 
@@ -54,27 +57,33 @@ def evaluate(
     kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
     extra = None  # of `Score`: a vector of the task's own
-    size, processes = task.size("eval"), accelerator.num_processes
+    size, processes = task.size(split), accelerator.num_processes
     hands = order.eval_batches(size, batch, processes, accelerator.process_index)
+    turns = math.ceil(math.ceil(size / batch) / processes)
+    idle = order.eval_batches(1, 1, 1, 0) if shards.are_in(scored) else []
+    rows = [(0, row) for row in [*hands, *idle][:turns]]
     training = scored.training
     scored.eval()
     try:
-        with torch.no_grad():
-            for turn in range(math.ceil(math.ceil(size / batch) / processes)):
+        with torch.no_grad(), closing(feed.made(task, split, rows, seed=0, workers=workers)) as batches:
+            for turn in range(turns):
                 check()  # as often on every process: one may have a batch less than another
-                if turn == len(hands):
+                if turn == len(rows):
                     break
-                inputs = to_device(task.batch("eval", hands[turn], seed=0, epoch=0), device)
+                inputs = feed.to_device(next(batches), device)
                 score = scored(inputs)
+                if turn >= len(hands):
+                    break
                 totals[:4] += torch.stack([part.to(kind) for part in score[:4]])
                 if score.extra is not None:
                     extra = score.extra.to(kind) if extra is None else extra + score.extra.to(kind)
                 totals[4] += inputs["labels"].shape[0]
     finally:
         scored.train(training)
+        shards.give_back(scored)
     *sums, samples = all_reduced(totals, accelerator).tolist()
     loss_sum, loss_count, _, metric_count = sums
-    _check_count(task, int(samples), metric_count, loss_count)
+    _check_count(task, size, int(samples), metric_count, loss_count)
     if not math.isfinite(loss_sum):
         raise Diverged(f"The evaluation loss is {loss_sum}.", "A lower learning rate or a longer warm-up may help.")
     metrics = task.metric_value(Sums(*sums, _extra(extra, task, accelerator, kind)))
@@ -92,8 +101,7 @@ def _extra(extra: torch.Tensor | None, task: Task, accelerator: Accelerator, kin
     return all_reduced(extra, accelerator).cpu().double().numpy()
 
 
-def _check_count(task: Task, samples: int, metric_count: float, loss_count: float) -> None:
-    size = task.size("eval")
+def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_count: float) -> None:
     scored = int(metric_count) if task.head in _ONE_LABEL_PER_SAMPLE else samples
     if samples != size or scored != size:
         raise LeanSurgeonError(

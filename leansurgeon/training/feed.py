@@ -1,42 +1,145 @@
-"""Batches on their way to the device. `order` and the task decide what a batch holds; here is only transport."""
+"""Batches on their way to the device. `order` and the task decide what a batch holds; here is only transport.
+
+A batch is a pure function of (seed, epoch, indices), so it makes no difference who makes it and when: this process, a
+thread ahead of the GPU, or `train.workers` processes.
+"""
 
 from __future__ import annotations
 
 import queue
+import signal
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from leansurgeon import errors
+from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.training import order
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from leansurgeon.tasks import Task
     from leansurgeon.training.plan import Plan
 
 Batch = dict[str, Any]
+_AHEAD = 2  # batches that each worker process makes ahead
 
 
 def train_batches(
-    task: Task, plan: Plan, *, seed: int, rank: int, device: torch.device, start: int = 0
+    task: Task, plan: Plan, *, seed: int, rank: int, device: torch.device, start: int = 0, workers: int = 0
 ) -> Iterator[list[Batch]]:
     """For every optimizer step from `start`: the micro batches of process `rank`, on the device."""
 
-    def made() -> Iterator[list[Batch]]:
+    def rows() -> Iterator[tuple[int, np.ndarray]]:
         size = task.size("train")
         for step in range(start, plan.steps):
-            yield [
-                task.batch("train", row, seed=seed, epoch=epoch)
-                for epoch, indices in order.groups(seed, plan.position(step), plan.batch_at(step), size, plan.group)
-                for row in order.micro_batches(indices, plan.processes, rank, plan.micro)
-            ]
+            for epoch, indices in order.groups(seed, plan.position(step), plan.batch_at(step), size, plan.group):
+                for row in order.micro_batches(indices, plan.processes, rank, plan.micro):
+                    yield epoch, row
+
+    # Here and not at the first `next`, so that processes are started by the main thread, before any other is.
+    return _steps(made(task, "train", rows(), seed=seed, workers=workers), plan, device, start)
+
+
+def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: int) -> Iterator[list[Batch]]:
+    def grouped() -> Iterator[list[Batch]]:
+        for step in range(start, plan.steps):
+            yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
     # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
-    # the cores from the model. Both give the same batches: a batch is a pure function of (seed, epoch, indices).
-    source = ahead(made(), depth=2) if device.type == "cuda" else made()
-    for batches in source:
-        yield [to_device(batch, device) for batch in batches]
+    # the cores from the model.
+    source = ahead(grouped(), depth=2) if device.type == "cuda" else grouped()
+    try:
+        for micro_batches in source:
+            yield [to_device(batch, device) for batch in micro_batches]
+    finally:
+        source.close()
+        batches.close()
+
+
+def made(
+    task: Task, split: str, rows: Iterable[tuple[int, np.ndarray]], *, seed: int, workers: int = 0
+) -> Iterator[Batch]:
+    """The batch of every `(epoch, indices)` of `rows`, in their order; made by `workers` processes, or here if 0.
+
+    To be closed, so that the processes end. Raises what the task raises; of another exception in a worker, a
+    `LeanSurgeonError` that names it.
+    """
+    if workers == 0:
+        return (task.batch(split, indices, seed=seed, epoch=epoch) for epoch, indices in rows)
+    import torch
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        _Batches(task, split, seed),
+        sampler=rows,
+        batch_size=None,  # a row is a batch already
+        num_workers=workers,
+        prefetch_factor=_AHEAD,
+        collate_fn=_as_it_is,
+        worker_init_fn=_deaf,
+        generator=torch.Generator(),  # torch's own would move the generator of the training
+    )
+    return _received(iter(loader))
+
+
+def _received(source: Iterator[Any]) -> Iterator[Batch]:
+    for item in source:
+        if isinstance(item, _Failure):
+            raise getattr(errors, item.kind, LeanSurgeonError)(item.message, item.hint)
+        yield item
+
+
+class _Failure(NamedTuple):
+    """What a worker says instead of a batch: an exception of its own would arrive wrapped in its traceback."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+
+class _Batches:
+    """The data set that a worker process sees: `(epoch, indices)` -> batch."""
+
+    def __init__(self, task: Task, split: str, seed: int) -> None:
+        self.task, self.split, self.seed = task, split, seed
+
+    def __getitem__(self, row: tuple[int, np.ndarray]) -> Batch | _Failure:
+        epoch, indices = row
+        try:
+            return self.task.batch(self.split, indices, seed=self.seed, epoch=epoch)
+        except LeanSurgeonError as error:
+            return _Failure(type(error).__name__, error.message, error.hint)
+        except Exception as error:
+            said = f"A data worker failed with {type(error).__name__}: {error}"
+            return _Failure("LeanSurgeonError", said, "--set train.workers=0 shows where it comes from.")
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _deaf(worker: int) -> None:
+    """A signal to the whole group (Ctrl-C, a scheduler) is for the training alone, which needs its data to finish the
+    step. A worker ends when the training closes it, or is gone.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def dead_worker(error: BaseException) -> LeanSurgeonError | None:
+    """The sentence for a data worker that was killed; None for any other error. torch raises it wherever the main
+    thread is at that moment.
+    """
+    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
+        return None
+    short = "shared memory" in str(error) or "Bus error" in str(error)
+    return LeanSurgeonError(
+        "A data worker process was killed" + (": /dev/shm is full." if short else "; memory may have run short."),
+        "Fewer train.workers or a smaller train.micro_batch need less; --resume auto goes on from the last checkpoint.",
+    )
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

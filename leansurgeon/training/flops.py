@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from leansurgeon.tasks import Task
 
@@ -33,28 +34,39 @@ def peak(device_name: str, precision: str) -> float | None:
     return None if known is None else known[1 if precision == "fp32" else 0]
 
 
-def of_training(loaded: Any, task: Task, batch: dict[str, torch.Tensor]) -> float | None:
+def of_training(
+    loaded: Any, task: Task, batch: dict[str, torch.Tensor], *, sparse_prediction: bool = True
+) -> float | None:
     """Forward and backward FLOPs of one sample, from a batch `(B, ...)`; None where they cannot be counted.
 
     Counted by torch's own counter on tensors without memory (device "meta"), where attention is counted too: on a CPU
-    its fused kernel counts as nothing. Matrix products and convolutions count, the rest is small beside them.
+    its fused kernel counts as nothing. Matrix products and convolutions count, the rest is small beside them. The head
+    of a masked language model counts at the hidden tokens, unless `sparse_prediction` is off.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from leansurgeon.training import sparse
+
+    if not (sparse_prediction and sparse.head_of(loaded.model)):
+        batch = sparse.dense(batch)
     try:
         shadow = copy.copy(loaded)
-        tensors = [*loaded.model.parameters(), *loaded.model.buffers()]
-        # A copy whose tensors have no memory: every parameter and buffer is replaced while copying.
-        shadow.model = copy.deepcopy(loaded.model, {id(tensor): _shadow(tensor) for tensor in tensors}).train()
+        shadow.model = without_memory(loaded.model).train()
         inputs = {key: value.to("meta") for key, value in batch.items()}
         counter = FlopCounterMode(display=False)
         with counter, torch.enable_grad():
-            task.score(shadow.forward(inputs), inputs).loss_sum.backward()
+            task.score(sparse.forward(shadow, inputs), sparse.scored(inputs)).loss_sum.backward()
         total = counter.get_total_flops()
     except Exception:  # a model that looks at its numbers cannot run without them; then there is no figure
         return None
     return total / len(batch["labels"]) if total else None
+
+
+def without_memory(model: nn.Module) -> nn.Module:
+    """A copy whose tensors have no memory (device "meta"): every parameter and buffer is replaced while copying."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
 
 
 def _shadow(tensor: torch.Tensor) -> torch.Tensor:

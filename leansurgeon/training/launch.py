@@ -1,8 +1,8 @@
-"""Start one training on several processes, and bring back one summary or one sentence.
+"""Start one training or evaluation on several processes, and bring back one summary or one sentence.
 
-`train_on` runs torch's own launcher (`torch.distributed.run --standalone`) inside this process, so that Ctrl-C and
-SIGTERM reach the workers and its 60 lines of report on a failed worker can be replaced by what the worker said. A
-process that is itself a worker (`RANK` is set: torchrun, `accelerate launch`) never starts others.
+`train_on` and `evaluate_on` run torch's own launcher (`torch.distributed.run --standalone`) inside this process, so
+that Ctrl-C and SIGTERM reach the workers and its 60 lines of report on a failed worker can be replaced by what the
+worker said. A process that is itself a worker (`RANK` is set: torchrun, `accelerate launch`) never starts others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training import runfolder
+from leansurgeon.training.agree import LostOthers
 from leansurgeon.training.recipe import TrainingRecipe
 
-JOB = "job.json"
+JOB, ANSWER = "job.json", "answer.json"
 _SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`
 
 
@@ -76,27 +77,53 @@ def train_on(
     if not cpu:
         check_gpus(processes)
     if options.get("resume", "never") == "never":
-        runfolder.check_free(run_dir)  # before anything is started
+        runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
+    prepared_task(recipe, model_dir, say or _talk)
+    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed, "experiment": experiment}
+    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
+        _carry_out("train", processes, recipe, model_dir, options | {"cpu": cpu}, Path(folder), Path(run_dir))
+    return json.loads((run_dir / runfolder.SUMMARY).read_text(encoding="utf-8"))
+
+
+def evaluate_on(
+    processes: int,
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    *,
+    cpu: bool = False,
+    limit_batches: int | None = None,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """`preview.evaluate_model` on `processes` processes, as `train_on` has it."""
+    from leansurgeon.training.loop import prepared_task
+    from leansurgeon.training.preview import evaluate_model
+
+    options = {"cpu": cpu, "limit_batches": limit_batches}
+    if processes == 1 or is_worker():
+        return evaluate_model(recipe, model_dir, say=say or _talk, **options)
+    if not cpu:
+        check_gpus(processes)
     prepared_task(recipe, model_dir, say or _talk)
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
-        job = {
-            "recipe": recipe.model_dump(mode="json"),
-            "model_dir": str(Path(model_dir).resolve()),
-            "run_dir": str(Path(run_dir).resolve()),
-            "seed": seed,
-            "experiment": experiment,
-            "cpu": cpu,
-            "options": options,
-        }
-        (Path(folder) / JOB).write_text(json.dumps(job))
-        with passing_on(Path(folder)) as received:
-            well = run_workers(processes, ["-m", "leansurgeon.training.worker", folder])
-        if not well:
-            error = verdict(Path(folder), run_dir)
-            if received and isinstance(error, _WithoutAWord):  # it came before there was anything to save
-                raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
-            raise error
-    return json.loads((run_dir / runfolder.SUMMARY).read_text(encoding="utf-8"))
+        trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
+        _carry_out("evaluate", processes, recipe, model_dir, options, Path(folder), trace)
+        return json.loads((Path(folder) / ANSWER).read_text(encoding="utf-8"))
+
+
+def _carry_out(
+    work: str, processes: int, recipe: TrainingRecipe, model_dir: Path, options: dict, folder: Path, trace: Path
+) -> None:
+    """Let `worker` do this in every process. Raises what the first worker that failed said."""
+    job = {"work": work, "recipe": recipe.model_dump(mode="json"), "options": options}
+    (folder / JOB).write_text(json.dumps(job | {"model_dir": str(Path(model_dir).resolve())}))
+    with passing_on(folder) as received:
+        well = run_workers(processes, ["-m", "leansurgeon.training.worker", str(folder)])
+    if well:
+        return
+    error = verdict(folder, trace)
+    if received and isinstance(error, _WithoutAWord):  # it came before there was anything to save
+        raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
+    raise error
 
 
 class _WithoutAWord(LeanSurgeonError):
@@ -156,6 +183,7 @@ def run_workers(processes: int, command: list[str]) -> bool:
 def verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     """What the first failing worker left in `folder`, as the error that it raised."""
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
+    left = [path for path in left if json.loads(path.read_text())["kind"] != LostOthers.__name__]
     if not left:
         return _WithoutAWord("A worker process ended without a word; it may have been killed for its memory.")
     said = json.loads(left[0].read_text())

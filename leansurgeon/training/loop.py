@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
-from leansurgeon.training import checkpoint, engine, feed, guards, launch, runfolder, setup, signals, state
+from leansurgeon.training import checkpoint, engine, feed, guards, launch, measures, runfolder, setup, signals, state
+from leansurgeon.training.agree import lost_others
 from leansurgeon.training.durations import parse_duration
 from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.progress import Progress
@@ -91,6 +93,11 @@ def train(
             f"{engine.device_name(run.trainer.accelerator)} has too little memory for a micro batch of {micro}.",
             f"Try --set train.micro_batch={max(1, micro // 2)}: the global batch of {run.plan.batch} stays the same.",
         ) from error
+    except RuntimeError as error:
+        told = feed.dead_worker(error) or lost_others(error)
+        if told is None:
+            raise
+        raise told from error
     finally:
         progress.clear()
         run.trackers.close()
@@ -101,6 +108,7 @@ def _train(run: Run) -> None:
     """All steps, rolled back where the recipe wants it; a wish to stop ends in a checkpoint and an error."""
     try:
         if not run.history.resumed:
+            measures.at_start(run)
             run.history.evaluate = run.recipe.train.eval.at_start
             if run.recipe.train.nan == "rollback":
                 state.save(run)  # there must be something to go back to
@@ -117,8 +125,8 @@ def _train(run: Run) -> None:
 
 def _steps(run: Run) -> None:
     """Steps from where the training stands to its end, with everything that comes between them."""
-    trainer, history = run.trainer, run.history
-    if history.evaluate:
+    trainer = run.trainer
+    if run.history.evaluate:
         _evaluate(run)
     batches = feed.train_batches(
         run.task,
@@ -126,8 +134,15 @@ def _steps(run: Run) -> None:
         seed=trainer.seed,
         rank=trainer.accelerator.process_index,
         device=trainer.accelerator.device,
-        start=history.done,
+        start=run.history.done,
+        workers=run.recipe.train.workers,
     )
+    with closing(batches):
+        _steps_of(run, batches)
+
+
+def _steps_of(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
+    trainer, history = run.trainer, run.history
     run.memory.resume()
     clock, waited, taken = time.perf_counter(), 0.0, 0  # rows that a checkpoint brought are not counted in `taken`
     for step in itertools.count(history.done):
@@ -146,7 +161,9 @@ def _steps(run: Run) -> None:
         due = run.plan.evaluate_after(done)
         look = due or done % run.recipe.train.log_every == 0 or trainer.pace.over(done)
         save = run.plan.due(run.recipe.train.checkpoint.every, done)
-        look = look or (save and not guards.sound(run.window, trainer))  # which raises; nothing spoilt is saved
+        measured = measures.due(run, done)
+        # A look raises then; nothing spoilt is saved or measured.
+        look = look or ((save or measured) and not guards.sound(run.window, trainer))
         if look:
             rows = torch.stack(run.window).tolist()  # the one place where the host waits for the device
             now = time.perf_counter()
@@ -156,6 +173,11 @@ def _steps(run: Run) -> None:
             due, save = due or by_clock[0], save or by_clock[1]
             run.window, clock, waited, taken = [], now, 0.0, 0
         paused = time.perf_counter()
+        measured = measured and not trainer.pace.over(done)
+        if measured:  # before the evaluation, which may be stopped by a signal: what is resumed has this row
+            run.memory.pause()
+            measures.at_step(run)
+            run.memory.resume()
         if due or trainer.pace.over(done):
             run.memory.pause()
             history.evaluate = True
@@ -165,9 +187,8 @@ def _steps(run: Run) -> None:
             _save_checkpoint(run)
         if run.stops.after_step(done):
             run.stops.raise_if_asked()
-        if due or save:
+        if due or save or measured:
             clock += time.perf_counter() - paused  # not reset: a save may come between two looks
-    batches.close()
     run.memory.pause()
 
 
@@ -244,6 +265,7 @@ def _evaluate(run: Run) -> Evaluation:
             run.trainer.accelerator,
             batch=run.recipe.train.eval.batch,
             check=run.stops.raise_if_asked,
+            workers=run.recipe.train.workers,
         )
     except Diverged as error:
         if done and run.recipe.train.nan == "rollback":
@@ -292,8 +314,10 @@ def _better(run: Run, result: Evaluation) -> bool:
 def _save(run: Run, name: str) -> None:
     """Write the model as plain libraries read it, with the task's tokenizer beside it; one process writes, all wait."""
 
+    export = state.exported(run)
+
     def fill(folder: Path) -> None:
-        run.judged_loaded.save(folder)
+        export.save(folder)
         tokenizer = run.task.tokenizer()
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)

@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 
-from leansurgeon.errors import UsageError
+from leansurgeon import tasks
+from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.training import engine, feed, flops, launch, plan, recipefile, setup
 from leansurgeon.training.evaluate import evaluate
 from leansurgeon.training.limit import Limited
 from leansurgeon.training.recipe import TrainingRecipe
+from leansurgeon.training.settings import Train
 from leansurgeon.training.step import Scored
+from leansurgeon.training.synthetic import Synthetic
 
 
 def dry_run(
@@ -34,13 +37,21 @@ def dry_run(
 ) -> dict[str, Any]:
     """Print the resolved recipe (stdout) and the plan with its costs (stderr), or both as JSON; try one step.
 
-    The data is prepared, since its size decides the steps. The step is one micro batch of the real shapes, forward,
-    backward and update, in this process.
+    The data is prepared, since its size decides the steps. Where that fails, it is said, and sizes and shapes come from
+    the recipe. The step is one micro batch of the real shapes, forward, backward and update, in this process.
     """
-    task, loaded, accelerator = _opened(recipe, model_dir, cpu, limit_batches, say)
-    scheme = plan.make(recipe.train, task.size("train"), processes, cut_short=limit_batches is not None)
+    task, missing = _task_or_shapes(recipe, model_dir, say)
+    accelerator = engine.start(cpu=cpu, say=say)
+    if limit_batches is not None:
+        task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
+    loaded = _load(recipe, model_dir, task)
+    if missing:
+        task.know(loaded)
+    sized = not missing or task.sized
+    processes = max(processes, accelerator.num_processes)
+    scheme = plan.make(recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized)
     first = task.batch("train", _rows(scheme.micro), seed=recipe.train.seed, epoch=0)
-    per_sample = flops.of_training(loaded, task, {key: value[:1] for key, value in first.items()})
+    per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
     trainer, _, _ = setup.make_trainer(
         recipe, loaded, task, accelerator, plan.make(_alone(recipe, scheme), len(first["labels"]), 1), model_dir
     )
@@ -49,23 +60,27 @@ def dry_run(
         clock = time.perf_counter()
         loss = trainer.step(step, [feed.to_device(first, accelerator.device)]).tolist()
         seconds.append(time.perf_counter() - clock)
+    known = not scheme.timed and (sized or plan.parse_duration(recipe.train.duration).unit == "st")
+    steps = scheme.steps if known else None
     numbers = {
-        "steps": None if scheme.timed else scheme.steps,
-        "steps_per_epoch": scheme.steps_per_epoch,
-        "epochs": None if scheme.timed else scheme.epochs,
+        "data": f"synthetic: {missing}" if missing else "prepared",
+        "steps": steps,
+        "steps_per_epoch": scheme.steps_per_epoch if sized else None,
+        "epochs": scheme.epochs if sized and not scheme.timed else None,
         "batch": scheme.batch,
         "micro_batch": scheme.micro,
         "accumulation": scheme.accumulation,
         "processes": scheme.processes,
-        "warmup_steps": None if scheme.timed else scheme.warmup,
+        "warmup_steps": scheme.warmup if known else None,
         "peak_lr": recipe.train.optim.lr,
-        "first_lr": scheme.lr(0),
-        "eval_every_steps": scheme.eval_every or None,
-        "train_samples": task.size("train"),
-        "eval_samples": task.size("eval"),
+        "first_lr": scheme.lr(0) if known or scheme.timed else None,
+        "last_lr": scheme.lr(steps - 1) if known else None,
+        "eval_every_steps": (scheme.eval_every or None) if known else None,
+        "train_samples": task.size("train") if sized else None,
+        "eval_samples": task.size("eval") if sized else None,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "flops_per_step": per_sample and per_sample * scheme.batch,
-        "flops": (per_sample and not scheme.timed and per_sample * scheme.position(scheme.steps)) or None,
+        "flops": per_sample and steps and per_sample * scheme.position(steps),
         "first_loss": loss[0] / max(1.0, loss[1]),
         "micro_step_ms": 1000 * seconds[-1],
         "device": engine.device_name(accelerator),
@@ -78,9 +93,20 @@ def dry_run(
         return numbers
     sys.stdout.write(recipefile.dump(recipe))
     for key, value in numbers.items():
-        if value is not None:
+        if value is not None and key != "data":
             say(f"{key.replace('_', ' '):>18}  {value if isinstance(value, str) else f'{value:g}'}")
     return numbers
+
+
+def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tuple[Any, str | None]:
+    """The recipe's task with its data, or what stands in for it and why."""
+    task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
+    try:
+        return setup.prepared_task(recipe, model_dir, say), None
+    except LeanSurgeonError as error:
+        say(f"The data is not there: {error.message}")
+        say("So the step is on made-up data, and sizes are those that are published or stand in the recipe.")
+        return Synthetic(task), error.message
 
 
 def evaluation(
@@ -94,34 +120,47 @@ def evaluation(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Print what the model in `model_dir` reaches on the evaluation data: one line, or one JSON document."""
-    if processes > 1 and not launch.is_worker():
-        raise UsageError("--eval-only runs on one process.", "Start it with torchrun for several.")
-    task, loaded, accelerator = _opened(recipe, model_dir, cpu, limit_batches, say)
-    scored = Scored(loaded, task, precision=recipe.train.precision).to(accelerator.device)
-    result = evaluate(scored, task, accelerator, batch=recipe.train.eval.batch)
-    told = {"loss": result.loss, "samples": result.samples, "metrics": result.metrics}
+    told = launch.evaluate_on(processes, recipe, model_dir, cpu=cpu, limit_batches=limit_batches, say=say)
     if launch.rank() > 0:
         return told
     if as_json:
-        print(json.dumps({"schema_version": 1, "model": str(model_dir), "task": task.name} | told))
+        print(json.dumps({"schema_version": 1, "model": str(model_dir), "task": recipe.task.name} | told))
         return told
-    metric = task.metric
-    shown = f"{100 * result.metric:.2f} %" if metric.percent else f"{result.metric:.4g}"
-    print(f"{metric.label} {shown}, loss {result.loss:.4f}, {result.samples} samples")
+    metric = tasks.make(recipe.task.name, recipe.task.options).metric
+    value = told["metrics"][metric.key]
+    shown = f"{100 * value:.2f} %" if metric.percent else f"{value:.4g}"
+    print(f"{metric.label} {shown}, loss {told['loss']:.4f}, {told['samples']} samples")
     return told
 
 
-def _opened(
-    recipe: TrainingRecipe, model_dir: Path, cpu: bool, limit_batches: int | None, say: Callable[[str], None]
-) -> tuple[Any, Any, Any]:
-    from leansurgeon import checkpoints
-
-    task = setup.prepared_task(recipe, model_dir, say)
+def evaluate_model(
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    *,
+    cpu: bool = False,
+    limit_batches: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Loss, samples and metrics of the model on the evaluation data, by all processes of the group together."""
+    accelerator = engine.start(cpu=cpu, say=say)
+    with accelerator.local_main_process_first():
+        task = setup.prepared_task(recipe, model_dir, say)
     if limit_batches is not None:
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
-    accelerator = engine.start(cpu=cpu, say=say)
-    torch.manual_seed(recipe.train.seed)
-    return task, checkpoints.load(model_dir, task.head, task.model_overrides()), accelerator
+    train = recipe.train
+    scored = Scored(
+        _load(recipe, model_dir, task), task, precision=train.precision, sparse_prediction=train.sparse_prediction
+    )
+    scored.to(accelerator.device)
+    result = evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
+    return {"loss": result.loss, "samples": result.samples, "metrics": result.metrics}
+
+
+def _load(recipe: TrainingRecipe, model_dir: Path, task: Any) -> Any:
+    from leansurgeon import checkpoints
+
+    torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process
+    return checkpoints.load(model_dir, task.head, task.model_overrides())
 
 
 def _rows(count: int) -> Any:
@@ -130,8 +169,8 @@ def _rows(count: int) -> Any:
     return np.arange(count)
 
 
-def _alone(recipe: TrainingRecipe, scheme: plan.Plan) -> Any:
+def _alone(recipe: TrainingRecipe, scheme: plan.Plan) -> Train:
     """The training of one micro batch on one process, for two steps."""
-    small = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None}
+    small = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
     small["schedule"] = recipe.train.schedule.model_copy(update={"warmup": 0.0})
     return recipe.train.model_copy(update=small)

@@ -6,11 +6,11 @@ Every key is known or refused. What may stand under `train` is in `settings`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from leansurgeon.training.durations import Duration, parse_duration
+from leansurgeon.training.durations import Duration, DurationText, parse_duration
 from leansurgeon.training.settings import Eval, Optim, Schedule, Seed, Strict, Train
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Duration",
     "Eval",
     "ExperimentRecipe",
+    "Heads",
     "Kappa",
     "Measure",
     "Optim",
@@ -40,14 +41,38 @@ def _name(given: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 
 
+def _counted(given: str | None) -> str | None:
+    if given is not None and parse_duration(given).seconds is not None:
+        raise ValueError(f"measuring comes every so many epochs (50ep) or steps (500st), and {given!r} is a time")
+    return given
+
+
+Every = Annotated[DurationText | None, AfterValidator(_counted)]
+
+
 class Kappa(Strict):
+    """Conditioning of attention at the end and, with `every`, on the way; `probes: 0` leaves the Jacobian out."""
+
+    kind: ClassVar[str] = "kappa"
     samples: int = Field(default=64, ge=1)
+    every: Every = None
+    probes: int = Field(default=16, ge=0)
+
+
+class Heads(Strict):
+    """How many heads could go, at the end and every so often."""
+
+    kind: ClassVar[str] = "heads"
+    samples: int = Field(default=256, ge=2)
+    every: Every = None
+    steps: int = Field(default=10, ge=1, le=100)
 
 
 class Measure(Strict):
     """What is measured on the trained model besides the task metric. `kappa: null` leaves it out."""
 
     kappa: Kappa | None = Kappa()
+    heads: Heads | None = None
 
 
 class TaskChoice(BaseModel):

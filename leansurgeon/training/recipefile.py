@@ -129,7 +129,8 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain values, without what is not set; `measure: null` says something and stays."""
     values = recipe.model_dump(mode="json", exclude_none=True)
     if recipe.measure is None or recipe.measure.kappa is None:
-        values["measure"] = None
+        left = values.get("measure") if recipe.measure else None
+        values["measure"] = left | {"kappa": None} if left else None
     return values
 
 

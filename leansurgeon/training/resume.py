@@ -12,7 +12,7 @@ from leansurgeon.training.recipe import TrainingRecipe
 
 NEVER, AUTO = "never", "auto"
 # Keys that change nothing that is computed.
-_FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last")
+_FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last", "train.workers")
 
 
 def point(

@@ -19,6 +19,7 @@ from typing import Any
 from leansurgeon.errors import LeanSurgeonError, UsageError
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
+EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside the runs of its arms
 STARTS = "starts"  # where an experiment keeps the untrained models of its arms
 
 

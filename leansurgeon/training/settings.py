@@ -102,11 +102,14 @@ class Checkpoint(Strict):
 
 
 class Eval(Strict):
-    """When to evaluate besides the end, and with how many samples at a time (without effect on results)."""
+    """When to evaluate besides the end, and with how many samples at a time (without effect on results). `test`: read
+    the test split once, at the very end, where the task publishes one; nothing is chosen by it.
+    """
 
     every: DurationText = "1ep"
     batch: int = Field(default=256, ge=1)
     at_start: bool = True
+    test: bool = True
 
 
 class Train(Strict):
@@ -119,6 +122,8 @@ class Train(Strict):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False  # torch.compile
     activation_checkpointing: bool = False  # less memory, about a third more time
+    parallel: Literal["ddp", "fsdp2"] = "ddp"  # each process has the whole model, or a part of every weight
+    workers: int = Field(default=0, ge=0)  # processes that make batches, per training process
     optim: Optim
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
@@ -131,6 +136,7 @@ class Train(Strict):
     label_smoothing: Fraction = 0.0
     ema: Ema | None = None
     distill: Distill | None = None
+    sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None
     checkpoint: Checkpoint = Checkpoint()
     nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do when a loss or gradient is no finite number

@@ -23,6 +23,7 @@ from leansurgeon.training import (
     plan,
     resume,
     runfolder,
+    shards,
     state,
     stochastic_depth,
     trackers,
@@ -107,7 +108,9 @@ def ready(
 
         torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process and in every repetition
         loaded = checkpoints.load(model_dir, task.head, task.model_overrides())
-    trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir)
+    sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
+    twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
+    trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
     progress.steps = None if scheme.timed else scheme.steps
     log = runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None)
     run = Run(
@@ -126,6 +129,7 @@ def ready(
         History(),
         origin,
         trackers=trackers.Trackers(recipe, run_dir, main=False),
+        twin=twin,
     )
     _fit(run)
     # Last: a training that is refused leaves no folder in the way of the next try.
@@ -140,9 +144,17 @@ def ready(
 
 
 def make_trainer(
-    recipe: TrainingRecipe, loaded: Any, task: tasks.Task, accelerator: Accelerator, scheme: plan.Plan, model_dir: Path
+    recipe: TrainingRecipe,
+    loaded: Any,
+    task: tasks.Task,
+    accelerator: Accelerator,
+    scheme: plan.Plan,
+    model_dir: Path,
+    sharing: bool = False,
 ) -> tuple[Trainer, Scored, Any]:
-    """The trainer, what is evaluated (the model or its average) as a module, and what is saved of it."""
+    """The trainer, what is evaluated (the model or its average) as a module, and what is saved of it; `sharing` the
+    weights among the processes or not.
+    """
     train, device = recipe.train, accelerator.device
     family = type(loaded.model).__name__
     if train.label_smoothing and task.head not in ("image-classification", "sequence-classification"):
@@ -170,17 +182,25 @@ def make_trainer(
         precision=train.precision,
         label_smoothing=train.label_smoothing,
         distillation=distillation,
+        sparse_prediction=train.sparse_prediction,
     )
     scored.train()
     scored.to(device)
+    judged = scored
+    if average is not None:
+        judged = Scored(average.loaded, task, precision=train.precision, sparse_prediction=train.sparse_prediction)
+        judged.to(device).eval()
+    if sharing:  # before the optimizer, which is to know the parts
+        for module, of in {scored: loaded, judged: loaded if average is None else average.loaded}.items():
+            shards.split(module, blocks_of(of), device, accelerator.num_processes)
     made = optimizer.make(scored, train.optim, fused=device.type == "cuda")
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
         scored.compile(**({"backend": COMPILE_BACKEND} if COMPILE_BACKEND else {}))  # in place: no name changes
-    wrapped = engine.wrap(accelerator, scored)
+    wrapped = scored if sharing else engine.wrap(accelerator, scored)
     trainer = Trainer(
         accelerator=accelerator,
-        scored=wrapped.module if accelerator.num_processes > 1 else wrapped,
+        scored=scored,
         wrapped=wrapped,
         optimizer=made,
         parameters=[parameter for parameter in scored.parameters() if parameter.requires_grad],
@@ -191,9 +211,14 @@ def make_trainer(
         average=average,
         mixing=mixing,
     )
-    if average is None:
-        return trainer, trainer.scored, loaded
-    return trainer, Scored(average.loaded, task, precision=train.precision).to(device).eval(), average.loaded
+    return trainer, judged, loaded if average is None else average.loaded
+
+
+def blocks_of(loaded: Any) -> list[torch.nn.Module]:
+    """The blocks of a model whose weights are borrowed together; none where its family is not known."""
+    from leansurgeon.training.distill import blocks
+
+    return blocks(loaded) if hasattr(loaded, "architecture") else []
 
 
 def _fit(run: Run) -> None:
@@ -209,12 +234,17 @@ def _fit(run: Run) -> None:
     def smaller(limit: int) -> plan.Plan:
         return plan.make(train, run.task.size("train"), run.council.processes, micro_limit=limit, cut_short=True)
 
-    guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
+    # Where the processes share the weights, one that is out of memory would leave the others waiting for its part.
+    if run.twin is None:
+        guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
     run.trainer.pace.plan = run.plan
     run.peak_flops = flops.peak(engine.device_name(accelerator), train.precision)
     if run.peak_flops:
-        first = run.task.batch("train", order.epoch_order(train.seed, 0, run.task.size("train"))[:1], seed=0, epoch=0)
-        run.flops_per_sample = flops.of_training(run.loaded, run.task, first)
+        some = order.epoch_order(train.seed, 0, run.task.size("train"))[: run.plan.micro]
+        first = run.task.batch("train", some, seed=0, epoch=0)
+        run.flops_per_sample = flops.of_training(
+            run.twin or run.loaded, run.task, first, sparse_prediction=train.sparse_prediction
+        )
 
 
 def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> int | None:

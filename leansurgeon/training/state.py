@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training import checkpoint
+from leansurgeon.training import checkpoint, shards
 
 if TYPE_CHECKING:
     from leansurgeon.tasks import Task
@@ -58,7 +58,9 @@ class History:
 
 @dataclass
 class Run:
-    """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average."""
+    """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average; `twin` is
+    the whole model where processes share the weights (see `shards`).
+    """
 
     recipe: TrainingRecipe
     folder: Path
@@ -81,6 +83,7 @@ class Run:
     tokens_per_sample: int = 1
     flops_per_sample: float | None = None
     peak_flops: float | None = None
+    twin: Any = None
     lock: Any = None
     window: list[torch.Tensor] = field(default_factory=list)
 
@@ -106,6 +109,7 @@ def save(run: Run) -> Path:
     shared = {f"model.{name}": tensor for name, tensor in _weights(run.loaded.model).items()} | optimizer
     if run.trainer.average is not None:
         shared |= {f"average.{name}": tensor for name, tensor in _weights(run.trainer.average.model).items()}
+    shared = shards.collected(shared, keep=run.main)
     own, generators = _generators_out(run.trainer.accelerator.device)
     own |= {f"buffer.{name}": buffer for name, buffer in run.loaded.model.named_buffers()}
     if run.trainer.average is not None:
@@ -152,6 +156,16 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     run.clock = run.saved_at = run.evaluated_at = time.perf_counter()
 
 
+def exported(run: Run) -> Any:
+    """What is saved and measured: the judged model as plain libraries know it. To be called by all processes; where
+    they share the weights, only the main one gets something.
+    """
+    if run.twin is None:
+        return run.judged_loaded
+    shards.fill(run.twin, run.judged_loaded.model, main=run.main)
+    return run.twin
+
+
 def look_at_best(run: Run) -> None:
     """After `restore`: whether model/ is still the best model that the checkpoint knows. If it is not, the next
     evaluation saves its own. To be called by all processes.
@@ -192,7 +206,7 @@ def _weights_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: 
             f"{path} is of another model: {differing[0]} differs.", "Name the model that this run was started with."
         )
     for name, tensor in tensors.items():
-        here[name].copy_(tensor)
+        shards.local(here[name]).copy_(shards.local(shards.parted(tensor, here[name])))
 
 
 def _buffers_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
@@ -217,10 +231,12 @@ def _optimizer_in(
     optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[dict[str, Any]]
 ) -> None:
     whole = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in _part(tensors, "optimizer.").items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor
+        like = parameters[int(index)]
+        state.setdefault(int(index), {})[key] = shards.parted(tensor, like) if tensor.shape == like.shape else tensor
     for group, saved in zip(whole["param_groups"], groups, strict=True):
         group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from leansurgeon.training import engine, order
+from leansurgeon.training import engine, order, shards, sparse
 from leansurgeon.training.evaluate import all_reduced
 from leansurgeon.training.feed import Batch
 from leansurgeon.training.optimizer import set_lr
@@ -39,7 +39,8 @@ class Scored(nn.Module):
 
     DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
     The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward.
-    Label smoothing and distillation are for training mode; evaluation knows the task's loss alone.
+    Label smoothing and distillation are for training mode; evaluation knows the task's loss alone. A masked language
+    model predicts at hidden tokens only (`sparse`), where its head is known and `sparse_prediction` is wanted.
     """
 
     def __init__(
@@ -50,20 +51,28 @@ class Scored(nn.Module):
         precision: str = "fp32",
         label_smoothing: float = 0.0,
         distillation: Distillation | None = None,
+        sparse_prediction: bool = True,
     ) -> None:
         super().__init__()
         self.model = loaded.model
-        self._forward, self._score = loaded.forward, task.score
+        self._loaded, self._score = loaded, task.score
+        models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
+        self._sparse = sparse_prediction and all(sparse.head_of(model) for model in models)
         self._precision, self._smoothing = precision, label_smoothing
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
 
     def forward(self, batch: Batch) -> Score:
         learning = self.training
         distillation = self._distillation[0] if learning else None
+        batch = self.seen(batch)
         with engine.autocast(self._precision, batch["labels"].device):
-            if distillation is not None:
-                return distillation.score(self._forward, self._task_score, batch)
-            return self._task_score(self._forward(batch), batch)
+            logits = sparse.forward(self._loaded, batch)
+            score = self._task_score(logits, sparse.scored(batch))
+            return score if distillation is None else distillation.added(score, logits, batch)
+
+    def seen(self, batch: Batch) -> Batch:
+        """The batch as the model takes it: without a list of places where it predicts everywhere."""
+        return batch if self._sparse else sparse.dense(batch)
 
     def _task_score(self, logits: torch.Tensor, batch: Batch) -> Score:
         if self.training and self._smoothing:
@@ -79,7 +88,9 @@ def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
 
 @dataclass
 class Trainer:
-    """What a step needs. `wrapped` is `scored` behind DDP where there are several processes, else the same object."""
+    """What a step needs. `wrapped` is `scored` behind DDP where there are several processes, else the same object;
+    under FSDP2 `scored` and its parameters are in parts.
+    """
 
     accelerator: Accelerator
     scored: nn.Module
@@ -119,14 +130,14 @@ class Trainer:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if not alone:
-            # DDP averages over processes, hence the factor `processes`.
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            # DDP and FSDP2 average over processes, hence the factor `processes`.
+            gradients = [shards.local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(gradients, plan.batch * plan.processes / sums[1].clamp(min=1))
         # The norm tells whether the gradients are numbers, so it is wanted without clipping too. The host does not
         # wait for it.
         clip = plan.train.clip_grad
         norm = self.accelerator.clip_grad_norm_(self.parameters, clip) if clip > 0 else _norm(self.parameters)
-        result = torch.cat([sums, norm.reshape(1)])
+        result = torch.cat([sums, shards.whole(norm).reshape(1)])
         self._update(step, result)
         self.optimizer.zero_grad(set_to_none=True)
         return result
@@ -164,5 +175,6 @@ class Trainer:
 
     def _syncs(self, count: int) -> Iterator[Any]:
         """A context per micro batch: gradients are exchanged with the last one only."""
+        apart = shards.unsynced if shards.are_in(self.wrapped) else self.accelerator.no_sync
         for index in range(count):
-            yield nullcontext() if index == count - 1 else self.accelerator.no_sync(self.wrapped)
+            yield nullcontext() if index == count - 1 else apart(self.wrapped)

@@ -1,4 +1,4 @@
-"""The end of a training: the last model, kappa, and `summary.json`."""
+"""The end of a training: the last model, what is measured on it, and `summary.json`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import statistics
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import leansurgeon
-from leansurgeon.training import checkpoint, engine, feed, order, runfolder
+from leansurgeon.training import checkpoint, engine, measures, runfolder, testing
 from leansurgeon.training.evaluate import all_reduced, still_falling
 from leansurgeon.training.progress import duration_text
 
@@ -24,12 +25,12 @@ _LANGUAGE = ("causal-lm", "masked-lm")
 
 
 def finish(run: Run, save: Callable[[Run, str], None], experiment: dict | None) -> dict[str, Any]:
-    """Save the last model, measure kappa on it, and write the summary last: a folder that has one is complete."""
+    """Save the last model, measure it, and write the summary last: a folder that has one is complete."""
     seconds = run.spent()
     save(run, runfolder.LAST)
     if not run.recipe.train.checkpoint.keep_best:
         save(run, runfolder.BEST)
-    summary = _summary(run, experiment, seconds, _kappa(run))
+    summary = _summary(run, experiment, seconds, measures.at_end(run) | {"test": testing.at_end(run)})
 
     def write() -> None:
         if run.main:
@@ -42,22 +43,7 @@ def finish(run: Run, save: Callable[[Run, str], None], experiment: dict | None) 
     return summary
 
 
-def _kappa(run: Run) -> dict[str, Any] | None:
-    """Conditioning of the attention blocks with the last weights, by one process (see `measure.kappa`)."""
-    wanted = run.recipe.measure.kappa if run.recipe.measure else None
-    if wanted is None or not run.main:
-        return None
-    from leansurgeon.measure import kappa
-
-    task, device = run.task, run.trainer.accelerator.device
-    samples = min(wanted.samples, task.size("eval"))
-    rows = order.eval_batches(samples, min(samples, run.plan.micro), 1, 0)
-    batches = (feed.to_device(task.batch("eval", row, seed=0, epoch=0), device) for row in rows)
-    run.judged_loaded.model.eval()
-    return kappa.measure(run.judged_loaded, batches, task.token_mask, samples)
-
-
-def _summary(run: Run, experiment: dict | None, seconds: float, kappa: dict[str, Any] | None) -> dict[str, Any]:
+def _summary(run: Run, experiment: dict | None, seconds: float, measured: dict[str, Any]) -> dict[str, Any]:
     info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
     windows = history.windows[1:] or history.windows  # the first one warms up
     step_seconds = statistics.median([spent / steps for steps, spent in windows for _ in range(int(steps))])
@@ -67,7 +53,8 @@ def _summary(run: Run, experiment: dict | None, seconds: float, kappa: dict[str,
         "schema_version": 1,
         "name": run.recipe.name,
         "status": "done",
-        "model": {key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")},
+        "model": {key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")}
+        | {"start": {"name": _called(run.loaded.folder), "files": run.origin}},
         "task": {
             "name": run.task.name,
             "metric": metric.key,
@@ -99,13 +86,21 @@ def _summary(run: Run, experiment: dict | None, seconds: float, kappa: dict[str,
         "throughput_unit": unit,
         "data_wait": history.waited / max(trained, 1e-9),
         "memory": {"bytes": _largest(max(history.peak, run.memory.bytes), run), "kind": run.memory.kind},
-        "kappa": kappa,
+        "test": measured["test"],
+        "kappa": measured.get("kappa"),
+        "heads": measured.get("heads"),
         "recipe": run.recipe.model_dump(mode="json"),
         "started": history.started,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "experiment": experiment,
         "last_losses_still_falling": still_falling(history.eval_losses),
     }
+
+
+def _called(folder: Path) -> str:
+    """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
+    folder = Path(folder).resolve()
+    return folder.parent.name if folder.name in (runfolder.BEST, runfolder.LAST) else folder.name
 
 
 def _largest(value: int, run: Run) -> int:

@@ -1,4 +1,4 @@
-"""`python -m leansurgeon.training.worker FOLDER`: one process of a training that `launch` has started.
+"""`python -m leansurgeon.training.worker FOLDER`: one process of a training or evaluation that `launch` has started.
 
 Reads `FOLDER/job.json`; on failure leaves `FOLDER/rank<N>.json` with the sentence for the person who is waiting.
 """
@@ -8,30 +8,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError
 
+_LOOK_EVERY = 2.0  # seconds
+
 
 def main(folder: Path) -> int:
-    """Train as the job says. Returns the exit code of the process."""
+    """Work as the job says. Returns the exit code of the process."""
     from leansurgeon.training.launch import JOB
-    from leansurgeon.training.loop import train
-    from leansurgeon.training.recipe import TrainingRecipe
 
-    (folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
-    job = json.loads((folder / JOB).read_text())
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    (folder / f"pid-{_rank()}").write_text(str(os.getpid()))
     try:
-        train(
-            TrainingRecipe.model_validate(job["recipe"]),
-            Path(job["model_dir"]),
-            Path(job["run_dir"]),
-            seed=job["seed"],
-            experiment=job["experiment"],
-            cpu=job["cpu"],
-            **job["options"],
-        )
+        _work(json.loads((folder / JOB).read_text()), folder)
     except KeyboardInterrupt:
         return 130
     except LeanSurgeonError as error:
@@ -43,9 +37,35 @@ def main(folder: Path) -> int:
     return 0
 
 
+def _work(job: dict, folder: Path) -> None:
+    from leansurgeon.training.launch import ANSWER
+    from leansurgeon.training.loop import train
+    from leansurgeon.training.preview import evaluate_model
+    from leansurgeon.training.recipe import TrainingRecipe
+
+    recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
+    if job["work"] == "train":
+        train(recipe, model_dir, Path(options.pop("run_dir")), **options)
+        return
+    told = evaluate_model(recipe, model_dir, **options)
+    if _rank() == "0":
+        (folder / ANSWER).write_text(json.dumps(told))
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
+
+
 def _leave(folder: Path, kind: str, message: str, hint: str | None) -> None:
     said = {"kind": kind, "message": message, "hint": hint, "trace": traceback.format_exc()}
-    (folder / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(said))
+    (folder / f"rank{_rank()}.json").write_text(json.dumps(said))
+
+
+def _end_with(parent: int) -> None:
+    """End at once when the process that started this one is gone, however it ended."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""A file's tensors against a family's declaration: every tensor gets its role, or the file is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec
+from leansurgeon.errors import UnsupportedModel
+
+
+def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
+    """Give every tensor of a file its role. Raises `UnsupportedModel` where config and weights disagree.
+
+    `names` maps the file's tensor names to their shapes. A tensor that the declaration does not know outside the
+    blocks (a pooler, a classifier) gets the role `head`; one inside a block, or a block that is missing, is an
+    error.
+    """
+    shape = architecture.shape(config)
+    stages = [architecture.blocks(i) for i in range(len(shape.stages))]
+    prefix = _prefix(architecture, stages, names)
+    declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
+    patterns = [re.compile(re.escape(prefix + b.layer).replace(r"\{i\}", r"(\d+)")) for b in stages]
+    unused = _unused(architecture, config)
+    found = []
+    for name, size in names.items():
+        spec = declared.get(name)
+        number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
+        if spec is None and inside and int(inside[1]) >= (depth := shape.stages[number].depth):
+            raise UnsupportedModel(
+                f"The config says {depth} layers, but the weights hold '{name}'.",
+                "The config does not fit its weights.",
+            )
+        if spec is None and (name.endswith(BUFFERS) or name.startswith(unused)):
+            continue
+        if spec is None and inside:
+            raise UnsupportedModel(
+                f"'{name}' is not part of the {architecture.name} declaration, so its role is not known.",
+                "Surgery would be a guess; see architectures/base.py on how to declare it.",
+            )
+        if spec is not None and spec.shape != tuple(size) and spec.role != "head":
+            raise UnsupportedModel(
+                f"'{name}' is {list(size)} in the weights, and the config asks for "
+                f"{list(spec.shape)} ({' x '.join(spec.axes)}).",
+                "The config does not fit its weights.",
+            )
+        role = _outer_role(architecture, config, name)
+        found.append(spec or TensorSpec(name, role, tuple(map(str, size)), tuple(size)))
+    _check_complete(declared, {spec.name for spec in found}, shape.depth)
+    return tuple(found)
+
+
+def _prefix(architecture: Architecture, stages: Sequence[Blocks], names: Mapping[str, object]) -> str:
+    """What stands before the declared names in this file (`bert.`, or nothing)."""
+    first = stages[0].layer.format(i=0)
+    prefixes = architecture.prefixes
+    prefix = next((p for p in prefixes if any(n.startswith(p + first) for n in names)), None)
+    if prefix is None:
+        others = [b.layer.format(i=0) for b in stages[1:] if b.keys]
+        alone = any(start in name for start in others for name in names)
+        raise UnsupportedModel(
+            f"The config says {architecture.name}, but no tensor is named like '{prefixes[0] + first}...'.",
+            "A decoder without its encoder is not declared."
+            if alone
+            else "Do config.json and the weights belong together?",
+        )
+    return prefix
+
+
+def _check_complete(declared: Mapping[str, TensorSpec], have: set[str], depth: int) -> None:
+    """Refuse a file that lacks a declared tensor; heads, buffers and biases may be missing."""
+    optional = ("head", "buffer")
+    missing = [n for n, s in declared.items() if n not in have and s.role not in optional and n[-5:] != ".bias"]
+    if missing and declared[missing[0]].layer is None:
+        raise UnsupportedModel(f"The weights lack '{missing[0]}'.", "Is the file complete, or is a shard missing?")
+    if missing:
+        raise UnsupportedModel(
+            f"The weights lack {len(missing)} tensors that {depth} layers need, the first '{missing[0]}'.",
+            "The config does not fit its weights, or a shard is missing.",
+        )
+
+
+def _unused(architecture: Architecture, config: Config) -> tuple[str, ...]:
+    """Prefixes of the tensors that the model's class leaves unread."""
+    name = (config.get("architectures") or [""])[0]
+    return tuple(p for ending, prefixes in architecture.unused.items() if name.endswith(ending) for p in prefixes)
+
+
+def _outer_role(architecture: Architecture, config: Config, name: str) -> str:
+    """The role of a tensor outside the blocks that the declaration does not name."""
+    if name in architecture.tied and architecture.filled(config).get(architecture.tied_when, True):
+        return "tied"
+    return "embedding" if "embed" in name else "head"

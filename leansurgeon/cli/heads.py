@@ -1,0 +1,289 @@
+"""`leansurgeon heads`: how important each attention head is, how many can go, and a checkpoint without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.calibration import Calibration
+
+EVERY = 10.0  # seconds between two lines of progress
+RESULT = "heads.json"
+
+
+def heads(
+    model: Annotated[str, typer.Argument(help="Folder, run, hub id or timm/NAME.", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Sample data: text files, a folder of images, task:NAME,key=value; for an encoder with a decoder text "
+            "or FILE.tsv with input<TAB>answer. Default: the data that a run was trained on.",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=2, help="Training samples that importance is taken from.", show_default=False)
+    ] = None,
+    judge_samples: Annotated[
+        int | None, typer.Option(min=2, help="Held-out samples to judge on, at most.", show_default=False)
+    ] = None,
+    reduction: Annotated[
+        str, typer.Option(help="Absolute value per sample (the paper), token or batch (two other conventions).")
+    ] = "sample",
+    normalize: Annotated[
+        str, typer.Option(help="layer divides by each layer's l2 norm, as the paper advises; none compares layers too.")
+    ] = "none",
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Also switch off every head alone and test it: one pass a head.")
+    ] = False,
+    curve: Annotated[
+        bool, typer.Option("--curve/--no-curve", help="Score by the share of heads off, in several orders.")
+    ] = True,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of the curve.")] = 10,
+    random: Annotated[int, typer.Option(min=0, max=100, help="Random orders to compare with.")] = 3,
+    prune: Annotated[
+        str | None,
+        typer.Option(help="Write the model without so many heads of every layer, such as 40%.", show_default=False),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for --prune.", show_default=False)] = None,
+    heal: Annotated[
+        bool, typer.Option("--heal/--no-heal", help="After --prune, refit output projections on the sample data.")
+    ] = True,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for pictures (needs matplotlib).", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
+    ] = False,
+) -> None:
+    """Importance of every head, what its absence costs, and how many heads can go.
+
+    On a run's folder the result is also kept as heads.json in it.
+    """
+    asked = checked(data, reduction, normalize, prune, out, plots, force)
+    from leansurgeon.checkpoints.model import load
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure import pairs
+    from leansurgeon.measure.heads import Options, study
+    from leansurgeon.report.heads import describe
+    from leansurgeon.surgery.shrink import blaming_weights
+
+    opened = open_source(model, allow_pickle=allow_pickle)
+    if opened.weights is None:
+        raise UsageError(
+            f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
+            "Give a trained model's folder.",
+        )
+    if not opened.learned:
+        say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
+    if asked is not None:
+        check_prune(opened, asked, out)
+    sample = sample_data(opened, data, model, samples, seed)
+    loaded = on_device(load(opened.folder))
+    loaded.model.requires_grad_(False)
+    options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
+    say(f"Measuring on {sample.says} ...")
+    with blaming_weights(opened):
+        found = study(loaded, sample, options, progress)
+    document = {
+        "schema_version": 1,
+        "kind": "heads",
+        "model": opened.name,
+        "family": opened.architecture.name,
+        "parameters": opened.parameters.total,
+        **found.document,
+    }
+    if asked is not None:
+        heal = heal and not pairs.has_two_stacks(opened)  # sample data cannot be run through both, block by block
+        document["prune"] = pruned(opened, found, asked, sample, seed, out, heal=heal, force=force)
+    run = run_folder(model)
+    if run is not None:
+        write_result(run / RESULT, document)
+    files = []
+    if plots is not None:
+        from leansurgeon.report import heads_plots
+
+        files = heads_plots.write(document, plots)
+    if as_json:
+        print(json.dumps(document))
+        return
+    print("\n".join(describe(document)))
+    if "prune" in document:
+        print("\n".join(outcome(document["prune"])))
+    for file in files:
+        say(f"Wrote {file}.")
+    if run is not None:
+        say(f"Kept as {run / RESULT}.")
+
+
+def checked(
+    data: str | None,
+    reduction: str,
+    normalize: str,
+    prune: str | None,
+    out: Path | None,
+    plots: Path | None,
+    force: bool,
+) -> float | None:
+    """Refuse what cannot be before anything is opened; the share of --prune as a number."""
+    for value, flag, known in (
+        (reduction, "--reduction", ("sample", "token", "batch")),
+        (normalize, "--normalize", ("none", "layer")),
+    ):
+        if value not in known:
+            raise UsageError(f"{flag} {value}: give one of {', '.join(known)}.")
+    if (prune is None) != (out is None):
+        raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
+    if plots is not None:
+        from leansurgeon.report import heads_plots
+
+        heads_plots.check()
+    if prune is None:
+        return None
+    from leansurgeon.checkpoints.output import check_free
+    from leansurgeon.surgery.prune import share
+
+    asked = share(prune)
+    check_free(out, force=force)
+    return asked
+
+
+def check_prune(opened: Source, asked: float, out: Path) -> None:
+    """Refuse a cut that cannot be before anything is measured."""
+    from leansurgeon.checkpoints.output import check_apart
+    from leansurgeon.surgery import prune
+
+    check_apart(out, opened.folder)
+    prune.check(opened, asked)
+
+
+def sample_data(opened: Source, data: str | None, model: str, samples: int | None, seed: int) -> Calibration:
+    """What --data names, or the data of the run."""
+    from leansurgeon.cli.shrink import trained_on
+    from leansurgeon.measure import calibration, pairs
+    from leansurgeon.training.runfolder import cache_dir
+
+    task = None if data else trained_on(model)
+    if data is None and task is None:
+        raise UsageError(
+            f"Importance needs sample data, and {model} is no run that says what it was trained on.",
+            "Give --data: text files, a folder of images, or task:NAME.",
+        )
+    try:
+        if pairs.has_two_stacks(opened):
+            return pairs.open_pairs(data or f"task:{task.name}", opened, samples=samples, seed=seed)
+        settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+        if data:
+            return calibration.open_calibration(data, opened, **settings)
+        say(f"Sample data: task {task.name}, as in the run's recipe.")
+        return calibration.from_task(task.name, task.options, opened, **settings)
+    except UsageError as error:  # the flag has another name here
+        hint = error.hint.replace("--calibrate", "--data") if error.hint else None
+        raise UsageError(error.message.replace("--calibrate", "--data"), hint) from error
+
+
+def on_device(loaded: Any) -> Any:
+    import torch
+
+    loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return loaded
+
+
+def progress(name: str, total: int) -> Callable[[], None]:
+    """A line every ten seconds: how far, and about how long still."""
+    started, told, done = time.monotonic(), time.monotonic(), 0
+
+    def step() -> None:
+        nonlocal told, done
+        done += 1
+        if time.monotonic() - told > EVERY:
+            told = time.monotonic()
+            left = (told - started) / done * (total - done)
+            say(f"{name}: {done} of {total}, about {left:.0f} s left")
+
+    return step
+
+
+def pruned(
+    opened: Source, found: Any, asked: float, sample: Calibration, seed: int, out: Path, *, heal: bool, force: bool
+) -> dict[str, Any]:
+    """Write the smaller checkpoint and give what is to be said of it."""
+    from dataclasses import replace
+
+    from leansurgeon.surgery import prune
+    from leansurgeon.surgery.shrink import carry_out
+
+    decided = prune.decide(opened, found.sites, found.importance, asked, sample, seed=seed, heal=heal, say=say)
+    options = found.document["options"]
+    importance = {key: options[key] for key in ("reduction", "normalise")}
+    importance["by_head"] = [entry["importance"] for entry in found.document["attentions"]]
+    decided = replace(decided, record=decided.record | {"importance": importance})
+    written = carry_out(decided, opened, out, force=force, say=say)
+    steps = decided.plan
+    before, after = steps.parameters_before.total, steps.parameters_after.total
+    return {
+        "asked": asked,
+        "out": str(out),
+        "before": steps.before.as_dict(),
+        "after": steps.after.as_dict(),
+        "parameters_before": before,
+        "parameters_after": after,
+        "healed": heal,
+        "kept_heads": written["decided"].get("kept_heads", {}),
+        "library": steps.architecture.library,
+        "proof": written["proof"],
+        "language": written["language"],
+    }
+
+
+def outcome(found: dict[str, Any]) -> list[str]:
+    """What --prune has written."""
+    from leansurgeon.checkpoints.report_numbers import sentence
+    from leansurgeon.cli.shrink import closing
+    from leansurgeon.shape import Shape
+
+    before, after = Shape.from_dict(found["before"]), Shape.from_dict(found["after"])
+    a, b = found["parameters_before"], found["parameters_after"]
+    lines = closing(Path(found["out"]), found["proof"]).split("\n")
+    lines += wrap(
+        f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
+        f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
+    )
+    if found["library"] == "leansurgeon":
+        lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
+    return lines + wrap(sentence(found["proof"].get("compared"), found["language"]))
+
+
+def run_folder(model: str) -> Path | None:
+    """The folder of a run, where MODEL is one."""
+    folder = Path(model).expanduser()
+    return folder if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists() else None
+
+
+def write_result(file: Path, document: dict[str, Any]) -> None:
+    """A whole file or none."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        aside.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,154 @@
+"""`leansurgeon kappa`: how well conditioned the attention of a model is on sample data, layer by layer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.calibration import Calibration
+
+SAMPLES, PROBES = 256, 16
+PRECISIONS = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
+
+
+def kappa(
+    model: Annotated[str, typer.Argument(help="Folder, run, hub id or timm/NAME.", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Sample data: text files, a folder of images, or task:NAME,key=value. "
+            "Default: the data that a run was trained on.",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Held-out samples to measure on, at most.")] = SAMPLES,
+    probes: Annotated[
+        int, typer.Option(min=0, help="Directions in which each block's Jacobian is tried; 0 leaves it out.")
+    ] = PROBES,
+    precision: Annotated[
+        str, typer.Option(help="Forward pass in fp32, bf16 or fp16; the last two cap large values.")
+    ] = "fp32",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of samples.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
+    ] = False,
+) -> None:
+    """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.
+
+    Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound.
+    """
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
+    from leansurgeon.checkpoints.source import open_source
+
+    opened = open_source(model, allow_pickle=allow_pickle)
+    if opened.weights is None:
+        raise UsageError(
+            f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
+            f"`leansurgeon shrink {model} --init fresh -o FOLDER` makes a model of it; give that folder.",
+        )
+    if not opened.learned:
+        say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
+    sample = sample_data(opened, data, model, seed)
+    document = measured(opened, sample, samples, probes, precision)
+    print(json.dumps(document) if as_json else "\n".join(describe(document)))
+
+
+def sample_data(opened: Source, data: str | None, model: str, seed: int) -> Calibration:
+    """What --data names, or the data of the run; of what surgery would fit on, as little as can be is read."""
+    from leansurgeon.cli import heads
+    from leansurgeon.cli.shrink import trained_on
+
+    if data is None and trained_on(model) is None:
+        raise UsageError(
+            f"Kappa needs sample data, and {model} is no run that says what it was trained on.",
+            "Give --data: text files, a folder of images, or task:NAME.",
+        )
+    return heads.sample_data(opened, data, model, 2, seed)
+
+
+def measured(
+    opened: Source, sample: Calibration, samples: int = SAMPLES, probes: int = PROBES, precision: str = "fp32"
+) -> dict[str, Any]:
+    """Load the model, measure it, and give everything as one document that JSON can hold."""
+    import torch
+
+    from leansurgeon.checkpoints.model import load
+    from leansurgeon.measure import invariant, sites
+
+    loaded = load(opened.folder)
+    loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
+    kinds = [site.kind for site in sites.sites(loaded)]
+    timm = loaded.architecture.library == "timm"
+
+    def forward(batch: dict[str, Any]) -> Any:  # whatever the model says: it may have no head
+        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
+        return loaded.model(batch["pixel_values"]) if timm else loaded.model(**inputs)
+
+    def mask(batch: dict[str, Any]) -> Any:
+        real = sample.mask(batch)
+        if "decoder_input_ids" not in batch:
+            return real
+        written = batch["labels"] != -100  # behind an answer stand tokens that fill up
+        return [real if kind == "encoder" else written for kind in kinds]
+
+    seen = SimpleNamespace(
+        model=loaded.model,
+        architecture=loaded.architecture,
+        config=loaded.config,
+        projections=loaded.projections,
+        forward=forward,
+    )
+    say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
+    half = getattr(torch, PRECISIONS[precision]) if PRECISIONS[precision] else None
+    found = invariant.measure(seen, sample.heldout, mask, samples, probes=probes, half=half)
+    for layer, kind in zip(found["layers"], kinds, strict=True):
+        layer["kind"] = kind
+    return {
+        "schema_version": 1,
+        "kind": "kappa",
+        "name": opened.name,
+        "family": opened.architecture.name,
+        "shape": opened.shape.as_dict(),
+        "data": {"name": sample.name, "says": sample.says, "sha256": sample.digest},
+        "options": {"samples": samples, "probes": probes, "precision": precision},
+        **found,
+    }
+
+
+def describe(document: dict[str, Any]) -> list[str]:
+    """The document as a person reads it, in 80 columns."""
+    head = f"{document['name']}: {document['samples']} samples, {document['tokens']:,} tokens"
+    return [*wrap(head), "", *tables(document)]
+
+
+def tables(measured: dict[str, Any]) -> list[str]:
+    """Raw and invariant, from a document of this command or from what a run's summary keeps under `kappa`."""
+    from leansurgeon.report.conditioning import kappa_of
+    from leansurgeon.report.kappa import beside, notes, raw
+
+    found = kappa_of([measured])
+    if found is None:
+        return []
+    kinds = [layer.get("kind", "self") for layer in measured["layers"]]
+    intervals = [layer.get("median_interval") for layer in measured["layers"]]
+    said = [line for text in notes(measured, found) for line in wrap(text, "  ")]
+    blocks = [raw(found, kinds, intervals), beside(found, kinds), said]
+    lines: list[str] = []
+    for block in blocks:
+        lines += ["", *block] if lines and block else block
+    return lines
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)

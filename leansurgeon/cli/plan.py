@@ -1,0 +1,96 @@
+"""`leansurgeon plan`: what a shape costs before and after, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+DEFAULT_BATCH = 32
+
+
+def plan(
+    source: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
+    heads: Annotated[
+        str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)
+    ] = None,
+    layers: Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)] = None,
+    head_dim: Annotated[
+        str,
+        typer.Option(help="keep: inner width grows. split: width // heads. Or a number. auto chooses and says why."),
+    ] = "auto",
+    mlp_dim: Annotated[str | None, typer.Option(help="Width of the MLP.", show_default=False)] = None,
+    mlp_ratio: Annotated[
+        str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.", show_default=False)
+    ] = None,
+    class_attention: Annotated[
+        bool, typer.Option("--class-attention", help="Class attention (XCiT, CaiT) gets the same heads; else it stays.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Predict peak training memory; so does every option below.")
+    ] = False,
+    batch: Annotated[
+        int | None, typer.Option(help=f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.", show_default=False)
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a text sample. Default: what the model takes, at most 1024.", show_default=False),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16 (default), fp16 or fp32; weights are fp32.", show_default=False)
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="sdpa (default): fused. eager: score matrices in memory.", show_default=False)
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw (default, fused), adamw-foreach, adam or sgd.", show_default=False)
+    ] = None,
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Activations are computed again in the backward pass.")
+    ] = False,
+    world_size: Annotated[int | None, typer.Option(help="GPUs of a DDP training.", show_default=False)] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
+    ] = False,
+) -> None:
+    """Parameters, operations and peak training memory of SOURCE before and after surgery; needs no GPU.
+
+    Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
+    """
+    from contextlib import ExitStack
+
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure import gpus
+    from leansurgeon.measure.memory import Setting
+    from leansurgeon.surgery.costs import costs
+    from leansurgeon.surgery.costs_table import costs_table
+    from leansurgeon.surgery.wanted import Wanted
+
+    wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
+    wanted.check()
+    card = gpus.find(gpu) if gpu else None
+    asked = (batch, tokens, precision, attention, optimizer, checkpointing or None, world_size, gpu)
+    setting = None
+    if memory or any(value is not None for value in asked):
+        given = {
+            "batch": DEFAULT_BATCH if batch is None else batch,
+            "tokens": tokens,
+            "precision": precision or "bf16",
+            "attention": attention or "sdpa",
+            "optimizer": optimizer or "adamw",
+            "checkpointing": checkpointing,
+            "world_size": 1 if world_size is None else world_size,
+        }
+        setting = Setting(**given)
+        setting.check()
+    # With --json and memory, torch counts the operations too.
+    with ExitStack() as keep:
+        opened = open_source(source, allow_pickle=allow_pickle, weights=False, keep=keep)
+        found = costs(opened, wanted, setting, card, cross_check=as_json and setting is not None)
+    print(json.dumps({"schema_version": 1, **found.as_dict()}) if as_json else costs_table(found))

@@ -1,0 +1,60 @@
+"""A whole experiment: the original, lean variants and their controls, over several seeds, each trained by the same
+recipe.
+
+    original    the source itself, trained
+    lean        cut from the trained original of the same seed (`init: transfer`), or started fresh, then trained;
+                it is cut from the weights of the last step, since those of the best were chosen by the evaluation data
+    control     the same depth cut with the old heads, its MLP solved so that parameters are as near as can be
+
+Every training runs in a process of its own, so that its peak memory is its own. An arm that an earlier call finished is
+taken over, and one that was interrupted goes on from its newest checkpoint.
+
+`run` is the way in. `arms` says what every arm wants, `jobs` makes each of its trainings a value and carries one out,
+`side_by_side` drives them in processes, and `machine` knows what this machine can carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.experiment.arms import base_arm, wanted_shapes
+from leansurgeon.experiment.jobs import finished, make_jobs, prepare_data
+from leansurgeon.experiment.machine import default_parallel
+from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.training.recipe import ExperimentRecipe
+from leansurgeon.training.signals import raising
+
+
+def run(
+    recipe: ExperimentRecipe,
+    workspace: Path,
+    *,
+    parallel: int | None = None,
+    force: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    processes: int = 1,
+    cpu: bool = False,
+) -> list[dict]:
+    """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
+
+    `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
+    GPUs, or CPU processes where `cpu` is set. Raises what a training raises.
+    """
+    source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
+    first = base_arm(recipe)
+    wanted = wanted_shapes(recipe, source)
+    parallel = parallel or default_parallel()
+    jobs = make_jobs(recipe, workspace, wanted, first, parallel, force=force, processes=processes, cpu=cpu)
+    say(
+        f"{recipe.name}: {len(recipe.arms)} arms x {len(recipe.seeds)} seeds = {len(jobs)} trainings, "
+        f"{parallel} at a time"
+    )
+    samples = prepare_data(recipe, say)
+    done = {key: old for key, job in jobs.items() if (old := None if force else finished(job))}
+    if done:
+        say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
+    with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
+        drive(jobs, done, first, parallel, samples, say)
+    return [done[name, seed] for name in recipe.arms for seed in recipe.seeds]

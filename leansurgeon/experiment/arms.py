@@ -1,0 +1,109 @@
+"""What every arm of an experiment wants: its shape, the control's MLP, and how it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.shape import Stage
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.plan import count, plan
+from leansurgeon.surgery.wanted import Wanted, resolve
+from leansurgeon.training.recipe import Arm, ExperimentRecipe
+
+
+def base_arm(recipe: ExperimentRecipe) -> str:
+    """The arm that is the source itself. Transfer needs it, since lean arms are cut from what it has learned."""
+    plain = [name for name, arm in recipe.arms.items() if not arm.changes_shape and arm.control_of is None]
+    if not plain:
+        raise UsageError(
+            f"The experiment '{recipe.name}' has no arm for the original.", "Add `original: {}` to its arms."
+        )
+    return plain[0]
+
+
+def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]:
+    """What every arm wants, in the recipe's order. An impossible one is refused before anything runs, and named;
+    controls are looked at last, since they depend on the arm that they control.
+    """
+    found = {}
+    for name in sorted(recipe.arms, key=lambda name: recipe.arms[name].control_of is not None):
+        try:
+            found[name] = wanted_of(name, recipe, source)
+            method, calibrate = method_of(name, recipe)
+            plan(source, found[name], 0, method, calibrated=calibrate)
+        except LeanSurgeonError as error:
+            error.message = f"Arm '{name}': {error.message}"
+            raise
+    return {name: found[name] for name in recipe.arms}
+
+
+def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
+    """The wanted shape of an arm; a control's MLP is solved for the parameters of the arm that it controls."""
+    arm = recipe.arms[name]
+    if arm.control_of is None:
+        return typed(arm)
+    lean_arm = recipe.arms[arm.control_of]
+    lean = typed(lean_arm)
+    target = resolve(source, lean)
+    parameters = count(source, target.architecture, target.shape).total
+    narrow = replace(lean, heads=None, head_dim="keep", mlp_dim=None, mlp_ratio=None, init=arm.init or lean.init)
+    return replace(narrow, mlp_dim=",".join(str(m) for m in equal_mlp(source, narrow, parameters)))
+
+
+def typed(arm: Arm) -> Wanted:
+    def text(value: object) -> str | None:
+        return None if value is None else str(value)
+
+    return Wanted(
+        heads=text(arm.heads),
+        layers=text(arm.layers),
+        head_dim=text(arm.head_dim) or "auto",
+        mlp_dim=text(arm.mlp_dim),
+        mlp_ratio=arm.mlp_ratio,
+        init=arm.init or "transfer",
+    )
+
+
+def equal_mlp(source: Source, wanted: Wanted, parameters: int) -> list[int]:
+    """MLP widths (scaled alike in every stage) whose parameter count is nearest to `parameters`; the count is linear
+    in them.
+    """
+    target = resolve(source, wanted)
+
+    def at(scale: float) -> tuple[list[Stage], int]:
+        stages = [replace(s, mlp_dim=max(1, round(s.mlp_dim * scale))) for s in target.shape.stages]
+        shape = replace(target.shape, stages=tuple(stages))
+        return stages, count(source, target.architecture, shape).total
+
+    low, high = at(1.0)[1], at(2.0)[1]
+    scale = 1.0 + (parameters - low) / (high - low)
+    if scale <= 0:
+        raise UsageError(
+            "The control cannot reach the lean model's parameters even without an MLP.", "Leave the control out."
+        )
+    return [s.mlp_dim for s in at(scale)[0]]
+
+
+def method_of(name: str, recipe: ExperimentRecipe) -> tuple[Method, bool]:
+    """How an arm is cut, and whether on sample data; a control is cut as the arm that it controls unless it says
+    otherwise.
+    """
+    arm = recipe.arms[name]
+    other = recipe.arms[arm.control_of] if arm.control_of else arm
+
+    def of(key: str, default: Any) -> Any:
+        return next((v for a in (arm, other) if (v := getattr(a, key)) is not None), default)
+
+    calibrate = of("calibrate", True)
+    method = Method(
+        layers=of("method", "auto"),
+        more=of("more_heads", "add"),
+        heal=of("heal", True),
+        fit=of("fit", 0),
+        uncalibrated=not calibrate,
+    )
+    method.check(calibrate)
+    return method, calibrate

@@ -1,0 +1,108 @@
+"""Made-up batches of the size that a model takes, and a loss for whatever it says: for counting and timing only.
+
+Imports torch inside functions; the sizes are read from the config without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.errors import UnsupportedModel, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+LONGEST = 1024  # tokens, where a model would take more and nobody says how many
+
+
+def takes_images(config: Config, architecture: Architecture) -> bool:
+    flat = architecture.flat(config)
+    return architecture.library == "timm" or any(key in flat for key in ("patch_size", "num_channels"))
+
+
+def default_tokens(config: Config, architecture: Architecture) -> int:
+    """Tokens of a text sample, where nobody says: as many as the model has positions for, at most 1024.
+
+    1 for models that take images, whose tokens follow from their size.
+    """
+    if takes_images(config, architecture):
+        return 1
+    only, most = room(config, architecture)
+    return only or min(LONGEST, most or LONGEST)
+
+
+def room(config: Config, architecture: Architecture) -> tuple[int | None, int | None]:
+    """The one number of tokens that a model takes (Nystromformer's landmarks are cut for it), and the most that it has
+    positions for; None where there is no such limit.
+    """
+    flat = architecture.flat(config)
+    only = flat.get("segment_means_seq_len")
+    only = None if only == flat.get("num_landmarks") else only  # then the attention is an ordinary one
+    found = [flat[k] for k in ("max_position_embeddings", "n_positions", "block_size") if isinstance(flat.get(k), int)]
+    # RoBERTa's first position stands behind that of the padding token.
+    skipped = flat.get("pad_token_id", 1) + 1 if architecture.name.endswith("roberta") else 0
+    return only, min((n - skipped for n in found if n > 0), default=None)
+
+
+def check_tokens(tokens: int, config: Config, architecture: Architecture) -> None:
+    """Raises `UsageError` where the model does not take so many tokens."""
+    if takes_images(config, architecture):
+        return
+    only, most = room(config, architecture)
+    if (only and tokens != only) or (most and tokens > most):
+        takes = f"exactly {only:,}" if only else f"at most {most:,}"
+        raise UsageError(f"--tokens {tokens:,}: this model takes {takes} tokens.", f"Give {takes}.")
+
+
+def image_size(config: Config, architecture: Architecture) -> tuple[int, int, int]:
+    """Channels, height and width of the images that the model takes."""
+    flat = architecture.flat(config)
+    size = flat.get("image_size", flat.get("img_size", 224))
+    height, width = (size, size) if isinstance(size, int) else size
+    return flat.get("num_channels", flat.get("in_chans", 3)), height, width
+
+
+def make(config: Config, architecture: Architecture, batch: int, tokens: int, device: Any) -> dict[str, torch.Tensor]:
+    """Model inputs of `batch` samples; text is `(batch, tokens)` without padding."""
+    import torch
+
+    flat = architecture.flat(config)
+    if takes_images(config, architecture):
+        return {"pixel_values": torch.zeros(batch, *image_size(config, architecture), device=device)}
+    if not isinstance(flat.get("vocab_size"), int):
+        raise UnsupportedModel(
+            f"{architecture.name} takes neither images nor tokens, so no sample can be made up for it.",
+            "Parameters are shown by `leansurgeon inspect`.",
+        )
+    ids = torch.zeros(batch, tokens, dtype=torch.int64, device=device)
+    if flat.get("is_encoder_decoder") and architecture.stages[-1].keys and len(architecture.stages) > 1:
+        return {"input_ids": ids, "decoder_input_ids": ids.clone()}
+    if flat.get("dual_input"):
+        return {"input_ids": ids, "input_ids_2": ids.clone()}
+    return {"input_ids": ids}
+
+
+def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What the model says: logits `(batch, classes)` or `(batch, tokens, vocab)`, or its last hidden state."""
+    import torch
+
+    said = model(inputs["pixel_values"]) if not hasattr(model, "config") else model(**inputs)
+    if isinstance(said, torch.Tensor):
+        return said
+    if isinstance(said, tuple):
+        return said[0]
+    return said.logits if "logits" in said else said.last_hidden_state
+
+
+def loss(logits: torch.Tensor) -> torch.Tensor:
+    """The mean loss, in fp32, against made-up labels: cross-entropy as tasks have it; squares without a head."""
+    import torch
+
+    from leansurgeon.tasks.base import classification_score, token_score
+
+    if logits.shape[-1] < 2:
+        return logits.float().square().mean()
+    labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    score = (classification_score if logits.dim() == 2 else token_score)(logits, labels)
+    return score.loss_sum / score.loss_count.clamp(min=1)

@@ -1,0 +1,131 @@
+"""From the conditioning of single blocks to figures of a layer and of a model, as plain values that JSON holds.
+
+No torch: reports read from here what the figures mean. JSON has no infinity, so a block without full rank gives null
+with a lower bound beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, median, median_low, stdev
+
+# From here on a half-precision forward makes kappa look smaller than it is: rounding fills the small singular values.
+HALF_CEILING = {"bfloat16": 1e3, "float16": 1e4}
+RESAMPLES = 1_000
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Statistics of one block (one sample, one layer).
+
+    `kappa` is infinite when the numerical rank is below k = min(tokens, inner): then the truth is only known to be at
+    least `bound`. The same for `centred` and `centred_bound` (the mean token subtracted; NaN with a single token).
+    """
+
+    kappa: float
+    bound: float
+    rank: int
+    k: int
+    centred: float
+    centred_bound: float
+    stable_rank: float
+    effective_rank: float
+    aspect: float
+    tokens: int
+
+
+def ceiling(dtypes: str) -> float | None:
+    """The kappa from which on a forward in one of these dtypes ("float32", or several with ", ") caps it; or None."""
+    return min((HALF_CEILING[name] for name in dtypes.split(", ") if name in HALF_CEILING), default=None)
+
+
+def summarise(samples: Sequence[Conditioning], layer: int) -> dict:
+    """One layer's statistics over samples. `median_interval` is the 95 % interval of the median (`interval`)."""
+    whole = [c.kappa for c in samples if math.isfinite(c.kappa)]
+    logs = [math.log(value) for value in whole]
+    column = {f.name: [getattr(c, f.name) for c in samples] for f in fields(Conditioning)}
+    centred, centred_bound = median_or_bound(column["centred"], column["centred_bound"])
+    return (
+        {"layer": layer}
+        | over_samples(samples)
+        | {
+            "mean": fmean(whole) if whole else None,
+            "geometric_mean": math.exp(fmean(logs)) if logs else None,
+            "log_sd": stdev(logs) if len(logs) > 1 else None,
+            "centred_median": centred,
+            "centred_lower_bound": centred_bound,
+            "stable_rank": median(column["stable_rank"]),
+            "effective_rank": median(column["effective_rank"]),
+            "aspect": median(column["aspect"]),
+        }
+    )
+
+
+def over_samples(samples: Sequence[Conditioning]) -> dict:
+    """Median with its interval, worst value and rank; what does not depend on centring."""
+    kappas, bounds = [c.kappa for c in samples], [c.bound for c in samples]
+    middle, middle_bound = median_or_bound(kappas, bounds)
+    deficient = sum(not math.isfinite(value) for value in kappas)
+    # The sample that lacks most; where none lacks anything, a typical one.
+    missing = max(c.k - c.rank for c in samples)
+    typical = median_low([c.k for c in samples])
+    shown = next(c for c in samples if (c.k - c.rank == missing if missing else c.k == typical))
+    return {
+        "median": middle,
+        "median_lower_bound": middle_bound,
+        "median_interval": interval(kappas),
+        "worst": None if deficient else max(kappas),
+        "lower_bound": max(bounds) if deficient else None,
+        "rank": shown.rank,
+        "k": shown.k,
+        "deficient": deficient,
+    }
+
+
+def interval(values: Sequence[float]) -> list[float | None] | None:
+    """95 % interval of the median over samples, by the bootstrap (1,000 resamples, always the same ones, so that equal
+    samples of two models are resampled alike). An end that is infinite is null; None with fewer than two samples.
+
+    >>> interval([3.0] * 8)
+    [3.0, 3.0]
+    """
+    import numpy as np  # here, so that reports start without it
+
+    known = np.array([v for v in values if not math.isnan(v)])
+    if len(known) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(known), size=(RESAMPLES, len(known)))
+    medians = np.sort(np.median(known[drawn], axis=1))
+    ends = medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1]
+    return [float(end) if math.isfinite(end) else None for end in ends]
+
+
+def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[float | None, float | None]:
+    """(median, None), or (None, the median of the lower bounds) where the median is infinite; NaNs are left out."""
+    known = [(v, b) for v, b in zip(values, bounds, strict=True) if not math.isnan(v)]
+    if not known:
+        return None, None
+    middle = median(v for v, _ in known)
+    return (middle, None) if math.isfinite(middle) else (None, median(b for _, b in known))
+
+
+def over_layers(layers: Sequence[dict]) -> dict:
+    """The model's figures from its layers'. Compare models of different depth by layer instead: kappa grows with
+    depth."""
+
+    def of(key: str) -> list[float]:
+        return [layer[key] for layer in layers if layer[key] is not None]
+
+    means, medians, centred = of("mean"), of("median"), of("centred_median")
+    whole, unknown = len(medians) == len(layers), of("median_lower_bound")
+    return {
+        "mean": fmean(means) if len(means) == len(layers) else None,
+        "median": median(medians) if whole else None,
+        "worst": max(medians) if whole else None,
+        "lower_bound": max(medians + unknown) if unknown else None,
+        "median_lower_bound": median(medians + unknown) if unknown else None,
+        "centred_median": median(centred) if len(centred) == len(layers) else None,
+        "deficient": sum(layer["deficient"] for layer in layers),
+    }

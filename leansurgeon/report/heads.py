@@ -1,0 +1,219 @@
+"""What `leansurgeon heads` prints: the map of importance, ablations and the pruning curve, in 80 columns.
+
+All functions read the document of `measure.heads.study` (also from RUN/heads.json) and import no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Any
+
+from tabulate import tabulate
+
+SHOWN = 6  # heads of an ablation that are named one by one
+PER_LINE = 50  # heads of the map in a line
+LABELS = {
+    "importance": "least first",
+    "even": "even",
+    "oracle": "by ablation",
+    "random": "random",
+    "reverse": "most first",
+}
+CURVE_LEGEND = (
+    "least first: all heads of the model by importance, layers may lose all. even: as many from every layer of a "
+    "stage, which a checkpoint can hold. by ablation: the order of measured single ablations. most first: backwards."
+)
+
+
+def describe(document: dict[str, Any]) -> list[str]:
+    """The whole study as a person reads it."""
+    options, samples = document["options"], document["samples"]
+    raw = options["normalise"] == "none"
+    how = f"per {options['reduction']}, {'raw' if raw else 'divided by the l2 norm of each layer'}"
+    lines = [
+        *wrap(f"{document['model']}: {heads_of(document)} heads. Data: {document['data']['says']}."),
+        *wrap(f"Judged by {document['judged_by']}. Importance on {samples['importance']:,} samples ({how})."),
+        "",
+        *importance_map(document),
+    ]
+    if "ablation" in document:
+        lines += ["", *ablation(document)]
+    if "curve" in document:
+        lines += ["", *curve(document)]
+    return lines
+
+
+def wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, 80, break_long_words=False, break_on_hyphens=False)
+
+
+def heads_of(document: dict[str, Any]) -> int:
+    return sum(entry["heads"] for entry in document["attentions"])
+
+
+def name(entry: dict[str, Any], document: dict[str, Any]) -> str:
+    """A layer as a person says it: `3`, `stage 2, 3`, `cross 3`."""
+    stages = {other["stage"] for other in document["attentions"]}
+    layer = str(entry["layer"] + 1)
+    if entry["kind"] in ("encoder", "decoder", "cross"):
+        return f"{entry['kind']} {layer}"
+    stage = f"{entry['stage'] + 1}." if len(stages) > 1 else ""
+    return f"{stage}{layer}" + (f" {entry['kind'].removeprefix('self ')}nd" if " " in entry["kind"] else "")
+
+
+def importance_map(document: dict[str, Any]) -> list[str]:
+    """One digit a head: the tenth of all heads into which its importance falls."""
+    entries = document["attentions"]
+    flat = sorted(value for entry in entries for value in entry["importance"])
+    total = sum(flat) or 1.0
+    rows = []
+    for entry in entries:
+        values = entry["importance"]
+        digits = "".join(str(tenth(flat, value)) for value in values)
+        pieces = textwrap.wrap(digits, PER_LINE)
+        best = max(range(len(values)), key=values.__getitem__)
+        share = f"{100 * sum(values) / total:.1f} %"
+        rows.append([name(entry, document), pieces[0], share, f"{best + 1} ({100 * values[best] / total:.1f} %)"])
+        rows += [["", piece, "", ""] for piece in pieces[1:]]
+    headers = ["layer", "heads", "importance", "strongest"]
+    lines = tabulate(rows, headers=headers, colalign=("left", "left", "right", "right"), disable_numparse=True)
+    says = "A digit a head: 9 is the most important tenth of all heads, 0 the least."
+    if len(document["kinds"]) > 1:
+        shares = (f"{k} {100 * v['share']:.0f} % in {v['heads']} heads" for k, v in document["kinds"].items())
+        says += f" By kind of attention: {', '.join(shares)}."
+    return [*lines.splitlines(), *wrap(says)]
+
+
+def tenth(ordered: list[float], value: float) -> int:
+    """0..9: the share of values below this one."""
+    from bisect import bisect_left
+
+    return min(9, 10 * bisect_left(ordered, value) // len(ordered))
+
+
+def ablation(document: dict[str, Any]) -> list[str]:
+    """Which single heads matter, and what one head a layer gives."""
+    found = document["ablation"]
+    heads = [
+        (entry, number, off) for entry in document["attentions"] for number, off in enumerate(entry["off"], start=1)
+    ]
+    heads.sort(key=lambda item: -item[2]["change"])
+    ends = heads if len(heads) <= 2 * SHOWN else heads[:SHOWN] + heads[-SHOWN:]
+    percent = "accuracy_change" in heads[0][2]
+    table = [
+        [name(entry, document), number, signed(off["change"]), error(off), p(off["p_holm"])]
+        + ([f"{100 * off['accuracy_change']:+.1f}"] if percent else [])
+        for entry, number, off in ends
+    ]
+    headers = ["layer", "head off", "loss", "error", "p (Holm)"] + (["accuracy"] if percent else [])
+    lines = tabulate(table, headers=headers, disable_numparse=True).splitlines()
+    if len(ends) < len(heads):
+        lines.insert(2 + SHOWN, f"... {len(heads) - len(ends)} heads in between ...")
+    n = document["samples"]["ablation"]
+    if found["test"]:
+        says = (
+            f"One head off, {n:,} held-out samples, loss with all {found['whole']['loss']:.4f}: of {found['heads']} "
+            f"heads {found['worse']} raise the loss and {found['better']} lower it ({found['test']})."
+        )
+    else:
+        says = (
+            f"One head off, {n:,} held-out samples. No test: a distance from oneself is never below 0, so it would "
+            "always pass."
+        )
+    if found["spearman"] is not None:
+        says += f" Rank correlation with importance: {found['spearman']:.2f}."
+    only = [
+        [name(e, document), e["only"]["head"], signed(e["only"]["change"]), error(e["only"]), p(e["only"]["p_holm"])]
+        + ([f"{100 * e['only']['accuracy_change']:+.1f}"] if percent else [])
+        for e in document["attentions"]
+    ]
+    headers[1] = "only head"
+    return [
+        *lines, *wrap(says), "", *tabulate(only, headers=headers, disable_numparse=True).splitlines(),
+        *wrap("The most important head of one layer alone left; all other layers whole."),
+    ]  # fmt: skip
+
+
+def signed(value: float) -> str:
+    return f"{value:+.4f}"
+
+
+def error(row: dict[str, Any]) -> str:
+    return "-" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
+
+
+def p(value: float | None) -> str:
+    return "-" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def curve(document: dict[str, Any]) -> list[str]:
+    """Score by the share of heads that is off."""
+    found = document["curve"]
+    orders = {key: found["orders"][key] for key in LABELS if key in found["orders"]}
+    steps = [point["fraction"] for point in orders["importance"]]
+    columns = [column(points, steps, document) for points in orders.values()]
+    rows = [[f"{100 * steps[i]:.0f} %", *cells] for i, cells in enumerate(zip(*columns, strict=True))]
+    aligned = ("right",) * (1 + len(orders))
+    lines = tabulate(rows, headers=["off", *(LABELS[k] for k in orders)], colalign=aligned, disable_numparse=True)
+    shown = unit(document)
+    allowed = "a hundredth less of it" if "accuracy" in document["whole"] else "a hundredth more of it"
+    allowed = allowed if labelled(document) else "0.01 of it"
+    able = ", ".join(f"{LABELS[key]} {100 * found['prunable'][key]:.0f} %" for key in orders)
+    seeds = f" of {found['random_seeds']} orders" if "random" in orders else ""
+    lines = [
+        *lines.splitlines(),
+        *wrap(
+            f"{shown} on {document['samples']['curve']:,} held-out samples"
+            + (f"; random: mean, lowest and highest{seeds}" if seeds else "")
+            + f". {CURVE_LEGEND}"
+        ),
+        *wrap(f"Can go for {allowed}: {able}."),
+    ]
+    if found["by_kind"]:
+        lines += ["", *by_kind(document)]
+    return lines
+
+
+def by_kind(document: dict[str, Any]) -> list[str]:
+    kinds = document["curve"]["by_kind"]
+    steps = [point["fraction"] for point in next(iter(kinds.values()))]
+    rows = [
+        [f"{100 * f:.0f} %"] + [value(points[i], document) for points in kinds.values()] for i, f in enumerate(steps)
+    ]
+    lines = tabulate(rows, headers=["off", *kinds], colalign=("right",) * (1 + len(kinds)), disable_numparse=True)
+    return [*lines.splitlines(), *wrap("Each kind of attention alone, its least important heads first.")]
+
+
+def labelled(document: dict[str, Any]) -> bool:
+    return not document["judged_by"].startswith("1 - cosine")
+
+
+def unit(document: dict[str, Any]) -> str:
+    if "accuracy" in document["whole"]:
+        return "accuracy, %,"
+    return "perplexity of a token" if document["text"] else "loss" if labelled(document) else "1 - cosine"
+
+
+def value(point: dict[str, Any], document: dict[str, Any], key: str = "") -> str:
+    if "accuracy" in point:
+        return f"{100 * point['accuracy' + key]:.1f}"
+    loss = point["loss" + key]
+    if document["text"]:
+        return f"{math.exp(loss):,.4g}" if loss < 20 else f"e^{loss:.0f}"
+    return f"{loss:.4f}"
+
+
+def column(points: list[dict[str, Any]], steps: list[float], document: dict[str, Any]) -> list[str]:
+    """A curve's cells, each point in the row of the nearest step, with its own share of heads where that differs
+    (even cuts are whole heads of every layer).
+    """
+    cells = [""] * len(steps)
+    for point in points:
+        row = min(range(len(steps)), key=lambda i: abs(steps[i] - point["fraction"]))
+        cells[row] = value(point, document)
+        if "loss_low" in point:
+            cells[row] += f" ({value(point, document, '_low')}-{value(point, document, '_high')})"
+        if abs(steps[row] - point["fraction"]) >= 0.005:
+            cells[row] += f" at {100 * point['fraction']:.0f} %"
+    return cells

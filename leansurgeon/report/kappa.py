@@ -1,0 +1,111 @@
+"""The conditioning of one model as a person reads it: raw kappa with its spread and ranks, and beside it what a change
+of basis cannot move. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leansurgeon.measure.samples import ceiling
+from leansurgeon.report.columns import bound_cell, rank_cell
+from leansurgeon.report.conditioning import MATRICES, PRODUCTS, Bound, Kappa
+from leansurgeon.report.humans import NONE, plain, plural
+
+NAMES = {"vo": "W_o W_v", "qk": "W_q' W_k"} | {key: f"W_{key}" for key in MATRICES}
+
+
+def raw(kappa: Kappa, kinds: Sequence[str], intervals: Sequence[list | None]) -> list[str]:
+    """One row per layer: kappa of the block over samples, its 95 % interval, the worst, centred, and ranks."""
+    rows = [
+        [
+            *named(kind, layer.layer, kinds),
+            bound_cell(layer.median),
+            ends(interval),
+            bound_cell(layer.worst),
+            bound_cell(layer.centred),
+            rank_cell(layer.rank, layer.k),
+            str(layer.deficient),
+            plain(layer.stable_rank),
+            plain(layer.effective_rank),
+            plain(layer.aspect),
+        ]
+        for layer, kind, interval in zip(kappa.layers, kinds, intervals, strict=True)
+    ]
+    heads = ["kappa", "95 %", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"]
+    return grid([*labels(kinds), *heads], rows)
+
+
+def beside(kappa: Kappa, kinds: Sequence[str]) -> list[str]:
+    """One row per layer: what depends on the basis of the heads, then what does not."""
+    rows = [
+        [
+            *named(kind, layer.layer, kinds),
+            bound_cell(layer.median),
+            *(bound_cell((layer.weights or {}).get(key)) for key in MATRICES),
+            bound_cell(layer.output),
+            bound_cell(layer.jacobian),
+            *(bound_cell((layer.weights or {}).get(key)) for key in PRODUCTS),
+        ]
+        for layer, kind in zip(kappa.layers, kinds, strict=True)
+    ]
+    heads = ["A", *(NAMES[key] for key in MATRICES), "A W_o", "Jacobian", *(NAMES[key] for key in PRODUCTS)]
+    return grid([*labels(kinds), *heads], rows)
+
+
+def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
+    """How the numbers came about, in as few sentences as honesty allows."""
+    dtype = "fp32" if kappa.dtype == "float32" else kappa.dtype
+    said = [
+        f"kappa: input A of the output projection, median over {kappa.samples} samples with the bootstrap's 95 % "
+        f"interval, real tokens only, {dtype} forward, fp64 spectrum. centred: without the mean token. stable, eff.: "
+        "stable and effective rank.",
+        "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model computes; "
+        "A W_o, the Jacobian and, over heads, W_o W_v and W_q' W_k do not.",
+    ]
+    slope = next((layer["jacobian"] for layer in document["layers"] if layer.get("jacobian")), None)
+    if slope:
+        exact = "it is exact here" if slope["exact"] else "a lower bound, to be compared at equal probes only"
+        said.append(
+            f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, {slope['samples']} samples: "
+            f"{exact}."
+        )
+    half = ceiling(kappa.dtype) is not None
+    if kappa.deficient:
+        why = f"in {dtype} they may only seem so" if half else "look for repeated tokens, heads without effect, or few"
+        columns = "" if half else " columns for the tokens"
+        said.append(f"lost: {plural(kappa.deficient, 'block')} without full rank; {why}{columns}.")
+    if half and any(layer.get("capped") for layer in document["layers"]):
+        said.append(f"≥: the {dtype} forward caps kappa here; measure with --precision fp32.")
+    if kappa.layers and any(0.8 < (layer.aspect or 0) < 1.25 for layer in kappa.layers):
+        said.append("h*d is near the number of tokens, where kappa peaks (Theorem 3.2): fewer heads lower it, too.")
+    return said
+
+
+def ends(interval: list | None) -> str:
+    if interval is None:
+        return NONE
+    low, high = (plain_kappa(end) for end in interval)
+    return f"{low}-{high}"
+
+
+def plain_kappa(end: float | None) -> str:
+    return "inf" if end is None else bound_cell(Bound(end))
+
+
+def labels(kinds: Sequence[str]) -> list[str]:
+    return ["layer"] if set(kinds) == {"self"} else ["layer", "kind"]
+
+
+def named(kind: str, layer: int, kinds: Sequence[str]) -> list[str]:
+    return [str(layer)] if set(kinds) == {"self"} else [str(layer), kind]
+
+
+def grid(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """Right-aligned, two blanks between columns; columns that say nothing are left out."""
+    from tabulate import tabulate
+
+    kept = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
+    lines = [[heads[i] for i in kept], *([row[i] for i in kept] for row in rows)]
+    body = tabulate(lines, tablefmt="plain", disable_numparse=True, stralign="right")
+    return [line.rstrip() for line in body.splitlines()]

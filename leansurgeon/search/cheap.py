@@ -1,0 +1,139 @@
+"""The cheap stage: what can be said of a shape before it is built, and who is worth a try. No torch.
+
+    parameters   exact
+    flops        of the matrix products in the blocks, forward, one sample
+    memory       predicted peak of training, of those that are tried (`limits`)
+    latency      of a forward pass of one sample, measured where there is a limit for it (`limits`)
+    influence    share of the source's influence that the most influential layers keep
+    kappa        of the kept layers, moved by the number of heads as Gaussian matrices would (Theorem 3.2)
+
+None of them is the truth; the report says how far each foretold the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.search.score import ranks
+from leansurgeon.search.space import Candidate
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.plan import target_specs
+from leansurgeon.surgery.wanted import holder
+
+if TYPE_CHECKING:
+    from leansurgeon.search.evidence import Evidence
+
+CONTROLS = 4  # one place in so many is for a candidate with the old number of heads
+# Which way is better: -1 where more is (more parameters under the same limit can hold more).
+WISHES = {"parameters": -1, "influence": -1, "kappa": 1}
+EDELMAN = math.exp(1.537)  # a square Gaussian matrix of size n has kappa exp(1.537) n (Edelman, 1988; geometric mean)
+
+
+@dataclass(frozen=True)
+class Cheap:
+    """Cheap numbers of one candidate; None where unknown."""
+
+    parameters: int
+    flops: int | None = None
+    memory: int | None = None
+    latency: float | None = None
+    influence: float | None = None
+    kappa: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def scores(
+    source: Source,
+    candidates: Sequence[Candidate],
+    evidence: Evidence | None,
+) -> dict[str, Cheap]:
+    """Everything but memory and latency, by name."""
+    found = {}
+    for candidate in candidates:
+        tokens = evidence.tokens if evidence else None
+        cheap = Cheap(candidate.parameters, flops(source, candidate.shape, tokens) if tokens else None)
+        if evidence:
+            share = kept_influence(source.shape, candidate.shape, evidence.influence)
+            kappa = foretold_kappa(source.shape, candidate.shape, evidence)
+            cheap = replace(cheap, influence=share, kappa=kappa)
+        found[candidate.name] = cheap
+    return found
+
+
+def flops(source: Source, shape: Shape, tokens: float) -> int:
+    """Multiplications and additions of one sample's forward pass through the blocks: 2 for every weight and token, and
+    4 * tokens * inner for every token's attention to all others. Blocks with windows or landmarks do less.
+    """
+    specs = target_specs(source, holder(source.architecture, source.shape, shape), shape)
+    weights = sum(s.size for s in specs if s.layer is not None and s.counted and len(s.shape) > 1)
+    attention = sum(stage.depth * stage.inner for stage in shape.stages)
+    return round(2 * tokens * weights + 4 * tokens**2 * attention)
+
+
+def kept_layers(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
+    """The most influential layers of every stage (evenly spaced where influence is unknown), through all stages."""
+    kept, start = [], 0
+    for old, new in zip(before.stages, after.stages, strict=True):
+        stage = range(start, start + old.depth)
+        if influence:
+            kept += sorted(sorted(stage, key=lambda i: (-influence[i], i))[: new.depth])
+        else:
+            kept += [start + i * old.depth // new.depth for i in range(new.depth)]
+        start += old.depth
+    return kept
+
+
+def kept_influence(before: Shape, after: Shape, influence: list[float] | None) -> float | None:
+    """Share of the sum over all layers, at best."""
+    if not influence or not sum(influence):
+        return None
+    return sum(influence[i] for i in kept_layers(before, after, influence)) / sum(influence)
+
+
+def foretold_kappa(before: Shape, after: Shape, evidence: Evidence) -> float | None:
+    """Median over the kept layers of the source's kappa, times what Theorem 3.2 makes of the new inner width."""
+    stages = [(old, new) for old, new in zip(before.stages, after.stages, strict=True) for _ in range(old.depth)]
+    found = []
+    for layer in kept_layers(before, after, evidence.influence):
+        old, new = stages[layer]
+        if (kappa := evidence.kappa[layer]) is not None:
+            ratio = gaussian_kappa(evidence.tokens, new.inner) / gaussian_kappa(evidence.tokens, old.inner)
+            found.append(max(1.0, kappa * ratio))
+    return median(found) if found else None
+
+
+def gaussian_kappa(tokens: float, inner: float) -> float:
+    """Condition number of a Gaussian (tokens, inner) matrix: (sqrt(a) + sqrt(b)) / (sqrt(a) - sqrt(b)) for large sizes
+    a > b (Theorem 3.2), which has no end at a = b; there a square matrix's takes over.
+    """
+    a, b = math.sqrt(max(tokens, inner)), math.sqrt(min(tokens, inner))
+    square = EDELMAN * b * b
+    return min(square, (a + b) / (a - b)) if a > b else square
+
+
+# -- who is tried ---------------------------------------------------------------------------------
+
+
+def order(candidates: Sequence[Candidate], found: dict[str, Cheap]) -> list[Candidate]:
+    """By the mean of the ranks in parameters (more is better under a limit), influence (more) and kappa (less), as far
+    as they are known; of equals the smaller one first.
+    """
+    tables = []
+    for key, wish in WISHES.items():
+        values = [getattr(found[c.name], key) for c in candidates]
+        if all(value is not None for value in values):
+            tables.append(ranks([wish * value for value in values]))
+    points = {c.name: fmean(table[i] for table in tables) for i, c in enumerate(candidates)}
+    return sorted(candidates, key=lambda c: (points[c.name], c.parameters, c.name))
+
+
+def old_heads(tries: int) -> int:
+    """How many of the places are for candidates with the old number of heads, so that depth alone is always tried."""
+    return -(-tries // CONTROLS) if tries > 1 else 0

@@ -1,0 +1,139 @@
+"""What one pass over sample data says of the source: kappa and influence of every layer. Imports torch.
+
+It is measured once and kept; the file's name is a digest of the source's weights and of every sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from leansurgeon.checkpoints import digests
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.measure.calibration import Calibration
+from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.wanted import Wanted
+from leansurgeon.training.runfolder import write_json
+
+SAMPLES = 64  # for kappa, as in a recipe
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """By layer of the source. `tokens` is the mean number of real tokens of a sample. `influence` is 1 - cos(input,
+    output) (ShortGPT); None where nothing was learned or the model cannot be run block by block, and `says` why.
+    """
+
+    tokens: float
+    kappa: list[float | None]
+    influence: list[float] | None
+    says: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def gather(
+    source: Source, data: Calibration, cache: Path, seed: int = 0, say: Callable[[str], None] = lambda _: None
+) -> Evidence:
+    """The evidence on the guard samples of `data`, from `cache` where it was measured before. Of a preset the kappa is
+    that of a model just initialised with `seed`.
+    """
+    file = cache / "search" / f"{key_of(source, data, seed)}.json"
+    try:
+        known = Evidence(**json.loads(file.read_text()))
+        say(f"Kappa and influence of {source.name} are known from an earlier search.")
+        return known
+    except (OSError, ValueError, TypeError):
+        pass
+    say(f"Measuring kappa and influence of every layer of {source.name} on {data.says} ...")
+    kappa, tokens = kappas(source, data, seed)
+    says = ""
+    influence = None
+    if source.learned:
+        try:
+            influence = influences(source, data)
+        except LeanSurgeonError as error:
+            says = f"No influence of layers: {error.message}"
+    else:
+        says = f"No influence of layers: nothing of {source.name} is learned yet."
+    found = Evidence(tokens, kappa, influence, says)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, found.as_dict())
+    return found
+
+
+def key_of(source: Source, data: Calibration, seed: int) -> str:
+    return hashlib.sha256(f"{VERSION} {identity(source)} {data.digest} {seed} {SAMPLES}".encode()).hexdigest()[:24]
+
+
+def identity(source: Source) -> str:
+    """What a source is: its config and the digests of its weight files."""
+    weights = [digests.sha256(path) for path in (source.files or ())]
+    return hashlib.sha256((json.dumps(source.config, sort_keys=True) + " ".join(weights)).encode()).hexdigest()
+
+
+def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | None], float]:
+    """Median kappa of every layer (its lower bound where blocks lack rank), and tokens of a sample."""
+    from leansurgeon.checkpoints.model import load
+    from leansurgeon.measure import kappa
+
+    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
+        folder = source.folder
+        if source.weights is None:
+            folder = Path(scratch) / "model"
+            carry_out(plan(source, Wanted(), seed), source, folder, check=False)
+        loaded = load(folder)
+        # Not `loaded.forward`, which wants logits: encoders without a head have kappa, too.
+        runs = SimpleNamespace(
+            model=loaded.model, projections=loaded.projections, forward=lambda batch: outputs(loaded, batch)
+        )
+        found = kappa.measure(runs, data.guard, data.mask, SAMPLES)
+    per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in found["layers"]]
+    return merged(per_layer, source.shape.depth), found["tokens"] / found["samples"]
+
+
+def merged(values: list[float | None], depth: int) -> list[float | None]:
+    """One value for a layer: the largest, where a layer has several attentions."""
+    each = max(1, len(values) // depth)
+    parts = [values[i : i + each] for i in range(0, len(values), each)]
+    return [max((v for v in part if v is not None), default=None) for part in parts]
+
+
+def influences(source: Source, data: Calibration) -> list[float]:
+    """Influence of every layer, with one block of the source in memory."""
+    from leansurgeon.checkpoints.skeleton import Skeleton
+    from leansurgeon.surgery import choose_layers
+
+    teacher = Skeleton(source.config, source.architecture)
+    teacher.fill_outer(source.weights.float32)
+    by_layer: dict[int, list[str]] = {}
+    for spec in source.specs:
+        by_layer.setdefault(spec.layer, []).append(spec.name)
+
+    def fill(layer: int) -> None:
+        teacher.fill(layer, {name: source.weights.float32(name) for name in by_layer[layer]})
+
+    import torch
+
+    with torch.no_grad():
+        masks = [data.mask(batch) for batch in data.guard]
+        return choose_layers.measure(teacher, fill, data.guard, masks, source.shape, source.shape).influence
+
+
+def outputs(loaded: Any, batch: dict[str, Any]) -> Any:
+    """Logits, or the last hidden states of a model without a head."""
+    inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
+    if loaded.architecture.library == "timm":
+        return loaded.model(inputs["pixel_values"])
+    found = loaded.model(**inputs)
+    return found.logits if "logits" in found else found[0]

@@ -1,0 +1,83 @@
+"""Plain successive halving (Jamieson and Talwalkar, 2016): many candidates for a short time, the better half for twice
+as long, until two are left. Numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.search.score import Score
+from leansurgeon.search.space import Candidate
+
+
+@dataclass(frozen=True)
+class Rung:
+    """`size` candidates, each for `share` of the full length."""
+
+    number: int
+    size: int
+    share: Fraction
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a candidate reached on a rung: a score, or why there is none."""
+
+    score: Score | None
+    failed: str | None = None
+
+
+Try = Callable[[Rung, Sequence[Candidate]], dict[str, Result]]
+
+
+def schedule(tries: int) -> list[Rung]:
+    """R = max(1, ceil(log2 tries)) rungs: on rung r (from 0) ceil(tries / 2^r) candidates for 2^(r - R + 1) of the full
+    length. The last rung has two candidates (one, where one is all there is) and the full length; with tries = 2^R
+    every rung costs two full lengths.
+    """
+    count = max(1, (tries - 1).bit_length())
+    return [Rung(r + 1, -(-tries // 2**r), Fraction(1, 2 ** (count - 1 - r))) for r in range(count)]
+
+
+def climb(
+    candidates: Sequence[Candidate],
+    attempt: Try,
+    *,
+    beside: Callable[[Sequence[Candidate]], Sequence[Candidate]] = lambda survivors: (),
+    say: Callable[[str], None] = lambda _: None,
+) -> list[dict[str, Result]]:
+    """The results of every rung, by name. `candidates` stand in the order of the cheap scores, which decides between
+    equal ones; `beside` names what is tried on the last rung beside the survivors (their controls).
+
+    Raises `LeanSurgeonError` where nothing on a rung has a score.
+    """
+    results: list[dict[str, Result]] = []
+    alive, rungs = list(candidates), schedule(len(candidates))
+    for rung in rungs:
+        alive = alive[: rung.size]
+        last = rung is rungs[-1]
+        names = {c.name for c in alive}
+        extra = [c for c in beside(alive) if c.name not in names] if last else []
+        say(
+            f"Rung {rung.number} of {len(rungs)}: {len(alive)} candidates{also(extra)}, {rung.share} of the full length"
+        )
+        found = attempt(rung, [*alive, *extra])
+        results.append(found)
+        alive = ordered(alive, found)
+        if not alive:
+            why = next(result.failed for result in found.values() if result.failed)
+            raise LeanSurgeonError(f"None of the {len(found)} candidates of rung {rung.number} has a score: {why}")
+    return results
+
+
+def also(extra: Sequence[Candidate]) -> str:
+    return f" and {', '.join(c.name for c in extra)}" if extra else ""
+
+
+def ordered(candidates: Sequence[Candidate], found: dict[str, Result]) -> list[Candidate]:
+    """Those with a score, the best first; of equals the smaller one, then the one that stood first."""
+    scored = [c for c in candidates if found[c.name].score is not None]
+    return sorted(scored, key=lambda c: (*found[c.name].score.key, c.parameters))

@@ -1,0 +1,180 @@
+"""Candidates by short heals: calibrated shrink on a share of the sample data, judged on held-out samples. Imports
+torch.
+
+The held-out samples are two halves. The first one chooses among candidates; the second is looked at once, for the
+winner, its control and the source, since the best of many is flattered by what chose it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.measure.calibration import Batch, Calibration
+from leansurgeon.measure.judge import Unlabelled
+from leansurgeon.search.evidence import outputs
+from leansurgeon.search.halving import Result, Rung
+from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.space import Candidate
+from leansurgeon.surgery.apply import apply
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.shrink import decide
+from leansurgeon.training.runfolder import write_json
+
+PARTS = ("choosing", "untouched")
+
+
+@dataclass
+class Heals:
+    """Heals candidates and judges them. Every result is a file in `folder`, so a search that was ended goes on."""
+
+    source: Source
+    data: Calibration
+    folder: Path
+    seed: int = 0
+    fit: int = 0  # local fitting steps for every layer on the last rung
+    say: Callable[[str], None] = lambda _: None
+    halves: tuple[list[Batch], list[Batch]] = field(init=False)
+    references: dict[str, list[torch.Tensor]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.halves = split_in_two(self.data.heldout)
+
+    def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[str, Result]:
+        """The scores of one rung on the choosing half."""
+        found = {}
+        for number, candidate in enumerate(candidates, 1):
+            scores = self.of(candidate, rung.share)
+            found[candidate.name] = scores["choosing"]
+            result = scores["choosing"]
+            told = f"{result.score.label} {result.score.text}" if result.score else f"failed: {result.failed}"
+            self.say(f"  [{number}/{len(candidates)}] {candidate.name}: {told}")
+        return found
+
+    def untouched(self, candidate: Candidate) -> Score | None:
+        """The score on the other half, of a candidate that was healed in full."""
+        return self.of(candidate, Fraction(1))["untouched"].score
+
+    def of(self, candidate: Candidate, share: Fraction) -> dict[str, Result]:
+        """Scores on both halves, from the file where there is one."""
+        file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}.json"
+        try:
+            return {part: read_result(value) for part, value in json.loads(file.read_text()).items()}
+        except (OSError, ValueError, TypeError, KeyError):
+            pass
+        try:
+            found = self.healed(candidate, share)
+        except Diverged as error:  # of this shape alone; other errors are of the source or the data
+            found = {part: Result(None, error.message) for part in PARTS}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {part: written(result) for part, result in found.items()})
+        return found
+
+    def healed(self, candidate: Candidate, share: Fraction) -> dict[str, Result]:
+        if candidate.shape == self.source.shape:
+            return self.judged(self.source.folder)
+        method = Method(fit=round(self.fit * share))
+        decided = decide(self.source, candidate.wanted, self.seed, method, part_of(self.data, share))
+        with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
+            folder = Path(scratch) / "model"
+            folder.mkdir()
+            try:
+                apply(decided.plan, self.source, folder, decided.edits)
+            finally:
+                decided.close()
+            return self.judged(folder)
+
+    def judged(self, folder: Path) -> dict[str, Result]:
+        loaded = load(folder)
+        loaded.model.eval()
+        halves = zip(PARTS, self.halves, strict=True)
+        return {part: Result(self.score(loaded, part, batches)) for part, batches in halves}
+
+    @torch.no_grad()
+    def score(self, loaded: Loaded, part: str, batches: list[Batch]) -> Score:
+        if self.data.task is not None:
+            return task_score(loaded, self.data, batches)
+        judge = Unlabelled(loaded)
+        if part not in self.references:
+            source = load(self.source.folder)
+            source.model.eval()
+            self.references[part] = [Unlabelled(source).forward(batch) for batch in batches]
+        losses = [judge.losses(judge.forward(b), b, r) for b, r in zip(batches, self.references[part], strict=True)]
+        found = torch.cat(losses)
+        if not torch.isfinite(found).all():
+            raise Diverged("its output is no finite number.")
+        return Score(1 - float(found.double().mean()), "cosine", True, False, samples=len(found))
+
+
+def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score:
+    """The task's metric over all batches. Raises `Diverged` where the loss is no number."""
+    sums: Any = None
+    samples = 0
+    for batch in batches:
+        score = data.task.score(outputs(loaded, batch), batch)
+        parts = [float(value) for value in score[:4]]
+        extra = None if score.extra is None else score.extra.double().numpy()
+        sums = (parts, extra) if sums is None else ([a + b for a, b in zip(sums[0], parts, strict=True)],
+                                                    None if extra is None else sums[1] + extra)  # fmt: skip
+        samples += len(batch["labels"])
+    loss_sum, loss_count, _, metric_count = sums[0]
+    loss = loss_sum / max(1.0, loss_count)
+    if not loss == loss or loss in (float("inf"), -float("inf")):
+        raise Diverged("its loss is no finite number.")
+    metric = data.task.metric
+    value = data.task.metric_value(sums_of(*sums[0], sums[1]))[metric.key]
+    right = metric.percent and "accuracy" in metric.key and int(metric_count) == samples
+    error = binomial_error(value, samples) if right else None
+    return Score(value, metric.label, metric.higher_is_better, metric.percent, loss, samples, error)
+
+
+def sums_of(*parts: Any) -> Any:
+    from leansurgeon.tasks.base import Sums
+
+    return Sums(*parts)
+
+
+# -- sample data ----------------------------------------------------------------------------------
+
+
+def part_of(data: Calibration, share: Fraction) -> Calibration:
+    """The first `share` of the samples to fit on and to guard, in whole batches, one at least."""
+
+    def first(batches: list[Batch]) -> list[Batch]:
+        return batches[: max(1, round(len(batches) * share))]
+
+    return data if share == 1 else replace(data, fit=first(data.fit), guard=first(data.guard))
+
+
+def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Every second batch; a single one is cut in two. Raises `LeanSurgeonError` where there is one sample only."""
+    if len(batches) > 1:
+        return batches[::2], batches[1::2]
+    rows = len(next(iter(batches[0].values())))
+    if rows < 2:
+        raise LeanSurgeonError(
+            "The data holds one held-out sample, and a search needs two at least.", "Give more data."
+        )
+    first = {key: value[: rows // 2] for key, value in batches[0].items()}
+    return [first], [{key: value[rows // 2 :] for key, value in batches[0].items()}]
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def written(result: Result) -> dict[str, Any]:
+    return {"score": result.score.as_dict() if result.score else None, "failed": result.failed}
+
+
+def read_result(value: dict[str, Any]) -> Result:
+    return Result(Score(**value["score"]) if value["score"] else None, value["failed"])

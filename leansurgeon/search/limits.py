@@ -1,0 +1,116 @@
+"""Memory and latency of a shape, and who fits. Torch is imported when a model is built, not before."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.measure import inputs, memory
+from leansurgeon.search.space import Candidate
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.plan import as_family
+from leansurgeon.surgery.wanted import holder
+
+WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the clock runs, and how long it runs at least
+
+
+def config_of(source: Source, shape: Shape) -> tuple[Config, Architecture]:
+    """Config and family of the source at another shape, evenly spaced layers kept."""
+    family = holder(source.architecture, source.shape, shape)
+    kept, start = [], 0
+    for old, new in zip(source.shape.stages, shape.stages, strict=True):
+        kept += [start + i * old.depth // new.depth for i in range(new.depth)]
+        start += old.depth
+    return family.with_shape(as_family(source, family), shape, kept), family
+
+
+def training_memory(source: Source, shape: Shape, setting: memory.Setting) -> int:
+    """Predicted peak bytes of training on one GPU. Raises what `measure.memory.predict` raises."""
+    return memory.predict(*config_of(source, shape), setting).total
+
+
+def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
+    """Median milliseconds of a forward pass of one sample, on the GPU where there is one, in fp32 and without autocast;
+    weights as initialised, since time does not depend on them. `tokens` is the length of a text sample.
+    """
+    import torch
+
+    from leansurgeon.checkpoints.model import initialise
+
+    config, family = config_of(source, shape)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = initialise(config, family, 0).eval().to(device)
+    batch = inputs.make(config, family, 1, tokens or inputs.default_tokens(config, family), device)
+    taken: list[float] = []
+    with torch.no_grad():
+        for _ in range(WARM_UP):
+            inputs.run(model, batch)
+        while len(taken) < LEAST or sum(taken) < SECONDS:
+            wait(device)
+            start = time.perf_counter()
+            inputs.run(model, batch)
+            wait(device)
+            taken.append(time.perf_counter() - start)
+    return 1000 * statistics.median(taken)
+
+
+def wait(device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+@dataclass
+class Limit:
+    """Whether candidates keep a limit, measuring as few as can be: a shape that is nowhere smaller than one that was
+    too much is too much, too.
+    """
+
+    most: float
+    measure: Callable[[Candidate], float]
+    known: dict[str, float] = field(default_factory=dict)
+    too_much: list[Candidate] = field(default_factory=list)
+
+    def fits(self, candidate: Candidate) -> bool:
+        if any(covers(candidate.shape, other.shape) for other in self.too_much):
+            return False
+        value = self.known.get(candidate.name)
+        if value is None:
+            value = self.known[candidate.name] = self.measure(candidate)
+        if value > self.most:
+            self.too_much.append(candidate)
+        return value <= self.most
+
+
+def covers(large: Shape, small: Shape) -> bool:
+    """Whether every number of one shape is at least that of the other."""
+    keys = ("depth", "inner", "mlp_dim")
+    pairs = list(zip(large.stages, small.stages, strict=True))
+    return all(getattr(a, key) >= getattr(b, key) for a, b in pairs for key in keys)
+
+
+def pick(ordered: Sequence[Candidate], tries: int, old_heads: int, limits: Sequence[Limit]) -> list[Candidate]:
+    """The first `tries` of `ordered` that keep all limits, `old_heads` of which (the first of those) have the old
+    number of heads, as far as there are such.
+    """
+
+    def first(candidates: list[Candidate], count: int) -> list[Candidate]:
+        found: list[Candidate] = []
+        for candidate in candidates:
+            if len(found) == count:
+                break
+            if all(limit.fits(candidate) for limit in limits):
+                found.append(candidate)
+        return found
+
+    old = first([c for c in ordered if not c.more_heads], old_heads)
+    names = {c.name for c in old}
+    more = first([c for c in ordered if c.name not in names], tries - len(old))
+    names |= {c.name for c in more}
+    return [c for c in ordered if c.name in names]

@@ -1,0 +1,52 @@
+"""Pictures of a search, with matplotlib where it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leansurgeon.errors import UsageError
+from leansurgeon.search import Outcome
+from leansurgeon.search.verdict import pareto
+
+
+def check() -> None:
+    """Raises `UsageError` where matplotlib is missing, before hours of search."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "--plots needs matplotlib.", "pip install 'leansurgeon[plots]', or leave --plots out."
+        ) from None
+
+
+def draw(outcome: Outcome, folder: Path) -> list[Path]:
+    """Score against parameters, one series a rung, as `search.png` and `search.svg`; the front is a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    label = next(iter(outcome.rungs[0].values())).score or outcome.rungs[-1][outcome.winner.name].score
+    scale = 100 if label.percent else 1
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
+        points = [(c.parameters, results[n].score) for n, c in outcome.everyone.items() if n in results]
+        known = [(x, scale * score.value) for x, score in points if score]
+        axes.scatter(*zip(*known, strict=True), label=f"{rung.share} of the full length", s=18 + 14 * rung.number)
+    last = outcome.rungs[-1]
+    everyone = outcome.everyone
+    line = sorted((everyone[n].parameters, scale * outcome.scores(n)[-1].value) for n in pareto(outcome))
+    axes.plot(*zip(*line, strict=True), color="grey", linewidth=1, zorder=0, label="Pareto front")
+    if score := last[outcome.original.name].score:
+        axes.scatter([outcome.original.parameters], [scale * score.value], marker="x", color="black", label="source")
+    for name in {outcome.winner.name, outcome.control.name if outcome.control else outcome.winner.name}:
+        axes.annotate(name, (everyone[name].parameters, scale * outcome.scores(name)[-1].value), fontsize=8)
+    axes.set_xlabel("parameters")
+    axes.set_ylabel(f"{label.label}{' (%)' if label.percent else ''}")
+    axes.legend(fontsize=8)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"search.{kind}" for kind in ("png", "svg")]
+    for file in files:
+        figure.savefig(file, dpi=150)
+    plt.close(figure)
+    return files

@@ -1,0 +1,214 @@
+"""The shapes that are looked at, and which of them fit a budget. Exact counts, no torch.
+
+A shape is homogeneous: one number of layers, heads and MLP units for a stage, since nothing else can be loaded by
+anyone. What a family cannot hold (divisibility, head policy, rotary positions) is what `surgery.plan` refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.experiment.arms import equal_mlp
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.wanted import Wanted
+
+HEADS = ("1x", "4/3x", "3/2x", "2x", "3x")
+MLP = ("1x", "3/4x", "1/2x")
+SHALLOWEST = Fraction(1, 4)  # of the layers that are there
+MOST = 100_000  # combinations
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
+BYTES = {unit + "B": 1000**i for i, unit in enumerate(("", "K", "M", "G", "T"))} | {
+    unit + "IB": 1024**i for i, unit in enumerate(("", "K", "M", "G", "T")) if unit
+}
+MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a shape may have at most: parameters, bytes of memory while training, milliseconds for a forward pass of one
+    sample. None: no limit.
+    """
+
+    parameters: int | None = None
+    memory: int | None = None
+    latency: float | None = None
+
+    @classmethod
+    def parse(cls, parameters: str | None, memory: str | None, latency: str | None) -> Budget:
+        """`60M`, `16GB`, `5ms`. Raises `UsageError` where there is none, or one that is no such size."""
+        if parameters is None and memory is None and latency is None:
+            raise UsageError("A search needs a budget.", "Give --params 60M, --memory 16GB or --latency 5ms.")
+        sizes = [
+            size(text, units, flag, example)
+            for text, units, flag, example in (
+                (parameters, UNITS, "--params", "60M or 152394"),
+                (memory, BYTES, "--memory", "16GB or 16GiB"),
+                (latency, MILLISECONDS, "--latency", "5ms"),
+            )
+        ]
+        whole = [None if value is None else int(value) for value in sizes[:2]]
+        return cls(whole[0], whole[1], sizes[2])
+
+
+def size(text: str | None, units: dict[str, float], flag: str, example: str) -> float | None:
+    """A number with its unit. Raises `UsageError`."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:[\d_,]*\d)?(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and units.get(match[2].upper())
+    if not match or unit is None or (value := float(re.sub("[_,]", "", match[1])) * unit) <= 0:
+        raise UsageError(f"{flag} {text}: a size is needed, such as {example}.")
+    return value
+
+
+@dataclass(frozen=True)
+class Space:
+    """The numbers to combine, as typed: `12,16,24`, `6-12`, factors such as `2x` or `3/4x`. None: the usual ones."""
+
+    heads: str | None = None
+    layers: str | None = None
+    mlp_dim: str | None = None
+    head_dim: str = "auto"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape, what `shrink` is asked for to get it, and its exact number of parameters. `control_of` names the
+    candidate that it is the control of: the same depth, the old heads, as many parameters.
+    """
+
+    wanted: Wanted
+    shape: Shape
+    parameters: int
+    more_heads: bool = False
+    control_of: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`h8-l3-m128`; a name of a folder."""
+        columns = (self.shape.column(key) for key in ("heads", "depth", "mlp_dim"))
+        return "-".join(letter + column.replace(",", ".") for letter, column in zip("hlm", columns, strict=True))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Candidates that fit the budget in parameters, how many shapes there were, and why others cannot be."""
+
+    candidates: tuple[Candidate, ...]
+    looked_at: int
+    too_large: int
+    refused: dict[str, int]
+
+
+def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str, calibrated: bool) -> Found:
+    """Every shape of the space that the source can be cut to, in the order of layers, heads and MLP.
+
+    Raises `UsageError` for a list that is none, and where no shape is left.
+    """
+    axes = combinations(source, space)
+    itself = 0
+    found: dict[Shape, Candidate] = {}
+    refused: Counter[str] = Counter()
+    too_large = 0
+    for layers, heads, mlp in axes:
+        wanted = Wanted(heads, layers, space.head_dim, mlp, init=init)
+        try:
+            candidate = made(source, wanted, calibrated=calibrated)
+        except (UsageError, UnsupportedModel) as error:
+            refused[error.message] += 1
+            continue
+        if candidate.shape == source.shape:
+            itself = 1
+            continue
+        if budget.parameters is not None and candidate.parameters > budget.parameters:
+            too_large += 1
+            continue
+        found.setdefault(candidate.shape, candidate)
+    if not found:
+        raise nothing_left(source, budget, too_large, refused)
+    return Found(tuple(found.values()), len(axes) - itself, too_large, dict(refused))
+
+
+def made(source: Source, wanted: Wanted, *, calibrated: bool) -> Candidate:
+    """The candidate of a wish. Raises what `plan` raises."""
+    steps = plan(source, wanted, 0, Method(uncalibrated=not calibrated), calibrated=calibrated)
+    pairs = zip(source.shape.stages, steps.after.stages, strict=True)
+    more = any(after.heads > before.heads for before, after in pairs)
+    return Candidate(wanted, steps.after, steps.parameters_after.total, more)
+
+
+def control(source: Source, lean: Candidate, *, calibrated: bool) -> Candidate | None:
+    """The same depth with the old heads and an MLP that makes up for the parameters; None where there is none."""
+    if not lean.more_heads:
+        return None
+    narrow = replace(lean.wanted, heads=None, head_dim="keep", mlp_dim=None)
+    try:
+        widths = equal_mlp(source, narrow, lean.parameters)
+        wanted = replace(narrow, mlp_dim=",".join(map(str, widths)))
+        return replace(made(source, wanted, calibrated=calibrated), control_of=lean.name)
+    except LeanSurgeonError:  # not even without an MLP, or a family whose MLP is a whole multiple of the width
+        return None
+
+
+def nothing_left(source: Source, budget: Budget, too_large: int, refused: Counter[str]) -> UsageError:
+    if too_large:
+        what = f"{source.name} has {source.parameters.total:,} parameters, and none of {too_large:,} shapes"
+        return UsageError(
+            f"{what} that it can be cut to has at most {budget.parameters:,}.", "Allow more, or --layers."
+        )
+    why = refused.most_common(1)[0][0] if refused else "the only shape named is that of the source."
+    return UsageError(f"There is no shape to try: {why}", "Name others with --heads, --layers or --mlp-dim.")
+
+
+# -- the numbers ----------------------------------------------------------------------------------
+
+
+def combinations(source: Source, space: Space) -> list[tuple[str, str, str]]:
+    """(layers, heads, MLP) as `shrink` takes them, one number for every stage."""
+    stages = source.shape.stages
+    old = {key: [getattr(stage, key) for stage in stages] for key in ("depth", "heads", "mlp_dim")}
+    layers = listed(space.layers, "--layers", old["depth"]) if space.layers else usual_layers(old["depth"])
+    heads = listed(space.heads or ",".join(HEADS), "--heads", old["heads"])
+    mlp = listed(space.mlp_dim or ",".join(MLP), "--mlp-dim", old["mlp_dim"])
+    for flag, values in (("--layers", layers), ("--heads", heads), ("--mlp-dim", mlp)):
+        if not values:
+            raise UsageError(f"{flag} names no whole number that {source.name} could have.")
+    if len(layers) * len(heads) * len(mlp) > MOST:
+        raise UsageError(f"That is more than {MOST:,} shapes.", "Name fewer with --heads, --layers or --mlp-dim.")
+    return list(product(layers, heads, mlp))
+
+
+def usual_layers(old: list[int]) -> list[str]:
+    """From all layers down to a quarter of them; in a pyramid every stage loses the same share."""
+    deepest = max(old)
+    least = max(1, -(-deepest * SHALLOWEST.numerator // SHALLOWEST.denominator))
+    kept = [[max(1, round(Fraction(n, deepest) * d)) for d in old] for n in range(deepest, least - 1, -1)]
+    return list(dict.fromkeys(",".join(map(str, numbers)) for numbers in kept))
+
+
+def listed(text: str, flag: str, old: list[int]) -> list[str]:
+    """`6-8,12,2x` as numbers per stage; factors that give no whole number are left out. Raises `UsageError`."""
+    found: list[str] = []
+    for word in (word.strip() for word in text.split(",")):
+        if match := re.fullmatch(r"(\d+)-(\d+)", word):
+            first, last = int(match[1]), int(match[2])
+            if not 0 < first <= last <= MOST:
+                raise UsageError(f"{flag} {word}: from a small number to a large one, such as 6-12.")
+            found += [",".join([str(n)] * len(old)) for n in range(first, last + 1)]
+        elif re.fullmatch(r"[1-9]\d{0,7}", word):
+            found.append(",".join([word] * len(old)))
+        elif match := re.fullmatch(r"(\d{1,4}(?:\.\d{1,4}|/[1-9]\d{0,3})?)[xX]", word):
+            numbers = [Fraction(match[1]) * n for n in old]
+            if all(number.denominator == 1 and number > 0 for number in numbers):
+                found.append(",".join(map(str, numbers)))
+        else:
+            raise UsageError(f"{flag} {word}: a number, a range or a factor is needed, such as 12, 6-12 or 3/2x.")
+    return list(dict.fromkeys(found))

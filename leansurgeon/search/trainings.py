@@ -1,0 +1,156 @@
+"""Candidates by short trainings: every rung is an experiment of its own in the search's folder, whose arms are the
+candidates, with the recipe's schedule over a share of its length. Finished trainings are taken over and interrupted
+ones go on, as in `leansurgeon run`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.experiment.jobs import Job, finished, make_jobs, prepare_data
+from leansurgeon.experiment.machine import default_parallel
+from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.search.halving import Result, Rung
+from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.space import Candidate
+from leansurgeon.training import runfolder
+from leansurgeon.training.durations import parse_duration
+from leansurgeon.training.recipe import ExperimentRecipe, TrainingRecipe
+from leansurgeon.training.settings import Train
+from leansurgeon.training.signals import raising
+
+ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
+STOPPED = "Stopped by a signal. What was finished is kept; run the same command again."
+Key = tuple[str, int]
+
+
+@dataclass
+class Trainings:
+    """Trains candidates at every seed. `recipe` describes the training in full; `length` is the share of it that the
+    last rung gets.
+    """
+
+    source: Source
+    recipe: TrainingRecipe
+    folder: Path
+    seeds: tuple[int, ...] = (0,)
+    length: Fraction = Fraction(1, 4)
+    parallel: int | None = None
+    source_config: dict[str, Any] | None = None  # changes of a preset's config
+    say: Callable[[str], None] = lambda _: None
+
+    def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[str, Result]:
+        """The scores of one rung: means over the seeds of the task's metric at the end of training."""
+        jobs = self.jobs(rung, candidates)
+        parallel = self.parallel or default_parallel()
+        samples = prepare_data(next(iter(jobs.values())).experiment, self.say)
+        failed: dict[str, str] = {}
+        given = {} if self.source.weights is None else {(ORIGINAL, seed): {} for seed in self.seeds}
+        with raising(STOPPED):
+            while True:
+                left = {key: job for key, job in jobs.items() if key[0] not in failed}
+                done = given | {key: old for key, job in left.items() if (old := finished(job))}
+                try:
+                    drive(left | dict.fromkeys(given), done, ORIGINAL, parallel, samples, self.say)
+                except Diverged as error:  # a shape may not learn at this rate; the others may
+                    name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
+                    if name is None:
+                        raise
+                    self.say(error.message)
+                    failed[name] = error.message
+                    continue
+                break
+        if rung.share < 1:
+            for job in jobs.values():
+                forget_weights(job)
+        trained = [c.name for c in candidates if c.name not in failed]
+        found = {name: Result(score_of([done[name, seed] for seed in self.seeds])) for name in trained}
+        return {c.name: found.get(c.name) or Result(None, failed[c.name]) for c in candidates}
+
+    def jobs(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[Key, Job]:
+        """One training for every candidate and seed."""
+        share = rung.share * self.length
+        recipe = ExperimentRecipe.model_validate(
+            {
+                "name": f"rung{rung.number}",
+                "kind": "experiment",
+                "source": self.source.preset.name if self.source.weights is None else ORIGINAL,
+                "source_config": self.source_config or {},
+                "seeds": list(self.seeds),
+                "task": self.recipe.task.model_dump(),
+                "train": shortened(self.recipe.train, share).model_dump(),
+                "measure": None,
+                "arms": {c.name: arm_of(c) for c in candidates},
+            }
+        )
+        wanted = {c.name: c.wanted for c in candidates}
+        made = make_jobs(recipe, self.folder, wanted, "", self.parallel or default_parallel())
+        learned = {} if self.source.weights is None else {"source": str(self.source.folder)}
+        return {key: replace(job, prove=False, **learned) for key, job in made.items()}
+
+
+def forget_weights(job: Job) -> None:
+    """Remove the models of a training, which are many; its summary says all that a search asks for."""
+    for folder in (job.start, job.run / runfolder.BEST, job.run / runfolder.LAST):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def arm_of(candidate: Candidate) -> dict[str, Any]:
+    """The candidate as an arm of an experiment."""
+    wanted = candidate.wanted
+    numbers = {"heads": wanted.heads, "layers": wanted.layers, "mlp_dim": wanted.mlp_dim}
+    head_dim = int(wanted.head_dim) if wanted.head_dim.isdigit() else wanted.head_dim
+    return {key: value for key, value in numbers.items() if value} | {"head_dim": head_dim, "init": wanted.init}
+
+
+def shortened(train: Train, share: Fraction) -> Train:
+    """The same training over a share of its length: warm-up and ramp shrink with it, and it is evaluated at its end."""
+    values = train.model_dump()
+    values["duration"] = scaled(train.duration, share)
+    values["eval"] |= {"every": values["duration"], "at_start": False}
+    if isinstance(train.schedule.warmup, str):
+        values["schedule"]["warmup"] = scaled(train.schedule.warmup, share)
+    if train.batch_ramp and isinstance(train.batch_ramp.until, str):
+        values["batch_ramp"]["until"] = scaled(train.batch_ramp.until, share)
+    values["early_stopping"] = None
+    values["checkpoint"] |= {"keep_best": False}
+    return Train.model_validate(values)
+
+
+def scaled(text: str, share: Fraction) -> str:
+    """`30ep` times 1/4 is `7.5ep`; steps stay whole, one at least."""
+    length = parse_duration(text)
+    if length.unit == "st":
+        return f"{max(1, round(length.value * share))}st"
+    return f"{max(0.001, float(length.value * share)):.3f}".rstrip("0").rstrip(".") + length.unit
+
+
+def score_of(summaries: list[dict[str, Any]]) -> Score:
+    """Mean over seeds. The standard error is that of one evaluation of the shared samples, which more seeds do not
+    shrink.
+    """
+    task = summaries[0]["task"]
+    values = [summary["final"]["metric"] for summary in summaries]
+    losses = [summary["final"]["loss"] for summary in summaries]
+    value, right = fmean(values), task["percent"] and "accuracy" in task["metric"]
+    samples = task["eval_samples"]
+    if any(v is None for v in values):
+        raise LeanSurgeonError("A training left no metric.")
+    return Score(
+        value,
+        task["metric_label"],
+        task["higher_is_better"],
+        task["percent"],
+        fmean(losses),
+        samples,
+        binomial_error(value, samples) if right else None,
+        stdev(values) if len(values) > 1 else None,
+    )

@@ -1,0 +1,121 @@
+"""Prune heads by measured importance: the same number from every layer of a stage, key/value groups whole, so that the
+result is an ordinary, smaller checkpoint. An uneven set of heads, which masking allows, can be loaded by no library
+(DESIGN, section 4, rule 4).
+
+Output projections are then refitted on the calibration data, so that the heads that stay take over what they can;
+without that, what remains is exactly the masked model that `leansurgeon heads` has scored as `even`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.pruning import strengths
+from leansurgeon.measure.sites import Site
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.plan import Plan, plan
+from leansurgeon.surgery.shrink import Decided
+from leansurgeon.surgery.wanted import Wanted
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.calibration import Calibration
+
+MEASURED = "of the highest measured importance"
+
+
+def share(text: str) -> float:
+    """`"40%"` as 0.4. Raises `UsageError` for anything else."""
+    try:
+        value = float(text.removesuffix("%")) / 100
+    except ValueError:
+        value = -1.0
+    if not text.endswith("%") or not 0 < value < 1:
+        raise UsageError(f"--prune {text}: a share of the heads is needed, such as 40%.")
+    return value
+
+
+def groups_left(source: Source, asked: float) -> list[int]:
+    """How many key/value groups every stage keeps; single heads where all or none share their keys.
+
+    Raises `UsageError` where rounding to whole groups leaves nothing to do.
+    """
+    have = [stage.kv_heads if stage.kv_heads > 1 else stage.heads for stage in source.shape.stages]
+    found = [max(1, n - round(asked * n)) for n in have]
+    if found == have:
+        most = max(have)
+        what = "key/value groups" if any(1 < s.kv_heads < s.heads for s in source.shape.stages) else "heads"
+        raise UsageError(
+            f"--prune {100 * asked:g}% of {most} {what} is less than one.",
+            f"Give at least {100 / most:.0f}%." if most > 1 else "A layer needs one of them.",
+        )
+    return found
+
+
+def decide(
+    source: Source,
+    sites: Sequence[Site],
+    values: np.ndarray,
+    asked: float,
+    calibration: Calibration,
+    *,
+    seed: int = 0,
+    heal: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Decided:
+    """What `carry_out` writes: the most important heads stay, `values` (all heads,) in the order of `sites`.
+
+    Raises what `check` and `calibrate` raise.
+    """
+    steps = prune_plan(source, sites, values, asked, seed, heal=heal)
+    record: dict[str, Any] = {"calibration": calibration.as_dict()}
+    if not heal:
+        return Decided(steps, record=record, calibration=calibration)
+    from leansurgeon.surgery.calibrated import Options, calibrate
+
+    say("Refitting output projections ...")
+    try:
+        outcome = calibrate(steps, source, calibration, Options(), say)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
+    return Decided(steps, outcome.edits, record | outcome.record, calibration, outcome.close)
+
+
+def prune_plan(
+    source: Source, sites: Sequence[Site], values: np.ndarray, asked: float, seed: int = 0, *, heal: bool = True
+) -> Plan:
+    """A plan whose `strength` is the measured importance. Raises what `check` raises."""
+    steps = check(source, asked, seed, heal=heal)
+    strength = {(site.index, site.group): part for site, part in zip(sites, strengths(sites, values), strict=True)}
+    by_data, by_weight = "that matter most on the calibration data", "with the largest output projection"
+    operators = tuple(
+        replace(o, says=o.says.replace(by_data, MEASURED).replace(by_weight, MEASURED)) for o in steps.operators
+    )
+    return replace(steps, strength=strength, operators=operators, calibrated=True)
+
+
+def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> Plan:
+    """The same plan before anything is measured. Raises `UsageError` for a share that is no whole head, and
+    `UnsupportedModel` where the family cannot store fewer heads of the same size.
+    """
+    left = groups_left(source, asked)
+    stages = zip(left, source.shape.stages, strict=True)
+    heads = [n * s.heads // s.kv_heads if s.kv_heads > 1 else n for n, s in stages]
+    refuse_unstorable(source)
+    wanted = Wanted(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
+    return plan(source, wanted, seed, Method(heal=heal), calibrated=heal)
+
+
+def refuse_unstorable(source: Source) -> None:
+    arch = source.architecture
+    if not arch.stores_head_dim and arch.decoupled is None:
+        raise UnsupportedModel(
+            f"{arch.library} derives head_dim of {arch.name} from width // heads, so fewer heads of the same size "
+            "cannot be stored.",
+            "Importance, ablation and curves are measured all the same: leave --prune out.",
+        )

@@ -1,0 +1,58 @@
+"""The test split, where a task publishes one: read once, when the training is over, and nothing is chosen by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leansurgeon.training import runfolder
+from leansurgeon.training.evaluate import evaluate
+from leansurgeon.training.step import Scored
+
+if TYPE_CHECKING:
+    from leansurgeon.training.state import Run
+
+SPLIT = "test"
+
+
+def at_end(run: Run) -> dict[str, Any] | None:
+    """What the summary holds under `test`: samples, and loss and metric of the `last` weights and of the `best`, those
+    that the evaluation split chose. None where the task has no such split or the recipe wants none of it.
+
+    To be called by all processes, when the best and the last model are written.
+    """
+    if SPLIT not in run.task.splits or not run.recipe.train.eval.test:
+        return None
+    last = _measured(run, run.judged)
+    told = {"samples": run.task.size(SPLIT), "last": last, "best": last}
+    best = run.history.best
+    if best is not None and best["step"] != run.history.done:
+        told["best"] = _measured(run, _best(run)) if run.recipe.train.checkpoint.keep_best else None
+    chosen, metric = told["best"] or last, run.task.metric
+    shown = f"{100 * chosen['metric']:.2f} %" if metric.percent else f"{chosen['metric']:.4g}"
+    which = "best by validation" if told["best"] else "last step"
+    run.progress.say(f"test split, {told['samples']:,} samples: {metric.label} {shown} ({which})")
+    if run.main:
+        run.log.write(type="test", step=run.history.done, **told, metric_key=metric.key)
+    return told
+
+
+def _measured(run: Run, scored: Scored) -> dict[str, Any]:
+    train = run.recipe.train
+    found = evaluate(
+        scored, run.task, run.trainer.accelerator, batch=train.eval.batch, workers=train.workers, split=SPLIT
+    )
+    more = {"metrics": found.metrics} if len(found.metrics) > 1 else {}
+    return {"loss": found.loss, "metric": found.metric} | more
+
+
+def _best(run: Run) -> Scored:
+    """The best model, read back from the run folder."""
+    from leansurgeon import checkpoints
+
+    torch.manual_seed(run.recipe.train.seed)
+    loaded = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
+    train = run.recipe.train
+    scored = Scored(loaded, run.task, precision=train.precision, sparse_prediction=train.sparse_prediction)
+    return scored.to(run.trainer.accelerator.device)

@@ -1,0 +1,35 @@
+"""`leansurgeon` as it is typed, in this process: asking a command for something then costs no new import of torch.
+
+What depends on a process of its own (what a command imports, signals, workers) is tested with `subprocess`.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from leansurgeon.cli.main import main
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def leansurgeon(*arguments: object, cwd: Path | None = None) -> Done:
+    """Run a command, in the folder `cwd`. An error that the command does not expect is raised here."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = mock.patch.object(sys, "argv", ["leansurgeon", *map(str, arguments)])
+    place = chdir(cwd) if cwd else nullcontext()
+    with argv, place, redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    return Done(code, out.getvalue(), err.getvalue())

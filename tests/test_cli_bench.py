@@ -1,0 +1,118 @@
+"""`leansurgeon bench` on tiny models: rows, backends, verdicts, and what is kept in a run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.cli.main import app
+from leansurgeon.errors import UsageError
+from leansurgeon.measure import bench
+from leansurgeon.measure.speed import Timing
+
+
+def run(*arguments: str):
+    found = CliRunner().invoke(app, ["bench", *arguments])
+    if found.exception and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def test_a_sweep_has_both_kinds_of_heads_and_every_backend_that_runs():
+    found = run("digits-vit", "--sweep-heads", "2,8", "--rounds", "2", "--batch", "4", "--cpu", "--json")
+    document = json.loads(found.stdout)
+    shapes = [(r["shape"]["stages"][0]["heads"], r["shape"]["stages"][0]["head_dim"]) for r in document["rows"]]
+    assert shapes[0] == (4, 16)
+    assert shapes[-4:] == [(2, 16), (2, 32), (8, 16), (8, 8)]
+    backends = [r["backend"] for r in document["rows"]]
+    assert {"auto", "math", "flash", "eager"} <= set(backends)
+    assert any("cudnn" in text for text in document["skipped"])  # no such kernel on a CPU
+    # At the same width heads have no parameters; at the same head_dim they do.
+    count = {shape: r["parameters"] for shape, r in zip(shapes, document["rows"], strict=True)}
+    assert count[8, 8] == count[4, 16] == count[2, 32] < count[8, 16]
+    for row in document["rows"]:
+        seconds = row["seconds"]["step"]
+        assert 0 < seconds["low"] <= seconds["median"] <= seconds["high"]
+        assert row["training_per_second"] == pytest.approx(4 / seconds["median"])
+        assert row["peak_memory"] > 4 * row["parameters"] * 3  # weights and two moments at least
+
+
+def test_eager_attention_takes_the_memory_of_its_scores():
+    """GPT-2 at 64 tokens: softmax and scores of every layer stay for the backward pass."""
+    found = run("austen-gpt", "--backends", "math,flash", "--rounds", "2", "--batch", "2", "--cpu", "--json")
+    rows = {row["backend"]: row for row in json.loads(found.stdout)["rows"]}
+    stage = rows["flash"]["shape"]["stages"][0]
+    tokens = json.loads(found.stdout)["load"]["tokens"]
+    scores = stage["depth"] * stage["heads"] * 2 * tokens * tokens * 4
+    assert rows["math"]["peak_memory"] - rows["flash"]["peak_memory"] > 0.9 * scores
+
+
+def test_table_fits_and_a_run_folder_keeps_the_result(tmp_path, saved):
+    folder, _ = saved("bert")
+    home = tmp_path / "run"
+    (home / "model").mkdir(parents=True)
+    for file in folder.iterdir():
+        (home / "model" / file.name).write_bytes(file.read_bytes())
+    (home / "recipe.yaml").write_text("version: 1\n")
+    found = run(str(home), "--rounds", "2", "--batch", "2", "--tokens", "16", "--backends", "none", "--cpu")
+    assert max(map(len, found.stdout.splitlines())) <= 80
+    kept = json.loads((home / "bench.json").read_text())
+    assert kept["load"] == {"batch": 2, "tokens": 16, "precision": "fp32", "rounds": 2}
+    assert kept["unit"] == "tokens"
+
+
+def timing(*seconds: float) -> dict[str, Timing]:
+    return dict.fromkeys(bench.TIMED, Timing.of(list(seconds)))
+
+
+def row(name: str, ratios: list[float], head_dim: int = 64, parameters: int = 10) -> bench.Row:
+    shape = open_source("digits-vit").shape.with_(head_dim=head_dim)
+    of_first = Timing.of(ratios)
+    contender = bench.Contender(name, {}, None, shape)
+    return bench.Row(contender, parameters, timing(*ratios), 0, 1, (of_first.low, of_first.median, of_first.high))
+
+
+def test_verdicts_need_the_middle_half_of_the_rounds():
+    assert row("a", [0.8, 0.9, 0.95, 0.99]).verdict == "faster"
+    assert row("a", [0.8, 0.9, 1.05, 1.1]).verdict == "same"
+    assert row("a", [1.05, 1.1, 1.2]).verdict == "slower"
+
+
+def test_remarks_name_cuts_that_are_not_faster_and_head_sizes_that_hopper_pads():
+    rows = [row("own", [1, 1]), row("less", [0.9, 1.1, 1.2], 20, 5), row("before surgery", [0.9, 1.0, 1.1], 32)]
+    said = bench.remarks(rows, hopper=False)
+    assert "less will not be faster here" in said[0] and "with fewer parameters" in said[0]
+    assert "is not faster than the model before surgery" in said[1]
+    assert "head_dim 20 is no multiple of 8" in said[2] and said[2].startswith("On Hopper")
+    assert "head_dim 32 is under 64" in said[3]
+    assert bench.hopper_warnings([64, 128]) == []
+
+
+def test_the_shape_before_surgery_takes_part():
+    source = open_source("digits-vit")
+    before = source.shape.with_(depth=7)
+    cut = replace(source, record={"plan": {"before": before.as_dict()}})
+    found, _ = bench.contenders(cut, [])
+    assert [c.name for c in found][1:] == ["before surgery"]
+    assert found[1].architecture.shape(found[1].config) == before
+
+
+def test_heads_that_do_not_divide_are_named_and_left_out():
+    found, skipped = bench.contenders(open_source("digits-vit"), [3])
+    assert [c.shape.stages[0].heads for c in found] == [4, 3]  # at the same head_dim only
+    assert "64 does not divide into 3 heads" in skipped[0]
+
+
+@pytest.mark.parametrize("text", ["0", "a,8", "8,,12", "-3"])
+def test_bad_sweeps_are_refused(text):
+    with pytest.raises(UsageError, match="such as 8,12,24"):
+        bench.parse_sweep(text)
+
+
+def test_unknown_backends_are_refused():
+    with pytest.raises(UsageError, match="known are math"):
+        run("digits-vit", "--backends", "triton", "--cpu")

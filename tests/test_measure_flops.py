@@ -1,0 +1,70 @@
+"""Operations in closed form against torch's FlopCounterMode on the libraries' own models."""
+
+from __future__ import annotations
+
+import pytest
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure import flops
+from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.wanted import Wanted
+from tests.conftest import FAMILIES, example, output
+
+PLAIN = sorted(set(FAMILIES) - {"nystromformer", "siglip_vision_model"})  # landmarks; a pooling head with attention
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_closed_form_is_what_torch_counts(family, saved):
+    """On the meta device torch counts what the library's forward pass really multiplies, in fused attention too."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    folder, model = saved(family)
+    source = open_source(str(folder))
+    inputs = {key: value for key, value in example(model).items() if key != "attention_mask"}
+    if "decoder_input_ids" in inputs:
+        inputs["decoder_input_ids"] = inputs["input_ids"]  # as long as the encoder's
+    model.set_attn_implementation("eager")
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, FlopCounterMode(display=False) as counter:
+        fake = {key: mode.from_tensor(value) for key, value in inputs.items()}
+        output(model, fake)
+    found = flops.closed_form(source.specs, source.shape, source.config, source.architecture, 12)
+    assert found.total == counter.get_total_flops() / 3  # three samples
+    assert flops.counted(source.config, source.architecture, 12) == found.total
+
+
+PRESETS = ["vit-b", "bert-crammed", "gpt2-tinystories", "deit-l"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_and_their_cuts_are_what_torch_counts(preset):
+    """The source and a shape with other heads, fewer layers and another MLP, which a family of ours may hold."""
+    source = open_source(preset)
+    steps = plan(source, Wanted(heads="2x", layers="3", mlp_ratio="2"))
+    config = steps.architecture.with_shape(source.config, steps.after)
+    if steps.architecture.name != source.architecture.name:
+        from leansurgeon.checkpoints.family import convert_config
+
+        config = steps.architecture.with_shape(
+            convert_config(source.config, source.architecture, steps.architecture), steps.after
+        )
+    assert steps.flops_after.total == flops.counted(config, steps.architecture)
+    assert sum(steps.flops_saved_by.values()) == steps.flops_before.total - steps.flops_after.total
+
+
+def test_vit_b_and_bert_large_have_the_operations_that_are_published():
+    """17.56 GMAC of timm's table for vit_base_patch16_224 (2 operations each); 12 D^2 + 2 N D for a block otherwise."""
+    source = open_source("vit-b")
+    found = flops.closed_form(source.specs, source.shape, source.config, source.architecture)
+    assert found.total / 2e9 == pytest.approx(17.56, abs=0.02)
+    assert found.tokens == 197
+    blocks = 12 * (2 * 197 * 12 * 768**2 + 4 * 197**2 * 768)
+    assert found.attention + found.scores + found.mlp == blocks
+
+
+def test_families_without_a_closed_form_have_none_and_are_counted():
+    source = open_source("xcit-m")
+    assert flops.closed_form(source.specs, source.shape, source.config, source.architecture) is None
+    assert plan(source, Wanted(layers="10")).flops_before is None
+    counted = flops.counted(source.config, source.architecture)
+    assert counted / 2e9 == pytest.approx(16.08, abs=0.1)  # 16.2 GMAC in timm's table, with what is no matrix product

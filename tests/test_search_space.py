@@ -1,0 +1,135 @@
+"""Which shapes a search looks at: against brute force with counts of built models; and what is asked for in words."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from leansurgeon.checkpoints.model import initialise
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.search import Budget, Space, enumerate_shapes
+from leansurgeon.search.limits import Limit, config_of, covers, pick
+from leansurgeon.search.space import control, listed, usual_layers
+
+
+def built(source, shape):
+    """Parameters of the library's own model."""
+    config, family = config_of(source, shape)
+    return sum(p.numel() for p in initialise(config, family, 0).parameters())
+
+
+def found(source, budget, **space):
+    return enumerate_shapes(source, Space(**space), budget, init="fresh", calibrated=False)
+
+
+def test_the_shapes_are_those_that_brute_force_finds_with_counts_of_built_models():
+    source = open_source("digits-vit")
+    heads, layers, mlp = (4, 6, 8, 12), (2, 3, 4, 6), (128, 256)
+    searched = found(source, Budget(parameters=160_000), heads="4,6,8,12", layers="2-4,6", mlp_dim="128,256")
+    brute = {}
+    for depth, h, m in product(layers, heads, mlp):
+        shape = source.shape.with_(depth=depth, heads=h, kv_heads=h, mlp_dim=m)
+        if shape != source.shape and (count := built(source, shape)) <= 160_000:
+            brute[depth, h, m] = count
+    ours = {(s.depth, s.heads, s.mlp_dim): c.parameters for c in searched.candidates for s in c.shape.stages}
+    assert ours == brute and len(brute) > 5
+    assert searched.looked_at == 4 * 4 * 2 - 1 == len(ours) + searched.too_large  # the source itself is none
+
+
+def test_a_family_that_splits_takes_only_heads_that_divide_its_width():
+    source = open_source("bert-crammed")  # width 768, split
+    searched = found(source, Budget(parameters=90_000_000), heads="12,16,20,24", layers="10", mlp_dim="1x")
+    assert [c.shape.stages[0].heads for c in searched.candidates] == [12, 16, 24]
+    assert all(s.inner == 768 for c in searched.candidates for s in c.shape.stages)
+    assert list(searched.refused) == ["768 is not divisible by 20 heads; nearest: 16, 24."]
+    lean = searched.candidates[-1]
+    assert lean.parameters == 84_182_017  # the paper's lean Crammed BERT, counted from the authors' code
+
+
+def test_stages_of_a_pyramid_change_together_and_exactly():
+    source = open_source("volo-d3")  # layers 8,8,16,4
+    searched = found(source, Budget(parameters=50_000_000), heads="2x", layers="1/2x", mlp_dim="1x")
+    assert [c.shape.column("depth") for c in searched.candidates] == ["4,4,8,2"]
+    assert searched.candidates[0].parameters == 47_454_032  # the paper's lean VOLO-d3
+
+
+def test_a_control_has_the_old_heads_and_as_many_parameters_within_one_unit_a_layer():
+    source = open_source("digits-vit")
+    searched = found(source, Budget(parameters=200_000), heads="8,12", layers="3", mlp_dim="128")
+    for lean in searched.candidates:
+        other = control(source, lean, calibrated=False)
+        stage = other.shape.stages[0]
+        assert (stage.heads, stage.head_dim, stage.depth) == (4, 16, 3) and other.control_of == lean.name
+        assert built(source, other.shape) == other.parameters
+        assert abs(other.parameters - lean.parameters) <= stage.depth * (2 * stage.width + 1) / 2
+    only_depth = found(source, Budget(parameters=200_000), heads="4", layers="3", mlp_dim="256").candidates[0]
+    assert control(source, only_depth, calibrated=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "expected"),
+    [
+        ("12", [4], ["12"]),
+        ("6-8,12", [4], ["6", "7", "8", "12"]),
+        ("1x,4/3x,3/2x,2x", [4], ["4", "6", "8"]),
+        ("1.5x", [4, 8], ["6,12"]),
+        ("16,16", [4, 8], ["16,16"]),
+        ("1/3x", [4, 6], []),
+    ],
+    ids=["number", "range", "factors", "stages", "twice", "none-whole"],
+)
+def test_lists_of_numbers(text, old, expected):
+    assert listed(text, "--heads", old) == expected
+
+
+def test_the_usual_layers():
+    assert usual_layers([6]) == ["6", "5", "4", "3", "2"]
+    assert usual_layers([8, 8, 16, 4])[0] == "8,8,16,4" and "4,4,8,2" in usual_layers([8, 8, 16, 4])
+
+
+@pytest.mark.parametrize("text", ["x", "0", "6-", "8-6", "-3", "1/0x", "1e3", "", "2x3"])
+def test_lists_that_are_none(text):
+    with pytest.raises(UsageError, match="--layers"):
+        listed(text, "--layers", [6])
+
+
+def test_budgets_in_words():
+    assert Budget.parse("60M", "16GB", "5ms") == Budget(60_000_000, 16_000_000_000, 5.0)
+    assert Budget.parse("152,394", "1.5GiB", "0.01s") == Budget(152_394, 1_610_612_736, 10.0)
+    wrong = [("60X", None, None), (None, "16", None), (None, "60M", None), (None, None, "-1ms"), ("0", None, None)]
+    for parameters, memory, latency in wrong:
+        with pytest.raises(UsageError, match="a size is needed"):
+            Budget.parse(parameters, memory, latency)
+    with pytest.raises(UsageError, match="needs a budget"):
+        Budget.parse(None, None, None)
+
+
+def test_nothing_left_is_said_with_both_numbers():
+    with pytest.raises(UsageError, match=r"302,154 parameters, and none of \d+ shapes .* at most 1,000"):
+        found(open_source("digits-vit"), Budget(parameters=1000))
+
+
+def test_a_limit_measures_no_shape_that_covers_one_that_was_too_much():
+    source = open_source("digits-vit")
+    candidates = found(source, Budget(parameters=10**9), heads="4,8", layers="2-4", mlp_dim="128,256").candidates
+    asked = []
+
+    def cost(candidate):
+        asked.append(candidate)
+        return candidate.parameters
+
+    limit = Limit(110_000, cost)
+    by_size = sorted(candidates, key=lambda c: c.parameters)
+    assert [limit.fits(c) for c in by_size] == [c.parameters <= 110_000 for c in by_size]
+    assert len(asked) < len(candidates)
+    assert covers(by_size[-1].shape, by_size[0].shape) and not covers(by_size[0].shape, by_size[-1].shape)
+
+
+def test_one_place_in_four_is_for_the_old_heads():
+    source = open_source("digits-vit")
+    candidates = found(source, Budget(parameters=10**9)).candidates
+    more_first = sorted(candidates, key=lambda c: not c.more_heads)
+    picked = pick(more_first, 8, 2, [])
+    assert len(picked) == 8 and sum(not c.more_heads for c in picked) == 2

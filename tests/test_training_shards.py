@@ -1,0 +1,132 @@
+"""FSDP2 on two CPU processes: what DDP gives, whole checkpoints and models, and the same after an interruption."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training import checkpoint
+from leansurgeon.training.loop import train
+from tests import training_interrupted as cut
+from tests.training_standin import Words, recipe, word_model
+
+
+class _Tied(torch.nn.Module):
+    """Words with one matrix for input and output, as GPT-2 and BERT have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.mix = torch.nn.Embedding(11, 17), torch.nn.Linear(17, 17)
+        self.head = torch.nn.Linear(17, 11, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, ids_BT):
+        x = self.wte(ids_BT)
+        return self.head(x + torch.tanh(self.mix(x).roll(-1, dims=1)))
+
+
+def _model(tied: bool):
+    torch.manual_seed(0)
+    return cut.StandIn(_Tied()) if tied else word_model()
+
+
+def _words(folder, tied, settings) -> None:
+    folder.mkdir(exist_ok=True)
+    options = {"loaded": _model(tied), "task": Words(), "cpu": True, "say": lambda text: None}
+    train(recipe(**settings), folder, folder / "run", **options)
+
+
+WAYS = {
+    "plain": (False, {}),
+    "accumulated": (False, {"micro_batch": 2, "clip_grad": 0.05}),
+    "tied-averaged": (True, {"ema": {"decay": 0.7}, "micro_batch": 4}),
+    "sgd-unclipped": (False, {"optim": {"name": "sgd", "lr": 0.05}, "clip_grad": 0.0}),
+    "bf16-left-out": (False, {"precision": "bf16", "nan": "skip"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sharing_the_weights_gives_the_losses_of_ddp(way, tmp_path):
+    """13 evaluation samples in batches of 4: one process has a batch more, and the other goes along."""
+    tied, settings = WAYS[way]
+    for parallel in ("ddp", "fsdp2"):
+        folder = tmp_path / parallel
+        assert cut.processes(2, _words, folder, tied, settings | {"parallel": parallel}) == [0, 0]
+    near = 1e-5 if way != "bf16-left-out" else 2e-3
+    one, other = cut.told(tmp_path / "ddp"), cut.told(tmp_path / "fsdp2")
+    assert len([row for row in one if row["type"] == "eval"]) == 3
+    for a, b in zip(one, other, strict=True):
+        assert a.get("lr") == b.get("lr") and a.get("samples") == b.get("samples")
+        assert a["loss"] == pytest.approx(b["loss"], abs=near)
+        assert a.get("grad_norm") == pytest.approx(b.get("grad_norm"), abs=near)
+    for name in ("model", "last"):
+        a, b = (cut.weights(tmp_path / parallel, name) for parallel in ("ddp", "fsdp2"))
+        assert a.keys() == b.keys()
+        assert all(type(b[key]) is torch.Tensor and torch.allclose(a[key], b[key], atol=near) for key in a)
+
+
+SHARED = {"parallel": "fsdp2", "mixup": 0.0, "cutmix": 0.0}
+CASES = {
+    "killed-mid-epoch": ("train", 23, cut.KILL, 1, -9),
+    "sigterm-on-one": ("train", 20, cut.TERM, 1, 75),
+    "sigterm-in-evaluation": ("eval", 9, cut.TERM, 1, 75),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert cut.processes(2, _run, folder, "never") == [0, 0]
+    return folder
+
+
+def _run(folder, resume) -> None:
+    cut.run(folder, resume=resume, **SHARED)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_goes_on_as_if_nothing_had_been(case, whole, tmp_path):
+    where, count, number, rank, code = CASES[case]
+    codes = cut.processes(2, cut.interrupted, tmp_path, where, count, number, rank, "never", SHARED)
+    assert codes[rank] == code and codes[1 - rank] != 0
+    tensors, _ = checkpoint.read_tensors(checkpoint.newest(tmp_path / "run"), 0)
+    assert tensors["model.1.weight"].shape == (16, 16)  # whole: any number of processes could read it
+    assert cut.processes(2, _run, tmp_path, "auto") == [0, 0]
+    assert cut.told(tmp_path) == cut.told(whole)
+    for name in ("model", "last"):
+        a, b = cut.weights(whole, name), cut.weights(tmp_path, name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
+@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"optim": {"name": "lamb", "lr": 0.01}}], ids=str)
+def test_what_does_not_go_together_is_one_sentence(settings):
+    from leansurgeon.training import engine
+
+    with pytest.raises(UsageError, match=r"fsdp2") as error:
+        engine.check_parallel(recipe(parallel="fsdp2", **settings).train, 2, print)
+    assert "train.parallel=ddp" in error.value.hint
+
+
+def test_one_process_has_nothing_to_share(tmp_path):
+    said = []
+    options = {"loaded": word_model(), "task": Words(), "cpu": True}
+    train(recipe(parallel="fsdp2", duration="1st"), tmp_path, tmp_path / "run", say=said.append, **options)
+    assert any("changes nothing" in line for line in said)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["world_size"] == 1
+
+
+def test_the_average_counts_a_tied_weight_once():
+    """timm's own update goes by names, of which a tied weight has two, so that it would move by 1 - decay^2."""
+    from leansurgeon.training.averaging import Average
+    from leansurgeon.training.settings import Ema
+
+    loaded = _model(tied=True)
+    average = Average(loaded, Ema(decay=0.9))
+    before = loaded.model.wte.weight.detach().clone()
+    with torch.no_grad():
+        loaded.model.wte.weight += 1.0
+    average.update(loaded.model, 5)
+    assert torch.allclose(average.model.head.weight, before + 0.1, atol=1e-6)
