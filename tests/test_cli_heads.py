@@ -1,4 +1,4 @@
-"""`leansurgeon heads` from the outside: one JSON document, tables of 80 columns, and one sentence for what cannot be."""
+"""`leansurgeon heads` from the outside: one JSON document, tables of 80 columns, one sentence for what cannot be."""
 
 from __future__ import annotations
 
@@ -72,27 +72,40 @@ def test_on_a_run_the_result_stays_in_its_folder(leansurgeon, saved, tmp_path):
     assert code == 0 and json.loads((run / "heads.json").read_text()) == json.loads(out), err
 
 
-def test_two_stacks_are_scored_and_pruned_apart(leansurgeon, saved, tmp_path):
+@pytest.fixture
+def t5(saved, tmp_path):
+    """A tiny T5 with a tokenizer, 60 sentences, and the same as pairs."""
     folder, _ = saved("t5")
     names = [f"w{i}" for i in range(50)]
     words(folder, names)
     lines = [" ".join(names[(7 * i + 3 * j) % 50] for j in range(12)) for i in range(60)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
     (tmp_path / "pairs.tsv").write_text("\n".join(f"{line}\t{line[:11]}" for line in lines))
-    for data, kind in (("text.txt", "hidden spans"), ("pairs.tsv", "pairs")):
-        out = tmp_path / f"out-{kind}"
-        code, text, err = leansurgeon(
-            "heads", folder, "--data", tmp_path / data, "--samples", 24, "--judge-samples", 8, "--steps", 2,
-            "--random", 1, "--prune", "50%", "-o", out, "--json",
-        )  # fmt: skip
-        assert code == 0, err
-        found = json.loads(text)
-        assert kind in found["data"]["says"] and list(found["kinds"]) == ["encoder", "decoder", "cross"]
-        assert sum(k["share"] for k in found["kinds"].values()) == pytest.approx(1.0)
-        assert list(found["curve"]["by_kind"]) == ["encoder", "decoder", "cross"]
-        assert found["prune"]["after"]["stages"][1]["heads"] == 2 and found["prune"]["proof"]["finite"]
-        assert found["prune"]["proof"]["compared"]["loss"]["source"] > 0
-        assert json.loads((out / "config.json").read_text())["num_heads"] == 2
+    return folder
+
+
+FEW = ("--samples", 24, "--judge-samples", 8, "--steps", 2, "--random", 1, "--json")
+
+
+@pytest.mark.parametrize(("data", "kind"), [("text.txt", "hidden spans"), ("pairs.tsv", "pairs")])
+def test_two_stacks_are_scored_apart(data, kind, leansurgeon, t5, tmp_path):
+    code, text, err = leansurgeon("heads", t5, "--data", tmp_path / data, *FEW)
+    assert code == 0, err
+    found = json.loads(text)
+    assert kind in found["data"]["says"] and list(found["kinds"]) == ["encoder", "decoder", "cross"]
+    assert sum(k["share"] for k in found["kinds"].values()) == pytest.approx(1.0)
+    assert list(found["curve"]["by_kind"]) == ["encoder", "decoder", "cross"]
+
+
+@pytest.mark.slow
+def test_two_stacks_are_pruned_and_proved_on_their_pairs(leansurgeon, t5, tmp_path):
+    data = ("--data", tmp_path / "pairs.tsv", "--no-curve")
+    code, text, err = leansurgeon("heads", t5, *data, *FEW, "--prune", "50%", "-o", tmp_path / "out")
+    assert code == 0, err
+    found = json.loads(text)["prune"]
+    assert [stage["heads"] for stage in found["after"]["stages"]] == [2, 2] and not found["healed"]
+    assert found["proof"]["finite"] and found["proof"]["compared"]["loss"]["source"] > 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_heads"] == 2
 
 
 def test_hidden_spans_are_those_of_t5(tmp_path):

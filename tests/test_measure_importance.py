@@ -213,7 +213,7 @@ def test_without_labels_importance_is_the_change_of_the_embedding():
     loaded.model = loaded.model.bert  # a sentence encoder
     judge, places = Unlabelled(loaded), sites(SimpleNamespace(**vars(loaded), projections=names(loaded)))
     one = {k: v[:1] for k, v in batch.items() if k != "labels"}
-    many = {k: v.repeat(4000, 1) for k, v in one.items()}
+    many = {k: v.repeat(2000, 1) for k, v in one.items()}
     values = split(importance(judge, places, [many]), places)[0]
     with torch.no_grad():
         whole = judge.forward(one)
@@ -224,7 +224,7 @@ def test_without_labels_importance_is_the_change_of_the_embedding():
             jacobian = float((judge.forward(one) - whole).norm()) / eps
             cosine = float(judge.losses(judge.forward(one), one, whole))
             part.div_(1 + eps)
-            assert values[h] == pytest.approx(np.sqrt(2 / np.pi) * jacobian, rel=0.06)
+            assert values[h] == pytest.approx(np.sqrt(2 / np.pi) * jacobian, rel=0.08)
             assert cosine == pytest.approx((jacobian * eps) ** 2 / 2, rel=0.02)
 
 

@@ -24,7 +24,10 @@ def write(folder, model, task, value, seed=0, digest=None, name=None):
     made = summary("lean", seed, experiment=None)
     made["task"] |= {"name": "glue", "metric": "f1", "metric_label": "F1", "eval_samples": 300, "data": {"task": task}}
     made["final"] = made["final"] | {"metric": value / 100}
-    made["model"]["start"] = {"name": name or model, "files": {"model.safetensors": digest or model, "config.json": "c"}}
+    made["model"]["start"] = {
+        "name": name or model,
+        "files": {"model.safetensors": digest or model, "config.json": "c"},
+    }
     path = folder / f"{model}-{task}-{seed}"
     path.mkdir(parents=True)
     (path / "summary.json").write_text(json.dumps(made))

@@ -141,6 +141,14 @@ def test_head_map_has_a_cell_for_every_head(digits_page):
     assert float(cells[-1]["fill-opacity"]) == 1.0
 
 
+def test_bench_stands_beside_the_training(digits_page):
+    page, _ = digits_page
+    lean = page.table("lean: batch 64, fp32").row("lean")
+    assert lean["step, ms"].value == pytest.approx(30.0) and lean["forward of one sample, ms"].text == "–"
+    assert lean["peak"].value == int(0.03 * 2**30) and lean["step against the first"].text == "0.75 (faster)"
+    assert "head_dim 16 is below 64" in page.text and "flash: not on a CPU" in page.text
+
+
 def test_images_and_tables_speak_to_those_who_do_not_see_them(digits_page):
     page, _ = digits_page
     drawings = [given for name, given in page.elements if name == "svg" and given.get("role") == "img"]
@@ -202,6 +210,7 @@ def test_odd_files_beside_a_summary_are_no_reason_to_fail(tmp_path):
     whole = workspace(tmp_path / "runs") / "digits-vit"
     (whole / "lean-s0" / "metrics.jsonl").write_text('{"type": "train", "step": 1, "loss": 1.0}\n{"type": "tr')
     (whole / "lean-s0" / "heads.json").write_text('{"attentions": [{"importance": ["a", null, -1]}, 7], "curve": []}')
+    write(whole / "lean-s0", {"rows": [{"seconds": 3, "name": None}, 4], "load": [], "remarks": 7}, "bench.json")
     (whole / "lean-s1" / "metrics.jsonl").write_bytes(b"\xff\xfe")
     (whole / "lean-s1" / "recipe.yaml").unlink()
     broken = json.loads((whole / "control-s0" / "summary.json").read_text())

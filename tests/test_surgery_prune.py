@@ -1,4 +1,4 @@
-"""Pruned checkpoints compute what the masked model computes, and load with plain libraries where those can hold them."""
+"""Pruned checkpoints compute what the masked model computes, and healing takes back part of what that costs."""
 
 from __future__ import annotations
 

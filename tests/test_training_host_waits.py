@@ -4,8 +4,8 @@ On a CPU nobody waits, but the same operators run: `.item()`, `bool(tensor)` and
 the dispatcher. AdamW runs fused, as on a GPU (its other form keeps counters on the CPU and reads them there). Where
 there is a GPU, torch itself is asked to raise at every wait.
 
-One wait is not ours: an eager transformers model that is given an attention mask looks once per forward whether it is all
-ones (`padding_mask.all()` in its masking_utils); compiled it does not.
+One wait is not ours: an eager transformers model that is given an attention mask looks once per forward whether it is
+all ones (`padding_mask.all()` in its masking_utils); compiled it does not.
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ def test_batches_of_a_task_keep_their_length(tmp_path):
     """A compiled model is compiled once; the list holds a fifth of the tokens more than are hidden on average."""
     task = tasks.make("masked-lm", {"tokenizer": "char", "seq_len": 128, "mask_prob": 0.25})
     task.prepare(tmp_path, None, workers=1, say=lambda text: None)
-    lengths = {
-        len(task.batch("train", np.arange(128), seed=0, epoch=epoch)["_places"]) for epoch in range(100)
-    }
+    lengths = {len(task.batch("train", np.arange(128), seed=0, epoch=epoch)["_places"]) for epoch in range(100)}
     assert len(lengths) == 1 and 128 * 128 * 0.25 < lengths.pop() < 128 * 128 * 0.25 * 1.1
 
 
@@ -123,10 +121,8 @@ def test_it_compiles_without_a_break():
     model, batch = model_of("crammed-bert"), hidden_batch()
     plain, _ = loss_and_gradients(model, batch)
     scored = scored_of(model)
-    explained = torch._dynamo.explain(scored)(batch)
-    assert explained.graph_break_count == 0, explained.break_reasons
-    scored.compile(backend="aot_eager")
-    assert float(scored(batch).loss_sum) == pytest.approx(float(plain.loss_sum), rel=1e-5)
+    scored.compile(backend="aot_eager", fullgraph=True)
+    assert float(scored(batch).loss_sum.detach()) == pytest.approx(float(plain.loss_sum), rel=1e-5)
 
 
 def test_only_what_is_computed_is_counted():

@@ -14,15 +14,15 @@ from tabulate import tabulate
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
 LABELS = {
-    "importance": "least first",
+    "importance": "least",
     "even": "even",
-    "oracle": "by ablation",
+    "oracle": "ablation",
     "random": "random",
-    "reverse": "most first",
+    "reverse": "most",
 }
 CURVE_LEGEND = (
-    "least first: all heads of the model by importance, layers may lose all. even: as many from every layer of a "
-    "stage, which a checkpoint can hold. by ablation: the order of measured single ablations. most first: backwards."
+    "least: the least important heads of the model first, layers may lose all. even: as many from every layer of a "
+    "stage, which a checkpoint can hold. ablation: by the measured loss of each head alone. most: backwards."
 )
 
 
@@ -199,9 +199,15 @@ def value(point: dict[str, Any], document: dict[str, Any], key: str = "") -> str
     if "accuracy" in point:
         return f"{100 * point['accuracy' + key]:.1f}"
     loss = point["loss" + key]
-    if document["text"]:
-        return f"{math.exp(loss):,.4g}" if loss < 20 else f"e^{loss:.0f}"
-    return f"{loss:.4f}"
+    return perplexity(loss) if document["text"] else f"{loss:.3f}"
+
+
+def perplexity(loss: float) -> str:
+    """exp(loss) in at most eight characters."""
+    if loss >= 700:
+        return f"e^{loss:.0f}"
+    found = math.exp(loss)
+    return f"{found:.1f}" if found < 1_000 else f"{found:,.0f}" if found < 100_000 else f"{found:.1e}"
 
 
 def column(points: list[dict[str, Any]], steps: list[float], document: dict[str, Any]) -> list[str]:

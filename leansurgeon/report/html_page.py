@@ -11,7 +11,7 @@ from pathlib import Path
 
 import leansurgeon
 from leansurgeon.errors import UsageError
-from leansurgeon.report import html_heads, html_reproduce, html_results, html_surgery
+from leansurgeon.report import html_bench, html_heads, html_reproduce, html_results, html_surgery
 from leansurgeon.report.collect import Collection
 from leansurgeon.report.html import Markup, join, prose, sentence, tag
 from leansurgeon.report.html_results import Entries
@@ -27,6 +27,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 GET = {
     "Training curves": "Training curves: keep metrics.jsonl beside summary.json in the folder of a run.",
     "Conditioning": "Conditioning: put `measure: {kappa: {samples: 64}}` into the recipe and train again.",
+    "Speed apart from training": "Latency, throughput and memory by attention backend: `leansurgeon bench RUN`.",
     "Head importance": "Head importance: `leansurgeon heads RUN` measures it; this report then shows it.",
 }
 GET_PREDICTED = (
@@ -109,6 +110,7 @@ def details(section: Section, entries: Entries) -> list[tuple[str, Markup | None
         ("Conditioning", html_results.conditioning(section)),
         ("Head importance", html_heads.head_maps(section, entries)),
         ("Memory and speed", html_results.cost(section, entries)),
+        ("Speed apart from training", html_bench.benches(section, entries)),
         ("The paper", html_reproduce.paper(section, entries)),
         ("Do it again", html_reproduce.reproduce(section, entries)),
     ]
@@ -116,7 +118,7 @@ def details(section: Section, entries: Entries) -> list[tuple[str, Markup | None
 
 def not_measured(section: Section, entries: Entries, shown: set[str]) -> list[str]:
     """What this section could have shown, and how to get it."""
-    wanted = GET if section.kind != "models" else {"Head importance": GET["Head importance"]}
+    wanted = GET if section.kind != "models" else {}  # what these measure is kept in the folders of runs
     missing = [how for name, how in wanted.items() if name not in shown]
     if any(row.memory and not row.on_gpu for row in section.rows):
         missing.append(GET_PREDICTED)

@@ -96,9 +96,9 @@ dt{color:var(--quiet)}dd{margin:0}
 @media print{
  @page{margin:14mm}
  body{max-width:none;padding:0;font-size:10pt}
- h2{break-before:page}h2:first-of-type{break-before:auto}
+ main>section+section{break-before:page}
  h2,h3,h4,caption{break-after:avoid}
- tr,li{break-inside:avoid}
+ tr,li{break-inside:avoid}caption{white-space:nowrap}
  .scroll{overflow:visible}
  table{font-size:8pt}th,td{padding:.2rem .35rem}
  .charts{grid-template-columns:1fr 1fr}

@@ -125,7 +125,8 @@ def saving(steps: dict[str, Any]) -> str:
     if not isinstance(found, dict):
         return ""
     known = [f"{text(key)} {-value:+,.0f}" for key, v in found.items() if (value := number(v))]
-    return f"Change in parameters by {listed(known)} (in this order)." if known else ""
+    order = " (in this order)" if len(known) > 1 else ""
+    return f"Change in parameters by {listed(known)}{order}." if known else ""
 
 
 # -- choices --------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def choices(record: dict[str, Any]) -> Markup | None:
         return None
     used, said = decided.get("calibration"), []
     if isinstance(used, dict):
-        said.append(f"Sample data: {text(used.get('says'))}, SHA-256 {text(used.get('sha256'))[:16]}….")
+        said.append(f"Sample data: {text(used.get('says'))}, SHA-256 {text(used.get('sha256'))[:16]}…")
     layers = numbers(decided.get("layers"))
     if layers:
         by = text(decided.get("criterion"))

@@ -143,7 +143,7 @@ def of_control(outcome: Outcome) -> str:
     if best.error is None:
         return f"{said}."
     apart = abs(best.value - score.value) > 2 * (best.error**2 + score.error**2) ** 0.5
-    return f"{said}, so more heads are {'worth it here' if apart else 'not shown to help'}."
+    return f"{said}, so more heads {'seem to help here' if apart else 'are not shown to help'}."
 
 
 def order_lines(outcome: Outcome) -> list[str]:

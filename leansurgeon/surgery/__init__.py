@@ -1,7 +1,8 @@
 """Surgery: more heads, fewer layers, other MLPs, and the proof of what was kept.
 
 Three values follow each other: what a user wants (`wanted`, and `method` for how), the plan (`plan`, shown by `table`,
-priced by `costs`; it reads no weights), and the result (`shrink` decides what the plan leaves open, has it applied, and proves it).
+priced by `costs`; it reads no weights), and the result (`shrink` decides what the plan leaves open, has it applied, and
+proves it).
 
     operators     one kind of change each; `operator` says what each promises: `heads`, `split_heads`, `drop_layers`,
                   `fuse_layers`, `mlp`, `trim_units`, `prune`, `balance`, `fresh`, `class_attention`

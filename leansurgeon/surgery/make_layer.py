@@ -109,8 +109,8 @@ def trim(
     freeze: nn.Module | None = None,
     fixed: list[int] | None = None,
 ) -> tuple[trim_units.Trimmed, dict[str, Any]]:
-    """The best of several ridges by the guard, with the remaining columns re-solved or left as they are. `fixed` are the
-    groups that stay, where they are chosen already.
+    """The best of several ridges by the guard, with the remaining columns re-solved or left as they are. `fixed` are
+    the groups that stay, where they are chosen already.
     """
     scale = block.reach(module, work.first, freeze=freeze)
     sums = [moments(work, part, module, scale) for part in (work.fit, work.guard)]

@@ -160,7 +160,7 @@ class Student:
                 decided["fit"] = local_fit.fit_block(site, options.fit)
         last = self.at + 1 == len(self.kept)  # behind it only the guard is looked at
         outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items() if part == "guard" or not last}
-        for part, found in outputs.items():
+        for found in outputs.values():
             check_finite(found, f"behind new layer {self.at}")
         self.keep_changes(plain)
         skeleton.empty(self.at)

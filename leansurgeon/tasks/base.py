@@ -129,7 +129,7 @@ class Task(ABC):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits: "train", "eval", and "test" where a third one is published to be read at the end only."""
+        """Names of the splits: "train", "eval", and "test" where a third one is published, to be read at the end."""
         return tuple(self._info.get("sizes", SPLITS))
 
     def metric_value(self, sums: Sums) -> dict[str, float]:

@@ -86,10 +86,15 @@ def made(
 
 
 def _received(source: Iterator[Any]) -> Iterator[Batch]:
-    for item in source:
-        if isinstance(item, _Failure):
-            raise getattr(errors, item.kind, LeanSurgeonError)(item.message, item.hint)
-        yield item
+    try:
+        for item in source:
+            if isinstance(item, _Failure):
+                raise getattr(errors, item.kind, LeanSurgeonError)(item.message, item.hint)
+            yield item
+    finally:
+        # torch does so when the iterator is forgotten, which an exception's traceback can put off; and a process that
+        # ends would then wait for workers that hear no SIGTERM.
+        source._shutdown_workers()
 
 
 class _Failure(NamedTuple):

@@ -170,7 +170,9 @@ def _gpt2(size):
 
 
 @pytest.mark.benchmark
-@pytest.mark.parametrize(("name", "tokenizer", "build"), [("masked-lm", "wordpiece", _bert), ("causal-lm", "bpe", _gpt2)])
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "build"), [("masked-lm", "wordpiece", _bert), ("causal-lm", "bpe", _gpt2)]
+)
 def test_transformers_trainer(name, tokenizer, build, tmp_path):
     task = tasks.make(name, {"tokenizer": tokenizer, "vocab_size": 2048, "seq_len": 64})
     task.prepare(tmp_path / "cache", None, workers=1, say=lambda text: None)
@@ -257,9 +259,7 @@ def _script(model, task, settings, device):
     loader = create_loader(
         _Rows(task), (3, 32, 32), settings.batch, is_training=True, use_prefetcher=False, no_aug=True, num_workers=0
     )
-    mixup = Mixup(
-        settings.mixup, settings.cutmix, label_smoothing=settings.label_smoothing, num_classes=task.classes
-    )
+    mixup = Mixup(settings.mixup, settings.cutmix, label_smoothing=settings.label_smoothing, num_classes=task.classes)
     model = model.to(device)
     optim = settings.optim
     adamw = create_optimizer_v2(model, opt="adamw", lr=optim.lr, weight_decay=optim.weight_decay, betas=optim.betas)
