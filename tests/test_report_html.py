@@ -16,7 +16,7 @@ from leansurgeon.report.html_style import COLOURS, SERIES
 from leansurgeon.report.rows import sections
 from leansurgeon.report.table import document, render
 from tests.html_reading import Cell, Page
-from tests.report_fixtures import kappa, perplexities, summary, write
+from tests.report_fixtures import digits, kappa, perplexities, summary, write
 from tests.report_workspace import surgery, workspace
 
 SCALES = {"%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "M": 1e6, "k": 1e3}
@@ -264,6 +264,42 @@ def test_the_experiments_own_recipe_is_named_and_shown(tmp_path):
     (root / "digits-vit" / "experiment.yaml").write_text("kind: experiment\nsource: digits-vit  # all of it\n")
     page, _ = page_of(root)
     assert "leansurgeon run experiment.yaml --seeds 0,1,2" in page.text and "# all of it" in page.text
+
+
+def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from leansurgeon.cli.main import app
+    from leansurgeon.training import recipefile
+
+    def trained(_recipe, workspace, **_):
+        (workspace / "digits-vit").mkdir(parents=True)
+        return digits()
+
+    monkeypatch.setattr("leansurgeon.experiment.run", trained)
+    arguments = ["run", "digits-vit", "--set", "train.duration=3ep", "--seeds", "4,5", "--workspace", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    left = recipefile.load(str(tmp_path / "digits-vit" / "experiment.yaml"))
+    assert left == recipefile.load("digits-vit", ["train.duration=3ep", "seeds=[4,5]"])
+
+
+def test_raw_and_invariant_kappa_side_by_side(tmp_path):
+    run = summary(experiment=None)
+    for i, layer in enumerate(run["kappa"]["layers"], 1):
+        layer["output"] = {"median": 10.0 * i}
+        layer["jacobian"] = {"at_least": 5.0 * i, "exact": False}
+        layer["weights"] = {"q": {"value": 3.0 * i}, "vo": {"value": None, "lower_bound": 1e7}}
+    page, found = page_of(write(tmp_path / "a", run))
+    table = page.table("Kappa that depends on the basis")
+    assert [row[table.heads.index("A W_o")].value for row in table.rows] == [10.0, 20.0, 30.0]
+    assert [row[table.heads.index("W_q")].value for row in table.rows] == [3.0, 6.0, 9.0]
+    assert [row[table.heads.index("Jacobian")].text for row in table.rows] == ["≥5.00", "≥10", "≥15"]
+    assert [row[table.heads.index("A")].value for row in table.rows] == [17, 44, 95]
+    titles = [given["aria-label"] for name, given in page.elements if name == "svg" and given.get("role") == "img"]
+    assert any("A W_o" in said for said in titles) and any("Jacobian" in said for said in titles)
+    assert found["sections"][0]["rows"][0]["kappa"]["output"]["value"] == 20.0
+    assert page.table("Results").row("a")["kappa A W_o"].value == 20.0
 
 
 def test_compared_starts_reach_the_record(tmp_path):

@@ -76,7 +76,7 @@ def page(found: Sequence[Section], collection: Collection) -> str:
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-HOW = "This page needs nothing but itself; `leansurgeon report --json` has every figure for programs."
+HOW = "This page needs nothing but itself; `leansurgeon report --json` has the tables for programs."
 
 
 def left_out(problems: Sequence[str]) -> Markup | None:

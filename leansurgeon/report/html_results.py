@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from leansurgeon.report import folder, humans, predicted, svg
@@ -213,6 +214,7 @@ def conditioning(section: Section) -> Markup | None:
     charts = [kappa_chart(section, key, title, says) for key, title, says in KAPPA_CHARTS]
     raw = grid("Kappa of what enters the output projection", rows, layer_columns(section), cards=False)
     extra = without_gaps(invariant_columns(section), rows)
+    extra = [replace(c, head=c.head.replace("Jaco-\nbian", "Jacobian")) for c in extra]  # there is room for it here
     says = "Kappa that depends on the basis of the heads (A, W_q to W_o) beside what does not (the rest)"
     invariant = grid(says, rows, extra, cards=False) if len(extra) > len(SHARED) else None
     return join(tag("div", charts, class_="charts"), raw, invariant)
