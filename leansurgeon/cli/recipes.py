@@ -22,7 +22,7 @@ recipes = typer.Typer(
 
 @recipes.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """Source, task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
+    """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training import recipefile
 
     rows = [_row(name, recipefile.load(name)) for name in recipefile.shipped()]
@@ -31,9 +31,9 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
         return
     from tabulate import tabulate
 
-    # Kind and arms stay out of the table: with them it would be wider than a terminal.
+    # Source, kind and arms stay out of the table: with them it would be wider than a terminal.
     rows.sort(key=lambda row: "CPU" not in row["hardware"])
-    table = [{key: row[key] for key in ("name", "source", "task", "duration", "hardware")} for row in rows]
+    table = [{key: row[key] for key in ("name", "task", "duration", "hardware")} for row in rows]
     print(tabulate(table, headers="keys", disable_numparse=True))
 
 

@@ -60,7 +60,7 @@ th:first-child{text-align:left;padding-left:0}
 td,thead th:first-child{white-space:nowrap}
 tbody th{font-weight:600;overflow-wrap:normal}
 .left td{text-align:left;white-space:normal}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));gap:1rem 1.5rem;margin:1rem 0}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1rem 1.5rem;margin:1rem 0}
 figure{margin:0;max-width:34rem;break-inside:avoid}
 figcaption{margin:.25rem 0}
 figcaption b{color:var(--text);display:block;font-size:.95rem}

@@ -54,13 +54,13 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where there are few."""
+    """Powers of ten, with 2 and 5 between them where there are few; round numbers where even these are too few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for inner in ((1, 2, 5), (1, 3), (1,)):
         found = [m * 10.0**p for p in powers for m in inner if low <= m * 10.0**p * 1.0001 and m * 10.0**p <= high]
         if len(found) <= 6:
             break
-    return found or [low]
+    return found if len(found) > 2 else ticks(low, high, 4)
 
 
 @dataclass(frozen=True)
