@@ -56,7 +56,7 @@ def test_unfused_attention_takes_the_memory_of_its_scores():
 
 def test_table_fits_and_a_run_folder_keeps_the_result(tmp_path, saved):
     folder, _ = saved("bert")
-    home = tmp_path / "run"
+    home = tmp_path / ("a-name-that-is-wider-than-a-terminal-" * 3) / "run"
     (home / "model").mkdir(parents=True)
     for file in folder.iterdir():
         (home / "model" / file.name).write_bytes(file.read_bytes())

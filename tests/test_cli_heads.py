@@ -131,6 +131,7 @@ def test_hidden_spans_are_those_of_t5(tmp_path):
         ("MODEL --data task:digits -o OUT", 2, "belong together"),
         ("MODEL --data task:digits --prune 10% -o OUT", 2, "10% of 4 heads is less than one"),
         ("MODEL --data task:digits --prune 40 -o OUT", 2, "such as 40%"),
+        ("MODEL --data task:digits --plots MODEL/config.json", 2, "cannot be made"),
         ("MODEL --data task:listops", 2, "takes images"),
         ("MODEL --data nowhere", 2, "--data nowhere is no folder"),
         ("nowhere/at/all --data task:digits", 2, "There is no folder"),

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure import ablation, pruning
+from leansurgeon.measure.batches import halves, rows_of, thin
 from leansurgeon.measure.calibration import Calibration
-from leansurgeon.measure.heads import Options, halves, rows_of, study, thin
+from leansurgeon.measure.heads import Options, study
 from leansurgeon.measure.importance import importance
 from leansurgeon.measure.judge import Bench, Labelled, Unlabelled
 from leansurgeon.measure.sites import Site, count, sites

@@ -25,7 +25,6 @@ from leansurgeon.training import (
     plan,
     setup,
     stochastic_depth,
-    trackers,
 )
 from leansurgeon.training.durations import parse_duration
 from leansurgeon.training.loop import train
@@ -436,10 +435,3 @@ def test_flops_are_those_of_the_formula():
     wanted = 3 * (depth * block + head) + 2 * embed  # no gradient for the pixels
     assert found == wanted
     assert flops.peak("NVIDIA H200", "bf16") == 989e12 and flops.peak("cpu, 2 threads", "bf16") is None
-
-
-def test_a_tracker_that_is_not_there_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="asks for the tracker wandb, which is not installed") as error:
-        trackers.check(("wandb",))
-    assert "pip install wandb" in error.value.hint

@@ -12,6 +12,7 @@ import torch
 
 from leansurgeon.errors import UsageError
 from leansurgeon.training import checkpoint, resume
+from leansurgeon.training.agree import Council
 from leansurgeon.training.loop import train
 from tests import training_interrupted as cut
 from tests.training_standin import recipe
@@ -67,6 +68,9 @@ def test_one_process_goes_on_as_if_nothing_had_been(case, whole, tmp_path):
     if code > 0:
         said = (tmp_path / "said-0").read_text()
         assert f"--resume {tmp_path / 'run'}" in said and "everything is saved" in said
+        # In the middle of an evaluation it does not wait for its end.
+        history = checkpoint.read_state(checkpoint.newest(tmp_path / "run"))["history"]
+        assert history["evaluate"] == (where == "eval")
     assert cut.processes(1, cut.run, tmp_path, lambda split: None, "auto") == [0]
     same(tmp_path, whole[1])
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -87,8 +91,9 @@ def test_two_processes_go_on_as_if_nothing_had_been(case, whole, tmp_path):
     assert codes[rank] == code and codes[1 - rank] != 0
     if code == 75:
         assert codes == [75, 75]  # both agreed, both saved
-        step = json.loads((checkpoint.newest(tmp_path / "run") / "state.json").read_text())["history"]["done"]
-        assert 0 < step < 16
+        history = checkpoint.read_state(checkpoint.newest(tmp_path / "run"))["history"]
+        assert 0 < history["done"] < 16
+        assert history["evaluate"] or where == "train"  # an evaluation is left in its middle
     assert cut.processes(2, cut.run, tmp_path, lambda split: None, "auto") == [0, 0]
     same(tmp_path, whole[2])
 
@@ -132,6 +137,37 @@ def test_a_torn_checkpoint_is_never_picked(harm, whole, tmp_path):
         checkpoint.located(newest)
     cut.run(tmp_path, resume="auto")
     same(tmp_path, whole[1])
+
+
+def test_everything_is_on_the_disk_before_a_checkpoint_bears_its_name_and_old_ones_go_last(tmp_path, monkeypatch):
+    real = {name: getattr(os, name) for name in ("fsync", "rename")} | {"rmtree": shutil.rmtree}
+    done = []
+
+    def fsync(handle):
+        done.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))))
+        real["fsync"](handle)
+
+    def rename(old, new):
+        done.append(("rename", os.path.basename(new)))
+        real["rename"](old, new)
+
+    def rmtree(path, **options):
+        done.append(("remove", os.path.basename(path)))
+        real["rmtree"](path, **options)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    tensors = {"x": torch.ones(2)}
+    for step in (3, 6):
+        done.clear()
+        checkpoint.write(tmp_path, step, tensors, tensors, {"history": {}}, Council(), keep=1)
+    at = done.index(("rename", "step-00000006"))
+    synced = [name for what, name in done[:at] if what == "sync"]
+    for name in (checkpoint.SHARED, checkpoint.rank_file(0), f".{checkpoint.STATE}.", f".{checkpoint.MANIFEST}."):
+        assert any(found.startswith(name) for found in synced), name
+    assert synced[-1] == ".step-00000006.tmp"  # the folder, with the names in it
+    assert done[at + 1] == ("sync", checkpoint.FOLDER) and ("remove", "step-00000003") in done[at + 2 :]
 
 
 def test_a_crash_between_two_renames_loses_nothing(tmp_path):

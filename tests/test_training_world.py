@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
-from leansurgeon.training import checkpoint
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.training import checkpoint, order
 from leansurgeon.training.loop import train
 from tests import training_interrupted as cut
 from tests.training_standin import Words, recipe, word_model
@@ -78,6 +80,40 @@ def test_mixing_and_averaging_are_the_same_on_one_and_four_processes(tmp_path):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5) and a.get("lr") == b.get("lr")
     one, four = (cut.weights(tmp_path / name, "last") for name in ("one", "four"))
     assert all(torch.allclose(one[key], four[key], atol=1e-5) for key in one)
+
+
+class _BadOnOne(Words):
+    """In step 5 the loss of process 1 is no number, that of process 0 is one."""
+
+    def batch(self, split, indices, *, seed, epoch):
+        batch = super().batch(split, indices, seed=seed, epoch=epoch)
+        mine = order.micro_batches(order.global_batch(0, 4, 64, 16)[1], 2, 1, 8)[0]
+        bad = split == "train" and epoch == 1 and np.array_equal(indices, mine)
+        return batch | {"_factor": torch.tensor(float("nan") if bad else 1.0)}
+
+    def score(self, logits, batch, **options):
+        score = super().score(logits, batch, **options)
+        return score._replace(loss_sum=score.loss_sum * batch["_factor"])
+
+
+def _bad_on_one(folder, nan) -> None:
+    options = {"loaded": word_model(), "task": _BadOnOne(), "cpu": True, "say": lambda text: None}
+    try:
+        train(recipe(nan=nan), folder, folder / "run", **options)
+    except LeanSurgeonError as error:
+        os._exit(error.exit_code)
+
+
+@pytest.mark.parametrize("nan", ["stop", "skip", "rollback"])
+def test_a_loss_that_is_no_number_on_one_process_is_met_by_all(nan, tmp_path):
+    codes = cut.processes(2, _bad_on_one, tmp_path, nan)
+    if nan == "stop":
+        assert codes == [5, 5] and not (tmp_path / "run" / "summary.json").exists()
+        return
+    assert codes == [0, 0]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["left_out_steps"] == [5] and summary["steps"] == 8
+    assert all(torch.isfinite(value).all() for value in cut.weights(tmp_path, "last").values())
 
 
 def _command(*arguments, cwd, **options):

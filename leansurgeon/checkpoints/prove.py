@@ -1,5 +1,5 @@
 """Proof by reloading: a fresh process loads the folder with plain libraries, and its account is compared with the plan.
-A second one runs the source on the same inputs, and the outputs of both are compared.
+The same process then runs the source on the same inputs, and the outputs of both are compared.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ def prove(
     source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
     """
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-        room = Path(scratch)
-        inputs = written(batches, room / "inputs.safetensors") if batches else None
-        account = run(folder, inputs, room / "result.safetensors", kind)
-        check(account, parameters)
-        if source is not None:
-            account["compared"] = against(source, account, inputs, room, kind, exact)
+        inputs = written(batches, Path(scratch) / "inputs.safetensors") if batches else None
+        found, trouble = run(folder, source, inputs, kind)
+    if "result" not in found:
+        raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
+    account = found["result"]
+    check(account, parameters)
+    if source is not None:
+        original = found.get("source") or {"trouble": trouble}
+        account["compared"] = against(original, account, "held-out data" if inputs else "noise", exact)
     return account
 
 
@@ -64,20 +67,17 @@ def check(account: dict[str, Any], parameters: int) -> None:
         )
 
 
-def against(
-    source: Path, result: dict[str, Any], inputs: Path | None, room: Path, kind: str, exact: bool
-) -> dict[str, Any]:
-    """How far the result's outputs lie from the source's."""
-    try:
-        original = run(source, inputs, room / "source.safetensors", kind)
-    except LeanSurgeonError as error:
-        return {"done": False, "why": f"the source itself does not load with its library ({error.message})"}
+def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> dict[str, Any]:
+    """How far the result's outputs lie from the source's, of which `original` is the account."""
+    if "trouble" in original:
+        return {"done": False, "why": f"the source itself does not load with its library ({original['trouble']})"}
     if original["output"] != result["output"]:
         return {"done": False, "why": f"the outputs are {result['output']} and the source's {original['output']}"}
-    found = {"done": True, "data": "held-out data" if inputs else "noise"}
-    found |= differences(room / "source.safetensors", room / "result.safetensors")
+    if not original["finite"]:
+        return {"done": False, "why": "the source itself gives NaN or Inf"}
+    found = {"done": True, "data": data, **original["differences"]}
     if result["count"]:
-        found["loss"] = {"source": original["loss_sum"] / original["count"], "result": mean_loss(result)}
+        found["loss"] = {"source": mean_loss(original), "result": mean_loss(result)}
         found["accuracy"] = {
             "source": original["right"] / original["count"],
             "result": result["right"] / result["count"],
@@ -96,42 +96,6 @@ def mean_loss(account: dict[str, Any]) -> float:
     return account["loss_sum"] / account["count"]
 
 
-def differences(source: Path, result: Path) -> dict[str, Any]:
-    """Outputs of two models on the same inputs, both (rows, values), compared in fp64."""
-    import torch
-    from safetensors.torch import load_file
-
-    a, b = load_file(source), load_file(result)
-    rows, cosine = compare_rows(a["rows"], b["rows"])
-    found = rows | {"cosine": float(cosine.mean())}
-    if len(a["pooled"]):
-        _, pooled = compare_rows(a["pooled"], b["pooled"])
-        low = torch.quantile(pooled, 0.01)
-        found["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
-    return found
-
-
-def compare_rows(a, b) -> tuple[dict[str, float], Any]:
-    """Largest difference, spread of `a` (standard deviation), relative error, and the cosine of every row."""
-    import torch
-
-    largest, error, size, total, cosines = 0.0, 0.0, 0.0, 0.0, []
-    for x, y in zip(a.split(256), b.split(256), strict=True):
-        x, y = x.double(), y.double()
-        largest = max(largest, float((x - y).abs().max()))
-        error += float((x - y).square().sum())
-        size += float(x.square().sum())
-        total += float(x.sum())
-        cosines.append(torch.nn.functional.cosine_similarity(x, y, dim=-1))
-    mean = total / a.numel()
-    return {
-        "rows": len(a),
-        "max_difference": largest,
-        "spread": max(size / a.numel() - mean**2, 0.0) ** 0.5,
-        "relative_error": (error / size) ** 0.5 if size else 0.0,
-    }, torch.cat(cosines)
-
-
 def written(batches: Sequence[dict[str, Any]], file: Path) -> Path:
     """Batches as a file that the other process reads."""
     from safetensors.torch import save_file
@@ -146,14 +110,16 @@ def written(batches: Sequence[dict[str, Any]], file: Path) -> Path:
     return file
 
 
-def run(folder: Path, inputs: Path | None, outputs: Path, kind: str) -> dict[str, Any]:
-    """The account of a fresh process that loads `folder` and runs it."""
-    config = json.loads((folder / "config.json").read_text())
-    ours = config.get("architecture", "").startswith("leansurgeon_")
-    file = architectures.of(config).modelling if ours else None
-    extra = ["--outputs", str(outputs), "--kind", kind]
-    extra += ["--module", f"leansurgeon.models.{file.removesuffix('.py')}"] if file else []
-    extra += ["--inputs", str(inputs)] if inputs else []
+def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tuple[dict[str, Any], str]:
+    """The accounts of a fresh process that loads `folder`, and then `source`, and runs them; and its last words, where
+    it did not come to its end.
+    """
+    asked = [str(folder.absolute()), "--kind", kind]
+    asked += ["--module", module] if (module := entry_module(folder)) else []
+    if source is not None:
+        asked += ["--source", str(source.absolute())]
+        asked += ["--source-module", module] if (module := entry_module(source)) else []
+    asked += ["--inputs", str(inputs)] if inputs else []
     # Isolated mode keeps the working directory off the path; modelling files are cached in a folder that goes away.
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
         env = os.environ | {
@@ -163,13 +129,19 @@ def run(folder: Path, inputs: Path | None, outputs: Path, kind: str) -> dict[str
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-I", str(SCRIPT), str(folder.absolute()), *extra],
-            capture_output=True,
-            text=True,
-            env=env,
-            check=False,
+            [sys.executable, "-I", str(SCRIPT), *asked], capture_output=True, text=True, env=env, check=False
         )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {last}", "Nothing was kept. Please report this.")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith(('{"result": ', '{"source": ')):
+            found |= json.loads(line)
+    return found, (done.stderr.strip().splitlines() or ["no message"])[-1]
+
+
+def entry_module(folder: Path) -> str | None:
+    """Our module that registers the timm entry point of a folder, where it needs one."""
+    config = json.loads((folder / "config.json").read_text())
+    if not config.get("architecture", "").startswith("leansurgeon_"):
+        return None
+    file = architectures.of(config).modelling
+    return f"leansurgeon.models.{file.removesuffix('.py')}" if file else None

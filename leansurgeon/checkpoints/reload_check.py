@@ -1,21 +1,24 @@
 """Runs alone in a fresh process: load a folder the documented way, run it forward, print what was found as JSON.
 
-Usage: python -I reload_check.py FOLDER [--module NAME] [--inputs FILE --kind KIND] [--outputs FILE]. It imports nothing
-of leansurgeon (but for NAME, which registers the timm entry point that such a folder documents), so it sees what a user
-of plain transformers or timm sees.
+Usage: python -I reload_check.py FOLDER [--module NAME] [--source FOLDER [--source-module NAME]] [--inputs FILE] [--kind
+KIND]. It imports nothing of leansurgeon (but for NAME, which registers the timm entry point that such a folder
+documents), so it sees what a user of plain transformers or timm sees.
+
+One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
+loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
 
 `--inputs` is a safetensors file of batches (`0.input_ids`, `0.attention_mask`, ..., `0.labels`); without it a small
-example is made. `--kind` says how labels score: `causal-lm` (those of the next position) or `plain`. `--outputs`
-takes the fp32 outputs of real tokens (rows, values), at most ROOM of them, for a comparison with another model.
+example is made. `--kind` says how labels score: `causal-lm` (those of the next position) or `plain`.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import warnings
 from pathlib import Path
 
-ROOM = 2**26  # values of outputs that are kept (256 MiB)
+ROOM = 2**26  # values of outputs that are kept for the comparison (256 MiB)
 
 
 def load_timm(folder: Path, config: dict, module: str | None):
@@ -70,9 +73,9 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
     rows, pooled, loss, count, right, room = [], [], 0.0, 0, 0, ROOM
     shape, finite = [], True
     for batch in batches:
-        labels = batch.pop("labels", None)
+        labels = batch.get("labels")
         with torch.no_grad():
-            output, predicts = forward(model, batch)
+            output, predicts = forward(model, {key: value for key, value in batch.items() if key != "labels"})
         output = output.float()
         finite &= bool(torch.isfinite(output).all())
         shape = list(output.shape)
@@ -146,28 +149,65 @@ def seeded(torch):
     return torch.Generator().manual_seed(0)
 
 
+def examined(folder: Path, module: str | None, inputs: str | None, kind: str, torch) -> tuple[dict, list]:
+    """What loading and running a folder shows, and its outputs (see `run`)."""
+    config = json.loads((folder / "config.json").read_text())
+    timm = "architecture" in config and "model_type" not in config
+    model, account = load_timm(folder, config, module) if timm else load_transformers(folder, config)
+    batches = read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, torch)]
+    sums, outputs = run(model, batches, kind, torch)
+    return account | {"parameters": sum(p.numel() for p in model.parameters())} | sums, outputs
+
+
+def differences(source: list, result: list, torch) -> dict:
+    """Outputs of two models on the same inputs, as `run` gives them, compared in fp64."""
+    rows, cosine = compare_rows(source[0], result[0], torch)
+    found = rows | {"cosine": float(cosine.mean())}
+    if len(source[1]):
+        _, pooled = compare_rows(source[1], result[1], torch)
+        low = torch.quantile(pooled, 0.01)
+        found["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
+    return found
+
+
+def compare_rows(a, b, torch) -> tuple[dict, object]:
+    """Largest difference, spread of `a` (standard deviation), relative error, and the cosine of every row."""
+    largest, error, size, total, cosines = 0.0, 0.0, 0.0, 0.0, []
+    for x, y in zip(a.split(256), b.split(256), strict=True):
+        x, y = x.double(), y.double()
+        largest = max(largest, float((x - y).abs().max()))
+        error += float((x - y).square().sum())
+        size += float(x.square().sum())
+        total += float(x.sum())
+        cosines.append(torch.nn.functional.cosine_similarity(x, y, dim=-1))
+    mean = total / a.numel()
+    return {
+        "rows": len(a),
+        "max_difference": largest,
+        "spread": max(size / a.numel() - mean**2, 0.0) ** 0.5,
+        "relative_error": (error / size) ** 0.5 if size else 0.0,
+    }, torch.cat(cosines)
+
+
 def main() -> None:
     warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    for name in ("--module", "--inputs", "--outputs", "--kind"):
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--kind", default="plain")
+    for name in ("--module", "--source-module", "--inputs"):
         parser.add_argument(name)
     asked = parser.parse_args()
     import torch
 
-    config = json.loads((asked.folder / "config.json").read_text())
-    timm = "architecture" in config and "model_type" not in config
-    model, account = load_timm(asked.folder, config, asked.module) if timm else load_transformers(asked.folder, config)
-    if asked.inputs:
-        batches = read_batches(Path(asked.inputs))
-    else:
-        batches = [timm_example(config, torch) if timm else example(model, torch)]
-    sums, outputs = run(model, batches, asked.kind or "plain", torch)
-    if asked.outputs:
-        from safetensors.torch import save_file
-
-        save_file(dict(zip(("rows", "pooled"), outputs, strict=True)), asked.outputs)
-    print(json.dumps(account | {"parameters": sum(p.numel() for p in model.parameters())} | sums))
+    account, outputs = examined(asked.folder, asked.module, asked.inputs, asked.kind, torch)
+    print("\n" + json.dumps({"result": account}), flush=True)
+    if asked.source:
+        gc.collect()  # one model in memory at a time
+        original, theirs = examined(asked.source, asked.source_module, asked.inputs, asked.kind, torch)
+        if original["output"] == account["output"]:
+            original["differences"] = differences(theirs, outputs, torch)
+        print("\n" + json.dumps({"source": original}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
 
 
@@ -87,8 +87,8 @@ def bench(
     print(benches.table(rows, document["unit"] == "images"))
     text = "" if document["unit"] == "images" else f" of {length} tokens"
     lines = wrap(
-        f"{source.name} on {name}: batch {batch}{text}, {precision}, new weights; medians of {rounds} interleaved "
-        f"rounds. fwd 1 is the latency of one sample. Peak: {document['peak_memory_kind']}."
+        f"{short(source.name, 60)} on {name}: batch {batch}{text}, {precision}, new weights; medians of {rounds} "
+        f"interleaved rounds. fwd 1 is the latency of one sample. Peak: {document['peak_memory_kind']}."
     )
     for sentence in (*document["skipped"], *remarks):
         lines += wrap(f"- {sentence}", indent="  ")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.text import short, wrap
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.diff import Compared, Diff
@@ -48,7 +48,7 @@ def describe(found: Diff) -> list[str]:
     lines = [
         line
         for letter, source in (("A", found.a), ("B", found.b))
-        for line in wrap(f"{letter}  {source.name}: {source.architecture.name}", indent="   ")
+        for line in wrap(f"{letter}  {short(source.name, 50)}: {source.architecture.name}", indent="   ")
     ]
     lines += ["", *numbers(found), ""]
     if found.config:
@@ -89,7 +89,7 @@ def numbers(found: Diff) -> list[str]:
 def configs(found: Diff) -> list[str]:
     from tabulate import tabulate
 
-    rows = [[short(key, 26), short(text(a)), short(text(b))] for key, a, b in found.config]
+    rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in found.config]
     return tabulate(rows, headers=["config", "A", "B"], disable_numparse=True).splitlines()
 
 
@@ -97,10 +97,6 @@ def text(value: object) -> str:
     from leansurgeon.surgery.diff import ABSENT
 
     return "-" if value is ABSENT else json.dumps(value)
-
-
-def short(words: str, room: int = ROOM) -> str:
-    return words if len(words) <= room else words[: room - 3] + "..."
 
 
 def blocks(found: Diff) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def heads(
     if as_json:
         print(json.dumps(document))
         return
-    print("\n".join(describe(document)))
+    print("\n".join(describe(document | {"model": short(document["model"], 60)})))
     if "prune" in document:
         print("\n".join(outcome(document["prune"])))
     for file in files:
@@ -150,9 +150,9 @@ def checked(
     if (prune is None) != (out is None):
         raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
     if plots is not None:
-        from leansurgeon.report import heads_plots
+        from leansurgeon.report.plots import check
 
-        heads_plots.check()
+        check(plots)
     if prune is None:
         return None
     from leansurgeon.checkpoints.output import check_free
@@ -266,7 +266,13 @@ def outcome(found: dict[str, Any]) -> list[str]:
     )
     if found["library"] == "leansurgeon":
         lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
-    return lines + wrap(sentence(found["proof"].get("compared"), found["language"]))
+    lines += wrap(sentence(found["proof"].get("compared"), found["language"]))
+    if found["healed"]:
+        lines += wrap(
+            f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
+            "heads by what the others can take over instead, and kept more where it was measured."
+        )
+    return lines
 
 
 def run_folder(model: str) -> Path | None:

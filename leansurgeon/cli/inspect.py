@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import kappa
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.text import short, wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -49,7 +49,7 @@ def inspect(
 
     with ExitStack() as keep:
         try:
-            source = open_source(model, allow_pickle=allow_pickle, weights=False, keep=keep)
+            source = open_source(model, allow_pickle=allow_pickle, weights=bool(data), keep=keep)
         except UnsupportedModel as error:
             raise inspection.explain(model, error) from None
         found = inspection.inspect(source)
@@ -95,7 +95,7 @@ def describe(found: Inspection) -> list[str]:
     source = found.source
     arch, shape, parameters = source.architecture, source.shape, source.parameters
     cls = (source.config.get("architectures") or [""])[0]
-    lines = [*wrap(f"{source.name}: {arch.name} of {arch.library}{', ' + cls if cls else ''}"), ""]
+    lines = [*wrap(f"{short(source.name, 70)}: {arch.name} of {arch.library}{', ' + cls if cls else ''}"), ""]
     several = len(shape.stages) > 1
     rows = [
         [*([i] if several else []), s.depth, s.heads, s.head_dim, s.kv_heads, s.inner, s.width, s.mlp_dim]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,19 @@ def kappa(
     from leansurgeon.checkpoints.source import open_source
 
     opened = open_source(model, allow_pickle=allow_pickle)
+    sample = sample_data(opened, data, model, seed)
+    document = measured(opened, sample, samples, probes, precision)
+    print(json.dumps(document) if as_json else "\n".join(describe(document)))
+
+
+def sample_data(opened: Source, data: str | None, model: str, seed: int) -> Calibration:
+    """What --data names, or the data of the run; of what surgery would fit on, as little as can be is read.
+
+    Raises `UsageError` for a preset, which has nothing to measure, and where there is no data.
+    """
+    from leansurgeon.cli import heads
+    from leansurgeon.cli.shrink import trained_on
+
     if opened.weights is None:
         raise UsageError(
             f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
@@ -59,16 +72,6 @@ def kappa(
         )
     if not opened.learned:
         say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
-    sample = sample_data(opened, data, model, seed)
-    document = measured(opened, sample, samples, probes, precision)
-    print(json.dumps(document) if as_json else "\n".join(describe(document)))
-
-
-def sample_data(opened: Source, data: str | None, model: str, seed: int) -> Calibration:
-    """What --data names, or the data of the run; of what surgery would fit on, as little as can be is read."""
-    from leansurgeon.cli import heads
-    from leansurgeon.cli.shrink import trained_on
-
     if data is None and trained_on(model) is None:
         raise UsageError(
             f"Kappa needs sample data, and {model} is no run that says what it was trained on.",
@@ -84,14 +87,22 @@ def measured(
     import torch
 
     from leansurgeon.checkpoints.model import load
-    from leansurgeon.measure import invariant, sites
+    from leansurgeon.cli import heads
+    from leansurgeon.measure import invariant, jacobian, sites
+    from leansurgeon.measure.batches import rows_of, thin
 
     loaded = load(opened.folder)
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
     kinds = [site.kind for site in sites.sites(loaded)]
     timm = loaded.architecture.library == "timm"
 
+    batches = thin(sample.heldout, samples)
+    size = sum(map(rows_of, batches))
+    passes = len(batches) + (min(jacobian.SAMPLES, size) * (probes + 1) if probes else 0)
+    done = heads.progress("forward passes", passes)
+
     def forward(batch: dict[str, Any]) -> Any:  # whatever the model says: it may have no head
+        done()
         inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
         return loaded.model(batch["pixel_values"]) if timm else loaded.model(**inputs)
 
@@ -111,7 +122,7 @@ def measured(
     )
     say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
     half = getattr(torch, PRECISIONS[precision]) if PRECISIONS[precision] else None
-    found = invariant.measure(seen, sample.heldout, mask, samples, probes=probes, half=half)
+    found = invariant.measure(seen, batches, mask, size, probes=probes, half=half)
     for layer, kind in zip(found["layers"], kinds, strict=True):
         layer["kind"] = kind
     return {
@@ -128,7 +139,7 @@ def measured(
 
 def describe(document: dict[str, Any]) -> list[str]:
     """The document as a person reads it, in 80 columns."""
-    head = f"{document['name']}: {document['samples']} samples, {document['tokens']:,} tokens"
+    head = f"{short(document['name'], 60)}: {document['samples']} samples, {document['tokens']:,} tokens"
     return [*wrap(head), "", *tables(document)]
 
 

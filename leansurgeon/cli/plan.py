@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli.text import short
+
 DEFAULT_BATCH = 32
+NAME = 32  # columns of the table for the name of the source
 
 
 def plan(
@@ -64,6 +67,7 @@ def plan(
     Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
     """
     from contextlib import ExitStack
+    from dataclasses import replace
 
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import gpus
@@ -93,4 +97,8 @@ def plan(
     with ExitStack() as keep:
         opened = open_source(source, allow_pickle=allow_pickle, weights=False, keep=keep)
         found = costs(opened, wanted, setting, card, cross_check=as_json and setting is not None)
-    print(json.dumps({"schema_version": 1, **found.as_dict()}) if as_json else costs_table(found))
+    print(
+        json.dumps({"schema_version": 1, **found.as_dict()})
+        if as_json
+        else costs_table(replace(found, source=short(found.source, NAME)))
+    )

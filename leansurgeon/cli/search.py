@@ -14,7 +14,7 @@ import typer
 
 from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def search(
     from leansurgeon.checkpoints import digests
     from leansurgeon.checkpoints.output import check_apart, check_free
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.report.plots import check as check_plots
     from leansurgeon.search import Budget, Space, cheap, enumerate_shapes
     from leansurgeon.search import plots as drawing
     from leansurgeon.search.table import candidates_table, space_line
@@ -119,7 +120,7 @@ def search(
         raise UsageError(f"--share {share:g}: a share of the recipe's length is needed, above 0 and at most 1.")
     numbers = tuple(seed_list(seeds))
     if plots:
-        drawing.check()
+        check_plots(plots)
     if not dry_run:
         digests.begin(source)
     changes = config_changes(recipe, source)
@@ -137,7 +138,8 @@ def search(
         if as_json:
             print(json.dumps(dry_document(opened, found, ranked)))
             return
-        print("\n".join(wrap(f"{opened.name}, {opened.parameters.total:,} parameters. {space_line(found)}")) + "\n")
+        name, size = short(opened.name, 60), opened.parameters.total
+        print("\n".join([*wrap(f"{name}, {size:,} parameters. {space_line(found)}"), ""]))
         print(candidates_table(ranked, cheaply))
         more = len(ranked) - 20
         print(f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried.")

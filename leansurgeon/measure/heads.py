@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from leansurgeon.measure import ablation, pruning
+from leansurgeon.measure.batches import halves, rows_of, thin
 from leansurgeon.measure.calibration import Calibration
 from leansurgeon.measure.importance import importance
-from leansurgeon.measure.judge import Batch, Bench, Unlabelled, judge_of
+from leansurgeon.measure.judge import Bench, Unlabelled, judge_of
 from leansurgeon.measure.sites import Site, count, sites, split
 
 
@@ -145,44 +145,3 @@ def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, dict[str, flo
         entry["heads"] += site.heads
         entry["share"] += float(part.sum() / (values.sum() or 1.0))
     return found
-
-
-# -- samples ---------------------------------------------------------------------------------------
-
-
-def rows_of(batch: Batch) -> int:
-    return len(next(v for v in batch.values() if isinstance(v, Tensor) and v.dim()))
-
-
-def rows(batch: Batch, chosen: np.ndarray) -> Batch:
-    """Some samples of a batch."""
-    size = rows_of(batch)
-    return {k: v[chosen] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in batch.items()}
-
-
-def pick(batches: Sequence[Batch], chosen: np.ndarray) -> list[Batch]:
-    """The samples `chosen` (numbers through all batches), in their batches."""
-    found, start = [], 0
-    for batch in batches:
-        size = rows_of(batch)
-        here = chosen[(chosen >= start) & (chosen < start + size)] - start
-        if len(here):
-            found.append(rows(batch, here))
-        start += size
-    return found
-
-
-def thin(batches: Sequence[Batch], most: int | None) -> list[Batch]:
-    """At most so many samples, spread over all batches: sentences stand by their length."""
-    total = sum(map(rows_of, batches))
-    if most is None or most >= total:
-        return list(batches)
-    return pick(batches, np.unique(np.linspace(0, total - 1, most).round().astype(int)))
-
-
-def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Every second sample, and the others; both the same where there is only one."""
-    every = np.arange(sum(map(rows_of, batches)))
-    if len(every) < 2:
-        return list(batches), list(batches)
-    return pick(batches, every[::2]), pick(batches, every[1::2])

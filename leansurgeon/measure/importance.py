@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
+from leansurgeon.measure.batches import rows_of
 from leansurgeon.measure.judge import Batch, Labelled, Unlabelled, on
 from leansurgeon.measure.sites import Site, at_rest, heads_of, hooked, split
 
@@ -73,7 +74,7 @@ def slopes_of_batch(
     judge: Labelled | Unlabelled, sites: Sequence[Site], batch: Batch, number: int = 0, *, per_token: bool = False
 ) -> list[Tensor]:
     """dL/dxi of every site for one batch: (B, 1, H), or (B, T, H) by token."""
-    rows = len(next(value for value in batch.values() if isinstance(value, Tensor) and value.dim()))
+    rows = rows_of(batch)
     inputs: list[Tensor | None] = [None] * len(sites)
 
     def change(i: int, x: Tensor) -> Tensor:

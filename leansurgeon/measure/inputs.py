@@ -48,6 +48,8 @@ def room(config: Config, architecture: Architecture) -> tuple[int | None, int | 
 def check_tokens(tokens: int, config: Config, architecture: Architecture) -> None:
     """Raises `UsageError` where the model does not take so many tokens."""
     if takes_images(config, architecture):
+        if tokens != 1:
+            raise UsageError(f"--tokens {tokens:,}: this model takes images, whose tokens follow from their size.")
         return
     only, most = room(config, architecture)
     if (only and tokens != only) or (most and tokens > most):

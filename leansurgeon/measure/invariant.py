@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.measure import attentions, kappa
+from leansurgeon.measure.batches import inner, rows_of, some_rows
 from leansurgeon.measure.jacobian import PROBES, SAMPLES, jacobian
 from leansurgeon.measure.weights import weights
 
@@ -25,21 +26,28 @@ def measure(
     half: torch.dtype | None = None,
 ) -> dict:
     """What `kappa.measure` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
-    `jacobian.jacobian`, on the first few samples). `probes` 0 leaves the Jacobian out.
+    `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).
+    `probes` 0 leaves the Jacobian out.
     """
-    first: list[dict[str, Tensor]] = []
+    few = inner(samples, SAMPLES)
+    probed: list[dict[str, Tensor]] = []
+    seen = 0
 
     def noted() -> Iterable[dict[str, Tensor]]:
+        nonlocal seen
         for batch in batches:
-            if sum(kappa.batch_size(b) for b in first) < SAMPLES:
-                first.append(batch)
+            size = rows_of(batch)
+            here = few[(few >= seen) & (few < seen + size)] - seen
+            seen += size
+            if len(here):
+                probed.append(some_rows(batch, here))
             yield batch
 
     found = kappa.measure(loaded, noted(), token_mask, samples, half=half)
     parts = attentions.of(loaded)
     slopes: list[dict | None] = [None for _ in parts]
     if probes:
-        slopes = jacobian(loaded, parts, first, token_mask, samples=min(SAMPLES, samples), probes=probes)
+        slopes = jacobian(loaded, parts, probed, token_mask, samples=SAMPLES, probes=probes)
     for layer, matrices, slope in zip(found["layers"], weights(loaded, parts), slopes, strict=True):
         layer["weights"], layer["jacobian"] = matrices, slope
     return found

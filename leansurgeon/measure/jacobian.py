@@ -21,6 +21,7 @@ tokens, D width, P probes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -31,7 +32,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from leansurgeon.measure.attentions import Attention
-from leansurgeon.measure.kappa import Mask, batch_size, first_rows, measuring, of_layer
+from leansurgeon.measure.batches import first_rows, rows_of, some_rows
+from leansurgeon.measure.kappa import Mask, measuring, of_layer
 from leansurgeon.measure.spectrum import kappa_above, noise_floor
 
 PROBES, SAMPLES = 16, 2
@@ -59,19 +61,20 @@ def jacobian(
     device = next(loaded.model.parameters()).device
     rows: list[list[tuple[float, int, bool]]] = [[] for _ in found]
     taken = 0
-    with measuring(loaded.model, device), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward mode
+    with (
+        measuring(loaded.model, device),
+        sdpa_kernel(SDPBackend.MATH),  # fused kernels have no forward mode
+        warnings.catch_warnings(),
+    ):
+        # torch builds some rules of its forward mode with what it calls deprecated itself.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*", category=FutureWarning)
         for batch in batches:
-            for i in range(min(batch_size(batch), samples - taken)):
-                one = first_rows(_row(batch, i), 1, device)
+            for i in range(min(rows_of(batch), samples - taken)):
+                one = first_rows(some_rows(batch, slice(i, i + 1)), 1, device)
                 for layer, values in enumerate(_one_sample(loaded, found, one, token_mask(one), probes)):
                     rows[layer] += [values] if values else []
                 taken += 1
     return [_summed(layer, probes) if layer else None for layer in rows]
-
-
-def _row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
-    size = batch_size(batch)
-    return {k: v[i : i + 1] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in batch.items()}
 
 
 def _summed(values: list[tuple[float, int, bool]], probes: int) -> dict:
@@ -205,7 +208,8 @@ class _Ends:
             return primal
 
         try:
-            with forward_ad.dual_level(), self._hooked(enter, leave):
+            with warnings.catch_warnings(), forward_ad.dual_level(), self._hooked(enter, leave):
+                warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives
                 self.loaded.forward(one)
         except (NotImplementedError, RuntimeError) as error:
             if "forward AD" in str(error) or "forward mode AD" in str(error):

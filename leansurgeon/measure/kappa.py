@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.measure.batches import first_rows, rows_of
 from leansurgeon.measure.samples import Conditioning, ceiling, over_layers, over_samples, summarise
 from leansurgeon.measure.spectrum import conditioning
 
@@ -85,7 +86,7 @@ def measure(
                 if taken >= samples:
                     break
                 batch = first_rows(batch, samples - taken, device)
-                rows = batch_size(batch)
+                rows = rows_of(batch)
                 current.update(seen=set(), mask=token_mask(batch), rows=rows)
                 loaded.forward(batch)
                 taken += rows
@@ -155,19 +156,3 @@ def fit(block: Tensor, mask: Tensor | None, rows: int, name: str) -> tuple[Tenso
             f"The token mask is {list(mask.shape)}, but '{name}' receives {list(block.shape[:2])} (samples, tokens)."
         )
     return block, mask
-
-
-def batch_size(batch: dict[str, Tensor]) -> int:
-    return len(next(value for value in batch.values() if isinstance(value, Tensor) and value.dim()))
-
-
-def first_rows(batch: dict[str, Tensor], rows: int, device: torch.device) -> dict[str, Tensor]:
-    """At most `rows` samples of a batch, on `device`."""
-    size = batch_size(batch)
-
-    def cut(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return (value[:rows] if value.dim() and len(value) == size else value).to(device)
-
-    return {key: cut(value) for key, value in batch.items()}

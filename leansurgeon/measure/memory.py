@@ -109,6 +109,7 @@ class Rehearsal:
         inputs.check_tokens(tokens, config, architecture)
         self.config, self.architecture, self.setting = config, architecture, replace(setting, tokens=tokens)
         self.cuda = cuda
+        self.known: dict[int, Any] = {}  # what a step with so many samples took
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.model = fake_model(config, architecture, self.mode)
         choose_attention(self.model, setting.attention)
@@ -119,8 +120,9 @@ class Rehearsal:
         """The peak with this many samples (the setting's own where none is given)."""
         setting = replace(self.setting, batch=batch or self.setting.batch)
         try:
-            with quietly(), self.mode:
-                count = step(self.model, setting, self._batch, cuda=self.cuda)
+            if (count := self.known.get(setting.batch)) is None:
+                with quietly(), self.mode:
+                    count = self.known[setting.batch] = step(self.model, setting, self._batch, cuda=self.cuda)
         except RuntimeError as error:
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UnsupportedModel(

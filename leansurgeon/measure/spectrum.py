@@ -135,7 +135,11 @@ def _real(block: Tensor, mask: Tensor | None) -> Tensor:
 
 def _gram(a_BNM: Tensor) -> Tensor:
     """The Gram matrix of the smaller side: (B, R, R)."""
-    gram = a_BNM @ a_BNM.mT if a_BNM.shape[1] <= a_BNM.shape[2] else a_BNM.mT @ a_BNM
+    # On the CPU by numpy: it sees that both factors are one matrix and has BLAS compute half of the symmetric product,
+    # where torch computes all of it.
+    a = a_BNM.contiguous().numpy() if a_BNM.device.type == "cpu" else a_BNM
+    turned = a.swapaxes(1, 2)
+    gram = torch.as_tensor(a @ turned if a.shape[1] <= a.shape[2] else turned @ a)
     if not torch.isfinite(gram.diagonal(dim1=-2, dim2=-1)).all():  # sums of squares of whole rows (or columns)
         raise Diverged("The input of an output projection holds NaN or infinity, so it has no condition number.")
     return gram

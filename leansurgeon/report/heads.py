@@ -20,10 +20,12 @@ LABELS = {
     "random": "random",
     "reverse": "most",
 }
-CURVE_LEGEND = (
-    "least: the least important heads of the model first, layers may lose all. even: as many from every layer of a "
-    "stage, which a checkpoint can hold. ablation: by the measured loss of each head alone. most: backwards."
-)
+LEGEND = {
+    "importance": "least: the least important heads of the model first, layers may lose all.",
+    "even": "even: as many from every layer of a stage, which a checkpoint can hold.",
+    "oracle": "ablation: by the measured loss of each head alone.",
+    "reverse": "most: backwards.",
+}
 
 
 def describe(document: dict[str, Any]) -> list[str]:
@@ -166,7 +168,7 @@ def curve(document: dict[str, Any]) -> list[str]:
         *wrap(
             f"{shown} on {document['samples']['curve']:,} held-out samples"
             + (f"; random: mean, lowest and highest{seeds}" if seeds else "")
-            + f". {CURVE_LEGEND}"
+            + f". {' '.join(LEGEND[key] for key in orders if key in LEGEND)}"
         ),
         *wrap(f"Can go for {allowed}: {able}."),
     ]

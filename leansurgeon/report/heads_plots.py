@@ -5,29 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.errors import UsageError
 from leansurgeon.report.heads import LABELS, name, unit
 
 STYLES = {"importance": "-", "even": "-", "oracle": "--", "random": ":", "reverse": "-."}
 
 
-def check() -> None:
-    """Raises `UsageError` where matplotlib is missing, before anything is measured."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "--plots needs matplotlib, which is not installed.", "pip install 'leansurgeon[plots]', or leave it out."
-        ) from None
-
-
 def write(document: dict[str, Any], folder: Path) -> list[Path]:
-    """Pictures into `folder`, which is made; returns their files."""
-    check()
+    """Pictures into `folder`, which `report.plots.check` has made; returns their files."""
     import matplotlib
 
     matplotlib.use("Agg")
-    folder.mkdir(parents=True, exist_ok=True)
     files = [importance_map(document, folder / "heads-importance.png")]
     if "curve" in document:
         files.append(curve(document, folder / "heads-pruning.png"))

@@ -11,6 +11,7 @@ from leansurgeon.measure.samples import ceiling
 from leansurgeon.report.columns import bound_cell, rank_cell
 from leansurgeon.report.conditioning import MATRICES, PRODUCTS, Bound, Kappa
 from leansurgeon.report.humans import NONE, plain, plural
+from leansurgeon.report.table import WIDTH
 
 NAMES = {"vo": "W_o W_v", "qk": "W_q' W_k"} | {key: f"W_{key}" for key in MATRICES}
 
@@ -19,7 +20,7 @@ def raw(kappa: Kappa, kinds: Sequence[str], intervals: Sequence[list | None]) ->
     """One row per layer: kappa of the block over samples, its 95 % interval, the worst, centred, and ranks."""
     rows = [
         [
-            *named(kind, layer.layer, kinds),
+            name,
             bound_cell(layer.median),
             ends(interval),
             bound_cell(layer.worst),
@@ -30,27 +31,27 @@ def raw(kappa: Kappa, kinds: Sequence[str], intervals: Sequence[list | None]) ->
             plain(layer.effective_rank),
             plain(layer.aspect),
         ]
-        for layer, kind, interval in zip(kappa.layers, kinds, intervals, strict=True)
+        for layer, name, interval in zip(kappa.layers, names(kinds), intervals, strict=True)
     ]
-    heads = ["kappa", "95 %", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"]
-    return grid([*labels(kinds), *heads], rows)
+    spare = ["stable"] if kappa.deficient else ["lost", "stable"]
+    return grid(["layer", "kappa", "95 %", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"], rows, spare)
 
 
 def beside(kappa: Kappa, kinds: Sequence[str]) -> list[str]:
     """One row per layer: what depends on the basis of the heads, then what does not."""
     rows = [
         [
-            *named(kind, layer.layer, kinds),
+            name,
             bound_cell(layer.median),
             *(bound_cell((layer.weights or {}).get(key)) for key in MATRICES),
             bound_cell(layer.output),
             bound_cell(layer.jacobian),
             *(bound_cell((layer.weights or {}).get(key)) for key in PRODUCTS),
         ]
-        for layer, kind in zip(kappa.layers, kinds, strict=True)
+        for layer, name in zip(kappa.layers, names(kinds), strict=True)
     ]
-    heads = ["A", *(NAMES[key] for key in MATRICES), "A W_o", "Jacobian", *(NAMES[key] for key in PRODUCTS)]
-    return grid([*labels(kinds), *heads], rows)
+    heads = ["layer", "A", *(NAMES[key] for key in MATRICES), "A W_o", "Jacobian", *(NAMES[key] for key in PRODUCTS)]
+    return grid(heads, rows)
 
 
 def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
@@ -85,27 +86,33 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
 def ends(interval: list | None) -> str:
     if interval is None:
         return NONE
-    low, high = (plain_kappa(end) for end in interval)
+    low, high = (end_cell(end) for end in interval)
     return f"{low}-{high}"
 
 
-def plain_kappa(end: float | None) -> str:
-    return "inf" if end is None else bound_cell(Bound(end))
+def end_cell(end: float | None) -> str:
+    return "inf" if end is None else bound_cell(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
 
 
-def labels(kinds: Sequence[str]) -> list[str]:
-    return ["layer"] if set(kinds) == {"self"} else ["layer", "kind"]
+def names(kinds: Sequence[str]) -> list[str]:
+    """Attentions as a person calls them: `3`, or `cross 3` where a model has several kinds."""
+    found: list[str] = []
+    for i, kind in enumerate(kinds):
+        number = kinds[: i + 1].count(kind)
+        found.append(f"{number}" if set(kinds) == {"self"} else f"{kind} {number}")
+    return found
 
 
-def named(kind: str, layer: int, kinds: Sequence[str]) -> list[str]:
-    return [str(layer)] if set(kinds) == {"self"} else [str(layer), kind]
-
-
-def grid(heads: list[str], rows: list[list[str]]) -> list[str]:
-    """Right-aligned, two blanks between columns; columns that say nothing are left out."""
+def grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
+    """Right-aligned columns; those that say nothing are left out, and the `spare` ones where it is too wide."""
     from tabulate import tabulate
 
     kept = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
-    lines = [[heads[i] for i in kept], *([row[i] for i in kept] for row in rows)]
-    body = tabulate(lines, tablefmt="plain", disable_numparse=True, stralign="right")
-    return [line.rstrip() for line in body.splitlines()]
+    for name in (None, *spare):
+        kept = [i for i in kept if heads[i] != name]
+        lines = [[heads[i] for i in kept], *([row[i] for i in kept] for row in rows)]
+        body = tabulate(lines, tablefmt="plain", disable_numparse=True, stralign="right")
+        found = [line.rstrip() for line in body.splitlines()]
+        if max(map(len, found)) <= WIDTH:
+            break
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,15 +24,16 @@ SIZE = (6.4, 4.2)  # inches
 
 def check(directory: Path) -> None:
     """Raises `UsageError` where matplotlib is missing or `directory` is no place for files, before any work."""
+    above = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written to" if above.is_dir() else "is a file"
+        raise UsageError(f"--plots {directory} cannot be made: {above} {why}.", "Choose another folder.")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        hint = "pip install 'leansurgeon[plots]', or leave it out: --html draws without it."
+        hint = "pip install 'leansurgeon[plots]', or leave it out."
         raise UsageError("--plots needs matplotlib, which is not installed.", hint) from None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--plots {directory} cannot be made: {error.strerror}.", "Choose another folder.") from None
+    directory.mkdir(parents=True, exist_ok=True)
 
 
 def draw(directory: Path, found: Sequence[Section], collection: Collection) -> list[Path]:

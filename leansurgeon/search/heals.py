@@ -20,6 +20,7 @@ import torch
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.measure.batches import inner
 from leansurgeon.measure.calibration import Batch, Calibration
 from leansurgeon.measure.judge import Unlabelled
 from leansurgeon.search.evidence import outputs
@@ -148,12 +149,14 @@ def sums_of(*parts: Any) -> Any:
 
 
 def part_of(data: Calibration, share: Fraction) -> Calibration:
-    """The first `share` of the samples to fit on and to guard, in whole batches, one at least."""
+    """A `share` of the samples to fit on and to guard, in whole batches, one at least, spread over all: sentences stand
+    by their length.
+    """
 
-    def first(batches: list[Batch]) -> list[Batch]:
-        return batches[: max(1, round(len(batches) * share))]
+    def some(batches: list[Batch]) -> list[Batch]:
+        return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * share)))]
 
-    return data if share == 1 else replace(data, fit=first(data.fit), guard=first(data.guard))
+    return data if share == 1 else replace(data, fit=some(data.fit), guard=some(data.guard))
 
 
 def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leansurgeon.errors import UsageError
 from leansurgeon.search import Outcome
 from leansurgeon.search.verdict import pareto
 
 
-def check() -> None:
-    """Raises `UsageError` where matplotlib is missing, before hours of search."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "--plots needs matplotlib.", "pip install 'leansurgeon[plots]', or leave --plots out."
-        ) from None
-
-
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
-    """Score against parameters, one series a rung, as `search.png` and `search.svg`; the front is a line."""
+    """Score against parameters, one series a rung, the front as a line: `search.png` and `search.svg` in a folder that
+    `report.plots.check` has made.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -39,12 +30,11 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     axes.plot(*zip(*line, strict=True), color="grey", linewidth=1, zorder=0, label="Pareto front")
     if score := last[outcome.original.name].score:
         axes.scatter([outcome.original.parameters], [scale * score.value], marker="x", color="black", label="source")
-    for name in {outcome.winner.name, outcome.control.name if outcome.control else outcome.winner.name}:
+    for name in [c.name for c in (outcome.winner, outcome.control) if c and outcome.scores(c.name)]:
         axes.annotate(name, (everyone[name].parameters, scale * outcome.scores(name)[-1].value), fontsize=8)
     axes.set_xlabel("parameters")
     axes.set_ylabel(f"{label.label}{' (%)' if label.percent else ''}")
     axes.legend(fontsize=8)
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"search.{kind}" for kind in ("png", "svg")]
     for file in files:
         figure.savefig(file, dpi=150)

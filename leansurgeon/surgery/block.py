@@ -32,19 +32,30 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
+@contextmanager
+def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that the outputs of a module are appended to while the context lasts."""
+    found: list[Tensor] = []
+    handle = module.register_forward_hook(lambda _m, _a, out: found.append(out.detach()))
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
 class Enough(Exception):
     """Ends a forward pass that has shown what it was run for."""
 
 
-def seen_at(module: nn.Module, run: Callable[[], object], *, output: bool = False) -> Tensor:
-    """What enters (or leaves) a module while `run` runs; the rest of the pass is not computed."""
+def seen_at(module: nn.Module, run: Callable[[], object]) -> Tensor:
+    """What enters a module while `run` runs; the rest of the pass is not computed."""
     found: list[Tensor] = []
 
-    def note(_, args: tuple, out: Tensor | None = None) -> None:
-        found.append((out if output else args[0]).detach())
+    def note(_, args: tuple) -> None:
+        found.append(args[0].detach())
         raise Enough
 
-    handle = module.register_forward_hook(note) if output else module.register_forward_pre_hook(note)
+    handle = module.register_forward_pre_hook(note)
     try:
         run()
     except Enough:

@@ -32,9 +32,9 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.calibration import Calibration
 from leansurgeon.shape import Shape
 from leansurgeon.surgery import choose_layers, drop_layers, heal_block
-from leansurgeon.surgery.block import check_finite
+from leansurgeon.surgery.block import check_finite, outputs_of
 from leansurgeon.surgery.candidates import Candidate, candidates, ways
-from leansurgeon.surgery.make_layer import is_near
+from leansurgeon.surgery.make_layer import divides_heads, is_near
 from leansurgeon.surgery.plan import Plan, as_family
 from leansurgeon.surgery.student import PARTS, Edits, Student
 
@@ -139,6 +139,7 @@ class Bench:
         self.causal = source.architecture.causal or bool(source.architecture.flat(source.config).get("is_decoder"))
         self.wide: Wide | None = None  # the skeleton of fused layers, once one is wanted
         self.current = -1  # the teacher's layer that is filled
+        self.attention_gave: list[Tensor] = []  # what its attention gave on the samples to fit, where that is needed
         self.by_layer: dict[int, list[str]] = {}
         for spec in source.specs:
             self.by_layer.setdefault(spec.layer, []).append(spec.name)
@@ -244,10 +245,10 @@ class Bench:
         for layer in range(self.teacher.depth):
             self.fill(layer)
             self.current = layer
-            outputs = {part: stream.run() for part, stream in streams.items()}
+            due = [s for s in students if s.until == layer]
+            outputs = self.teach(layer, due)
             for part in PARTS:
                 check_finite(outputs[part], f"behind layer {layer}")
-            due = [s for s in students if s.until == layer]
             if due:
                 names = ", ".join(dict.fromkeys(str(s.at) for s in due))
                 self.say(f"  source layer {layer}: {len(due)} of {len(students)} candidates at new layer {names}")
@@ -256,6 +257,17 @@ class Bench:
             self.teacher.empty(layer)
             for part, stream in streams.items():
                 stream.advance(outputs[part])
+
+    def teach(self, layer: int, due: list[Student]) -> dict[str, list[Tensor]]:
+        """What the teacher's block gives. Where a student's heads will be fitted to what its attention alone gives on
+        the samples to fit, that is noted, too.
+        """
+        with ExitStack() as noted:
+            self.attention_gave = []
+            if divides_heads(self.plan, layer) and any(s.kept[s.at] == layer for s in due):
+                self.attention_gave = noted.enter_context(outputs_of(self.teacher.projections(layer)[0]))
+            fit = self.streams["fit"].run()
+        return {"fit": fit, "guard": self.streams["guard"].run()}
 
     def judge(self, students: list[Student]) -> list[dict[str, Any]]:
         """How far every student's output is from the teacher's on the guard samples, and its loss where there are

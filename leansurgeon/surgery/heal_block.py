@@ -64,11 +64,14 @@ class Site:
         return self.run(self.guard, 0)
 
 
-def error(site: Site, samples: Samples) -> float:
-    """Root mean square over real tokens of |output - target| / |target|."""
+def error(site: Site, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
+    """Root mean square over real tokens of |output - target| / |target|. `outputs` are the block's, where they are at
+    hand; else it is run.
+    """
     total, tokens = 0.0, 0.0
     for b in range(len(samples)):
-        out, target = (flat(x, samples.masks[b]) for x in (site.run(samples, b), samples.target[b]))
+        out = site.run(samples, b) if outputs is None else outputs[b]
+        out, target = (flat(x, samples.masks[b]) for x in (out, samples.target[b]))
         total += float((heal.relative_weights(target) * (out - target).double().pow(2).sum(1)).sum())
         tokens += len(target)
     return sqrt(total / max(tokens, 1))

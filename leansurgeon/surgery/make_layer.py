@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from leansurgeon.surgery.student import Student
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
+RIDGE = 0.1  # of the refit of W_o behind split heads
 REFINE = 60  # steps on the score forms of split heads, where fitting is asked for
 
 
@@ -39,6 +40,12 @@ def is_near(plan: Plan, layer: int) -> bool:
     return after.heads < before.heads or after.mlp_dim < before.mlp_dim or after.head_dim < before.head_dim
 
 
+def divides_heads(plan: Plan, layer: int) -> bool:
+    """Whether heads of a kept source layer become smaller ones that are fitted to what they do."""
+    before, after = stages_of(plan, layer)
+    return after.head_dim < before.head_dim and plan.init == "transfer"
+
+
 def make(student: Student, site: Site, kept: int) -> dict[str, Any]:
     """Fill the student's block at `site` with what becomes of source layer `kept`. Returns what was decided."""
     bench = student.bench
@@ -49,7 +56,7 @@ def make(student: Student, site: Site, kept: int) -> dict[str, Any]:
     given: dict[str, np.ndarray] = {}
     solved: list[tuple[nn.Module, list[int], int]] = []  # projections of the source's block that were re-solved
     o, down = bench.teacher.projections(kept)[0], bench.teacher.mlp_down(kept)
-    if after.head_dim < before.head_dim and bench.plan.init == "transfer":
+    if divides_heads(bench.plan, kept):
         given, record["split"] = split(student, work, kept, site.layer)
     elif after.heads < before.heads and after.head_dim == before.head_dim:
         shared = 1 if before.kv_heads == before.heads else before.kv_heads
@@ -175,6 +182,7 @@ def split(student: Student, work: Site, kept: int, new: int) -> tuple[dict[str, 
         targets_BTW=attention_goals(bench, work) if bench.current == kept else None,
         score_scale=canonical.score_scale(source, number),
         score_gain=gain,
+        ridge=RIDGE if bench.options.heal else None,
         refine=REFINE if bench.options.fit else 0,
     )
     stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
@@ -194,9 +202,5 @@ def attention_inputs(work: Site) -> list[Tensor]:
 
 def attention_goals(bench: Any, work: Site) -> list[Tensor]:
     """What the attention would have to give so that the student stands behind it where the teacher stands."""
-    stream, module = bench.streams["fit"], bench.teacher.projections(work.layer)[0]
-    found = []
-    for b, hidden in enumerate(stream.hidden):
-        made = block.seen_at(module, lambda b=b, x=hidden: stream.call(b, x, work.layer), output=True)
-        found.append(made + hidden - work.fit.hidden[b])
-    return found
+    states = zip(bench.attention_gave, bench.streams["fit"].hidden, work.fit.hidden, strict=True)
+    return [gave + teacher - student for gave, teacher, student in states]

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from leansurgeon.surgery.local_fit import order, schedule
-from leansurgeon.surgery.split_factors import QUERIES, Torch, moment, output_roots, parts, real_tokens, some
+from leansurgeon.surgery.split_factors import Torch, moment, output_roots, parts, real_tokens, some
 from leansurgeon.surgery.split_heads import Forms, roots
 
 RATE = 0.03  # of Adam, relative to the root mean square of the entries
+QUERIES = 64  # of a sequence that one step looks at, at most
 ROWS = 2**20  # numbers in the attention matrices of one step at most
 
 

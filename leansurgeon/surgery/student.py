@@ -143,7 +143,9 @@ class Student:
             decided |= make_fused(self, site, kept)
         elif near:
             decided |= make(self, site, kept)
-        healed = options.heal and (cut or near or (self.cut and self.candidate.later))
+        # Behind a post-norm there is nothing to refit, unless the block takes over others.
+        way = cut or self.bench.source.architecture.norm == "pre"
+        healed = options.heal and way and (cut or near or (self.cut and self.candidate.later))
         if healed:
             decided["error_before"] = round(heal_block.error(site, site.guard), 6)
             found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
@@ -152,7 +154,6 @@ class Student:
                 closing = self.teacher_norm(layer)
                 found = None if closing is None else heal_block.absorb(post, closing)
             decided["refit"] = found or "no linear way to the output"
-            decided["error_after"] = round(heal_block.error(site, site.guard), 6)
         if options.fit and (cut or near):
             from leansurgeon.surgery import local_fit
 
@@ -162,6 +163,7 @@ class Student:
         outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items() if part == "guard" or not last}
         for found in outputs.values():
             check_finite(found, f"behind new layer {self.at}")
+        decided["error_after"] = round(heal_block.error(site, site.guard, outputs["guard"]), 6)
         self.keep_changes(plain)
         skeleton.empty(self.at)
         if cut or near or healed:

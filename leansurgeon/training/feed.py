@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leansurgeon import errors
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 _AHEAD = 2  # batches that each worker process makes ahead
+_UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by workers
 
 
 def train_batches(
@@ -82,7 +84,19 @@ def made(
         worker_init_fn=_deaf,
         generator=torch.Generator(),  # torch's own would move the generator of the training
     )
-    return _received(iter(loader))
+    with _held_back():  # what arrives before a new process has come to `_deaf` would end it
+        started = iter(loader)
+    return _received(started)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals that workers are not to hear wait for a while; processes started meanwhile begin so."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _UNHEARD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _received(source: Iterator[Any]) -> Iterator[Batch]:
@@ -130,8 +144,9 @@ def _deaf(worker: int) -> None:
     """A signal to the whole group (Ctrl-C, a scheduler) is for the training alone, which needs its data to finish the
     step. A worker ends when the training closes it, or is gone.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in _UNHEARD:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD)  # see `_held_back`; what waited is forgotten by now
 
 
 def dead_worker(error: BaseException) -> LeanSurgeonError | None:

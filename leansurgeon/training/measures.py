@@ -2,7 +2,7 @@
 
     measure: {kappa: {samples: 64, every: 50ep}, heads: {every: 10ep}}
 
-Each time the same samples: the first of the evaluation split (and, for importance, of the training split). The last
+Each time the same samples, spread over the evaluation split (and, for importance, the training split). The last
 weights of a step are looked at, or their average where that is what is evaluated; a row of `metrics.jsonl` takes what
 was found. Nothing is drawn and no mode, gradient or buffer changes, so a training gives the same losses with and
 without it. A row stands before the evaluation and the checkpoint of its step: whoever resumes has it already.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from leansurgeon.measure.batches import inner
 from leansurgeon.training import feed, order, state
 
 if TYPE_CHECKING:
@@ -94,8 +95,10 @@ def _heads(run: Run, export: Any, wanted: Heads) -> dict[str, Any]:
 
 
 def _batches(run: Run, split: str, samples: int) -> Iterator[dict[str, Any]]:
-    for rows in order.eval_batches(samples, min(samples, run.plan.micro), 1, 0):
-        yield run.task.batch(split, rows, seed=0, epoch=0)
+    """`samples` of a split, evenly spread: a folder of images stands by class."""
+    spread = inner(run.task.size(split), samples)
+    for at in order.eval_batches(samples, min(samples, run.plan.micro), 1, 0):
+        yield run.task.batch(split, spread[at], seed=0, epoch=0)
 
 
 def _sentence(kind: str, found: dict[str, Any], done: int) -> str:

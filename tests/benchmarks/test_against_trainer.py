@@ -25,7 +25,7 @@ from leansurgeon.training.settings import Train
 from leansurgeon.training.step import Scored, Trainer
 from tests.benchmarks.pairs import compare
 
-BLOCK, BLOCKS, WARM_UP = 2, 24, 4
+BLOCK, BLOCKS, WARM_UP = 2, 48, 4
 STEPS = WARM_UP + BLOCK * BLOCKS + 1
 CLAIM = 0.95  # of their throughput, at least
 SETTINGS = {

@@ -108,6 +108,7 @@ def test_kappa_against_the_forward_pass() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.benchmark
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_eigenvalues_on_the_gpu_or_on_the_host() -> None:
     grams = torch.randn(64, 197, 768, device="cuda", dtype=torch.float64)
     grams = grams @ grams.mT

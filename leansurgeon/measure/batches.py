@@ -1,0 +1,69 @@
+"""Some samples of batches, spread over all: batches of sentences stand by their length and folders of images by
+class, so the first ones are like no others. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+
+def rows_of(batch: Batch) -> int:
+    """Samples of a batch."""
+    return len(next(value for value in batch.values() if isinstance(value, Tensor) and value.dim()))
+
+
+def some_rows(batch: Batch, chosen: Any) -> Batch:
+    """Some samples of a batch: a slice, or their numbers."""
+    size = rows_of(batch)
+    return {k: v[chosen] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in batch.items()}
+
+
+def first_rows(batch: Batch, most: int, device: torch.device) -> Batch:
+    """At most `most` samples of a batch, on `device`."""
+    cut = some_rows(batch, slice(most))
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in cut.items()}
+
+
+def pick(batches: Sequence[Batch], chosen: np.ndarray) -> list[Batch]:
+    """The samples `chosen` (numbers through all batches), in their batches."""
+    found, start = [], 0
+    for batch in batches:
+        size = rows_of(batch)
+        here = chosen[(chosen >= start) & (chosen < start + size)] - start
+        if len(here):
+            found.append(some_rows(batch, here))
+        start += size
+    return found
+
+
+def thin(batches: Sequence[Batch], most: int | None) -> list[Batch]:
+    """At most so many samples, evenly spread from the first to the last."""
+    total = sum(map(rows_of, batches))
+    if most is None or most >= total:
+        return list(batches)
+    return pick(batches, np.unique(np.linspace(0, total - 1, most).round().astype(int)))
+
+
+def inner(total: int, number: int) -> np.ndarray:
+    """Places of `number` of `total` things (all, where there are fewer): the middles of as many equal parts.
+
+    >>> inner(10, 2)
+    array([2, 7])
+    """
+    number = min(total, number)
+    return (2 * np.arange(number) + 1) * total // (2 * number)
+
+
+def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Every second sample, and the others; both the same where there is only one."""
+    every = np.arange(sum(map(rows_of, batches)))
+    if len(every) < 2:
+        return list(batches), list(batches)
+    return pick(batches, every[::2]), pick(batches, every[1::2])
