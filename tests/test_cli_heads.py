@@ -68,6 +68,7 @@ def test_on_a_run_the_result_stays_in_its_folder(leansurgeon, saved, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     shutil.move(folder, run / "model")
+    (run / "recipe.yaml").write_text("version: 1\n")
     code, out, err = leansurgeon("heads", run, "--data", "task:digits", *QUICK, "--no-curve", "--json")
     assert code == 0 and json.loads((run / "heads.json").read_text()) == json.loads(out), err
 

@@ -5,6 +5,7 @@ columns, one sentence for what cannot be.
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.kappa import sample_data, tables
 from tests.command_line import leansurgeon
+from tests.report_fixtures import summary, write
 from tests.test_cli_heads import words
 
 WORDS = [f"w{i}" for i in range(50)]
@@ -105,6 +107,20 @@ def test_inspect_shows_the_same_tables(saved):
     assert beside.returncode == 0 and own.stdout.split("\n\n", 1)[1] in beside.stdout
     kept = json.loads(leansurgeon("inspect", folder, *data, "--json").stdout)["kappa"]
     assert "\n".join(tables(kept)) in own.stdout
+
+
+def test_on_a_run_the_result_is_kept_and_reported(saved, tmp_path):
+    folder, _ = saved("vit")
+    run = tmp_path / "runs" / "a"
+    write(run, summary("lean", experiment=None, kappa=None))
+    shutil.move(folder, run / "model")
+    (run / "recipe.yaml").write_text("version: 1\n")
+    report = ("report", "--workspace", tmp_path / "runs", "--kappa", "--json")
+    assert leansurgeon(*report).returncode == 2
+    found = document(run, "--data", "task:digits", "--samples", "16", "--probes", "2")
+    (row,) = json.loads(leansurgeon(*report).stdout)["sections"][0]["rows"]
+    medians = [layer["median"]["value"] for layer in row["kappa"]["layers"]]
+    assert medians == [layer["median"] for layer in found["layers"]]
 
 
 def layer(median: float | None, **changes) -> dict:

@@ -12,7 +12,7 @@ import torch
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.kappa import measure
-from leansurgeon.measure.samples import Conditioning, over_layers, summarise
+from leansurgeon.measure.samples import Conditioning, interval, over_layers, summarise
 from leansurgeon.measure.spectrum import conditioning, noise_floor, spectrum
 
 F64 = torch.float64
@@ -122,6 +122,24 @@ def test_medians_that_are_unknown_are_null_with_a_bound() -> None:
     assert model["mean"] is model["median"] is model["worst"] is None
     assert model["lower_bound"] == 2e7 and model["deficient"] == 2
     json.dumps([layers, model], allow_nan=False)
+
+
+def test_the_interval_of_the_median_has_its_exact_bootstrap_distribution() -> None:
+    """Of an odd number n the resampled median is at most the k-th value where (n + 1) / 2 draws are, which is binomial:
+    Binom(n, k / n). What 1,000 resamples give may be a rank off. Infinite samples make an open end.
+    """
+    from scipy import stats
+
+    n = 61
+    values = np.random.default_rng(1).lognormal(4, 0.8, size=n)
+    below = stats.binom.sf((n - 1) // 2, n, np.arange(1, n + 1) / n)  # P(median <= k-th value)
+    ranks = [int(np.searchsorted(below, p)) for p in (0.025, 0.975)]
+    ordered, found = np.sort(values), interval(values.tolist())
+    for end, rank in zip(found, ranks, strict=True):
+        assert ordered[rank - 1] <= end <= ordered[rank + 1]
+    assert interval([3.0] * 8) == [3.0, 3.0] and interval([3.0]) is None
+    low, high = interval([*map(float, range(1, 33)), *[math.inf] * 28])
+    assert 15 < low < 30 and high is None
 
 
 def test_noise_floor_predicts_where_half_precision_saturates() -> None:

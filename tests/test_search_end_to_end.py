@@ -77,16 +77,22 @@ def test_a_search_by_heals_finds_writes_and_says_what_shrink_does(here, saved, c
     assert "Kendall's tau" in text.out and "Carry it out:\n  leansurgeon shrink" in text.out
 
 
-def test_a_search_that_was_killed_goes_on_to_the_same_end(here, saved, capsys):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["kill", "term", "int"]
+)
+def test_a_search_that_was_ended_goes_on_to_the_same_end(number, code, here, saved, capsys):
     source, _ = saved("vit")
     asked = ["search", source, "--params", "30k", "--tries", "2", *DATA, "--json", "--workspace"]
     command = [sys.executable, "-m", "leansurgeon", *map(str, asked), "killed"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
     end = time.monotonic() + 300
     while not (done := sorted(here.glob("killed/search/*/heals/h*.json"))) and time.monotonic() < end:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    said = process.communicate()[1]
+    assert process.returncode == code and "Traceback" not in said
+    assert code < 0 or "run the same command again" in said
     assert not list(here.glob("killed/search/*/search.json"))
     before = {path: path.stat().st_mtime_ns for path in done}
     resumed = call(*asked, "killed", capsys=capsys)

@@ -83,6 +83,14 @@ def test_uneven_layers_are_refused_with_both_sizes(saved, tmp_path):
         open_source(str(folder))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_a_quantised_model_whose_config_does_not_say_so(dtype, saved):
+    folder, _ = saved("llama")
+    spoil(folder, lambda t: t.update({GATE: (t[GATE] * 100).to(getattr(torch, dtype))}))
+    with pytest.raises(UnsupportedModel, match=rf"'{GATE}' is stored in .*: the model is quantised"):
+        open_source(str(folder))
+
+
 def test_a_shared_tensor_that_is_stored_twice_stays_shared(tmp_path):
     """transformers stores tied tensors once; other programs store both."""
     model = conftest.build("llama", tie_word_embeddings=True)
@@ -111,6 +119,8 @@ def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
         with pytest.raises(UnsupportedModel, match="New values cannot be written in F8"):
             cut(folder, tmp_path / "wide", heads="8")
         cut(folder, tmp_path / "split", Method(more="split"), heads="8")  # copies and zeros have
+        with pytest.raises(UnsupportedModel, match="can be copied and not computed with"):
+            cut(folder, tmp_path / "narrow", mlp_dim="24")  # which units stay is a matter of their size
     else:
         cut(folder, tmp_path / "wide", heads="8")
         wide = load_file(tmp_path / "wide/model.safetensors")["model.layers.1.self_attn.o_proj.weight"]

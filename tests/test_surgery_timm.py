@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,46 @@ def test_what_timm_itself_can_hold_is_written_for_plain_timm(folder, tmp_path):
     assert steps.policy == "split" and "timm" in steps.why
     assert record["proof"]["loaded_with"] == "timm.create_model"
     assert json.loads((tmp_path / "lean/config.json").read_text())["architecture"] == "vit_tiny_patch16_224"
+
+
+def validated(folder, images) -> tuple[float, torch.Tensor]:
+    """Top-1 in percent and logits the way timm's validate.py has them: its data config, its data set, its loader."""
+    import timm
+    from timm.data import create_dataset, create_loader, resolve_data_config
+    from timm.utils import accuracy
+
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    config = resolve_data_config({}, model=model)
+    assert config["input_size"] == (3, 32, 32)
+    data = create_dataset("", root=str(images))
+    loader = create_loader(
+        data, config["input_size"], 4, use_prefetcher=False, num_workers=0, mean=config["mean"], std=config["std"],
+        interpolation=config["interpolation"], crop_pct=config["crop_pct"], device=torch.device("cpu"),
+    )  # fmt: skip
+    with torch.no_grad():
+        found = [(model(x), y) for x, y in loader]
+    logits, labels = (torch.cat(part) for part in zip(*found, strict=True))
+    return float(accuracy(logits, labels)[0]), logits
+
+
+def test_timms_own_validation_takes_a_cut_model(folder, tmp_path):
+    """An exact cut says there what the source says, a model with fewer layers something else."""
+    from PIL import Image
+
+    import leansurgeon.models.timm_vit  # noqa: F401  as the model card says
+
+    path, _ = folder
+    draws = np.random.default_rng(0)
+    for i in range(14):
+        place = tmp_path / "images" / f"class-{i % 7}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(place / f"{i}.png")
+    cut(path, tmp_path / "wide", heads="8", head_dim="keep")
+    cut(path, tmp_path / "lean", layers="2")
+    source, wide, lean = (validated(f, tmp_path / "images") for f in (path, tmp_path / "wide", tmp_path / "lean"))
+    assert len(source[1]) == 14 and wide[0] == source[0]
+    assert torch.allclose(wide[1], source[1], atol=1e-5)
+    assert not torch.allclose(lean[1], source[1], atol=1e-2)
 
 
 def test_a_hub_folder_without_model_args_takes_them_from_the_name(folder, tmp_path):

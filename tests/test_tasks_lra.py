@@ -273,10 +273,15 @@ def test_bad_reviews_are_one_sentence(tmp_path, suffix, bad, words):
 
 
 def test_no_reviews_are_one_sentence(tmp_path):
+    (tmp_path / "tables").mkdir()
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("")
+        (tmp_path / "tables" / f"{split}.jsonl").write_text("")
         for kind in ("pos", "neg"):
             (tmp_path / "aclImdb" / split / kind).mkdir(parents=True)
-    for data, words in ((tmp_path / "aclImdb", "train/neg holds no reviews"), (tmp_path / "train.jsonl", "no reviews")):
+    cases = (
+        (tmp_path / "aclImdb", "train/neg holds no reviews"),
+        (tmp_path / "tables", "holds no reviews for 'train'"),
+    )
+    for data, words in (*cases, (tmp_path / "tables" / "train.jsonl", "is one table, so nothing would be left")):
         with pytest.raises(UsageError, match=words):
-            prepared(tmp_path / "cache", "lra-text", data=str(data))
+            prepared(tmp_path / "cache", "lra-text", data=str(tmp_path / data))

@@ -118,8 +118,11 @@ def processes(count: int, body: Callable, *arguments, patience: float = 60) -> l
     started = [context.Process(target=_one, args=(rank, count, port, body, arguments)) for rank in range(count)]
     for process in started:
         process.start()
+    end = time.monotonic() + patience
     for process in started:
-        process.join(patience)
+        # Not `join`: it would wait for the children of a process, too.
+        while process.is_alive() and time.monotonic() < end:
+            time.sleep(0.01)
         if process.is_alive():  # it waits for one that is gone
             process.kill()
             process.join()

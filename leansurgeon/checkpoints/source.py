@@ -12,6 +12,7 @@ import difflib
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,6 +161,7 @@ def from_folder(
     architecture = architectures.of(config)
     weights = weights.renamed(architecture.renames)
     specs = match(architecture, config, weights.shapes)
+    refuse_whole_numbers(specs, weights)
     unread = len(weights.entries) - len(specs)
     if unread:
         notes += (
@@ -168,6 +170,21 @@ def from_folder(
     return Source(
         name, kind, config, architecture, specs, path, weights, preset_of(record), notes, files=files, record=record
     )
+
+
+def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
+    """Raises `UnsupportedModel` where parameters are stored as integers: a quantised model whose config does not say
+    so.
+    """
+    found = next(
+        (s.name for s in specs if s.counted and weights.entries[s.name].dtype.startswith(("I", "U", "BOOL"))), None
+    )
+    if found:
+        raise UnsupportedModel(
+            f"'{found}' is stored in {weights.entries[found].dtype}: the model is quantised, and surgery needs plain "
+            "weights.",
+            "Save a dequantised copy first.",
+        )
 
 
 def read_config(path: Path) -> Config:

@@ -164,7 +164,13 @@ class Weights:
 
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Bits of a floating dtype to float32."""
+    """Bits of a floating dtype to float32; whole numbers (tables of positions) too. Raises `UnsupportedModel` for fp8,
+    which can be copied only.
+    """
+    if dtype.startswith("F8"):
+        raise UnsupportedModel(
+            f"Weights in {dtype} can be copied and not computed with.", "Save a copy in bf16 or fp32 first."
+        )
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float32)

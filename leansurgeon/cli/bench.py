@@ -44,6 +44,8 @@ def bench(
 
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import bench as benches
+    from leansurgeon.report.folder import BENCH
+    from leansurgeon.training import runfolder
 
     sweep = benches.parse_sweep(sweep_heads)
     with ExitStack() as keep:
@@ -78,9 +80,9 @@ def bench(
         "skipped": [*skipped, *more],
         "remarks": remarks,
     }
-    if folder := benches.run_folder(model):
-        (folder / "bench.json").write_text(json.dumps(document, indent=2) + "\n")
-        say(f"written to {folder / 'bench.json'}")
+    if run := runfolder.run_of(model):
+        runfolder.write_json(run / BENCH, document)
+        say(f"Kept as {run / BENCH}.")
     if as_json:
         print(json.dumps(document))
         return

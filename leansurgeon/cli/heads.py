@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from leansurgeon.measure.calibration import Calibration
 
 EVERY = 10.0  # seconds between two lines of progress
-RESULT = "heads.json"
 
 
 def heads(
@@ -80,8 +78,10 @@ def heads(
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import pairs
     from leansurgeon.measure.heads import Options, study
+    from leansurgeon.report.folder import HEADS
     from leansurgeon.report.heads import describe
     from leansurgeon.surgery.shrink import blaming_weights
+    from leansurgeon.training import runfolder
 
     opened = open_source(model, allow_pickle=allow_pickle)
     if opened.weights is None:
@@ -111,9 +111,9 @@ def heads(
     if asked is not None:
         heal = heal and not pairs.has_two_stacks(opened)  # sample data cannot be run through both, block by block
         document["prune"] = pruned(opened, found, asked, sample, seed, out, heal=heal, force=force)
-    run = run_folder(model)
+    run = runfolder.run_of(model)
     if run is not None:
-        write_result(run / RESULT, document)
+        runfolder.write_json(run / HEADS, document)
     files = []
     if plots is not None:
         from leansurgeon.report import heads_plots
@@ -128,7 +128,7 @@ def heads(
     for file in files:
         say(f"Wrote {file}.")
     if run is not None:
-        say(f"Kept as {run / RESULT}.")
+        say(f"Kept as {run / HEADS}.")
 
 
 def checked(
@@ -273,22 +273,6 @@ def outcome(found: dict[str, Any]) -> list[str]:
             "heads by what the others can take over instead, and kept more where it was measured."
         )
     return lines
-
-
-def run_folder(model: str) -> Path | None:
-    """The folder of a run, where MODEL is one."""
-    folder = Path(model).expanduser()
-    return folder if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists() else None
-
-
-def write_result(file: Path, document: dict[str, Any]) -> None:
-    """A whole file or none."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        aside.write_text(json.dumps(document, indent=2) + "\n")
-        os.replace(aside, file)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def say(text: str) -> None:

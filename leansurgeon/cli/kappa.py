@@ -45,15 +45,21 @@ def kappa(
 ) -> None:
     """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.
 
-    Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound.
+    Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound. On a run's
+    folder the result is kept as kappa.json in it; `leansurgeon report` shows it where the training measured none.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.report.collect import KAPPA
+    from leansurgeon.training import runfolder
 
     opened = open_source(model, allow_pickle=allow_pickle)
     sample = sample_data(opened, data, model, seed)
     document = measured(opened, sample, samples, probes, precision)
+    if run := runfolder.run_of(model):
+        runfolder.write_json(run / KAPPA, document)
+        say(f"Kept as {run / KAPPA}.")
     print(json.dumps(document) if as_json else "\n".join(describe(document)))
 
 

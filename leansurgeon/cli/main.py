@@ -44,6 +44,9 @@ EPILOG = (
 )
 
 
+RESUMABLE = {"run": "arms", "search": "tries"}
+
+
 class Commands(typer.core.TyperGroup):
     """Typer ends at Ctrl-C without a word; this says one."""
 
@@ -51,7 +54,8 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            kept = "; finished arms are kept, run the same command again" if ctx.invoked_subcommand == "run" else ""
+            what = RESUMABLE.get(ctx.invoked_subcommand or "")
+            kept = f"; finished {what} are kept, run the same command again" if what else ""
             said = Interrupted(f"{'terminated' if isinstance(stop, Terminated) else 'interrupted'}{kept}.")
             said.exit_code = getattr(stop, "exit_code", said.exit_code)
             raise said from stop

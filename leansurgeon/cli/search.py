@@ -205,11 +205,10 @@ def show(
     if as_json:
         print(json.dumps(document))
         return
-    print(table.table(outcome))
+    shown = table.table(outcome)
     unit = "the recipe's length times --share" if training else "the sample data"
-    print(
-        "\n".join(["", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}. kept: influence kept at best.")])
-    )
+    kept = " kept: influence kept at best." if " kept " in shown else ""
+    print("\n".join([shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]))
     for sentence in table.sentences(outcome):
         print("\n".join(wrap(sentence, "  ")))
     print(f"\nCarry it out:\n  {command}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon import architectures
@@ -268,14 +267,6 @@ def table(rows: list[Row], images: bool) -> str:
     head = ["shape and backend", "step\nms", "middle\nhalf", "fwd 1\nms", "fwd\nms"]
     head += ["images/s\ntraining" if images else "tokens/s\ntraining", "peak\nMiB"]
     return tabulate(cells, headers=head, colalign=("left", *["right"] * 6), disable_numparse=True)
-
-
-def run_folder(path: str) -> Path | None:
-    """The run folder that MODEL names, where it is one: it holds `model/` or is `RUN/model`."""
-    folder = Path(path).expanduser()
-    if folder.is_dir() and folder.name == "model" and (folder.parent / "recipe.yaml").is_file():
-        return folder.parent
-    return folder if (folder / "model" / "config.json").is_file() and (folder / "recipe.yaml").is_file() else None
 
 
 def default_load_tokens(source: Source, tokens: int | None) -> int:

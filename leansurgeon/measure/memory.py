@@ -40,7 +40,7 @@ WORKSPACE = {"hopper": 2 * 32 * MIB, "older": 2 * (2 * 4096 + 8 * 16) * 1024}
 @dataclass(frozen=True)
 class Setting:
     """How a model is trained. `batch` is the micro batch of one GPU, `tokens` the length of a text sample (None: what
-    the model takes, at most 1024), `world_size` the number of GPUs, `sharded` FSDP2 instead of DDP.
+    the model takes, at most 1024), `world_size` the number of GPUs of a DDP training.
     """
 
     batch: int = 1

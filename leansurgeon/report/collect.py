@@ -67,6 +67,7 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
     return found
 
 
+KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 MAKE_ONE = "`leansurgeon run digits-vit` makes some."
 
 
@@ -103,7 +104,16 @@ def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
     if trouble:
         problems.append(f"{path} {trouble}.")
         return None
+    if kind == "run" and data.get("kappa") is None:  # measured after the training, if ever
+        data |= {"kappa": _kappa_of(path.parent)}
     return Entry(path.parent, kind, data, _when(data, path))
+
+
+def _kappa_of(folder: Path) -> Any:
+    try:
+        return json.loads((folder / KAPPA).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def what_is_wrong(data: Any, kind: str = "run") -> str | None:

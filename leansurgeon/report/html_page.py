@@ -26,7 +26,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 # What a section can hold, and how to get it where it is not there.
 GET = {
     "Training curves": "Training curves: keep metrics.jsonl beside summary.json in the folder of a run.",
-    "Conditioning": "Conditioning: put `measure: {kappa: {samples: 64}}` into the recipe and train again.",
+    "Conditioning": "Conditioning: `leansurgeon kappa RUN` measures it; or put `measure: {kappa: {}}` into the recipe.",
     "Speed apart from training": "Latency, throughput and memory by attention backend: `leansurgeon bench RUN`.",
     "Head importance": "Head importance: `leansurgeon heads RUN` measures it; this report then shows it.",
 }

@@ -32,7 +32,7 @@ def setting_of(summary: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     """The fields of `measure.memory.Setting`, as pairs, since they are looked up again for equal ones."""
     train = part(summary, "recipe", "train")
     batch, world = (number(summary.get(key)) for key in ("micro_batch", "world_size"))
-    if not batch:
+    if not batch or text(part(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
         return None
     found = {
         "batch": int(batch),

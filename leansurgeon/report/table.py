@@ -71,7 +71,7 @@ def render(
         if not found:
             raise UsageError(
                 "None of these runs measured kappa.",
-                "Put `measure: {kappa: {samples: 64}}` into the recipe and train again.",
+                "`leansurgeon kappa RUN` measures it; or put `measure: {kappa: {}}` into the recipe.",
             )
     if format == "json":
         return json.dumps(document(found, problems), indent=2, ensure_ascii=False, allow_nan=False)

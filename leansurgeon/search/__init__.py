@@ -26,6 +26,7 @@ from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Found, Space, control, enumerate_shapes
 from leansurgeon.surgery.wanted import Wanted
 from leansurgeon.training.runfolder import write_json
+from leansurgeon.training.signals import raising
 
 if TYPE_CHECKING:
     from leansurgeon.measure.memory import Setting
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "Candidate", "Found", "Outcome", "Space", "enumerate_shapes", "search"]
 
+STOPPED = "Stopped by a signal. What was finished is kept; run the same command again."
 CHOSEN = "chosen.json"  # who is tried: latencies differ from call to call, and a search that goes on must not
 
 
@@ -99,8 +101,23 @@ def search(
     """Choose among the candidates of `found` and try them on `bench`. `evidence` is what one pass over sample data
     said.
 
-    Raises `UsageError` where nothing keeps the budget, and what heals and trainings raise.
+    Raises `UsageError` where nothing keeps the budget, `Stopped` at SIGTERM, and what heals and trainings raise.
     """
+    with raising(STOPPED):
+        return _search(source, found, budget, evidence, bench, folder, setting, tries, say)
+
+
+def _search(
+    source: Source,
+    found: Found,
+    budget: Budget,
+    evidence: Evidence | None,
+    bench: Heals | Trainings,
+    folder: Path,
+    setting: Setting,
+    tries: int,
+    say: Callable[[str], None],
+) -> Outcome:
     numbers = cheap.scores(source, found.candidates, evidence)
     ranked = cheap.order(found.candidates, numbers)
     tried, numbers = who_is_tried(source, ranked, numbers, budget, folder, setting, tries, say)

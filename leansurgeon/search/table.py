@@ -112,7 +112,7 @@ def sentences(outcome: Outcome) -> list[str]:
         names = {winner.name: "winner", outcome.original.name: "source"}
         told = [f"{names.get(name, 'control')} {score.text}" for name, score in untouched.items()]
         some = next(iter(untouched.values()))
-        lines.append(f"On {some.samples:,} held-out samples that chose nothing: {listed(told)}.")
+        lines.append(f"On {plural(some.samples, 'held-out sample')} that chose nothing: {listed(told)}.")
     else:
         lines.append(
             "The evaluation data chose the winner, which flatters it: train it, its control and the source on other "

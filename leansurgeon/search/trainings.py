@@ -25,10 +25,8 @@ from leansurgeon.training import runfolder
 from leansurgeon.training.durations import parse_duration
 from leansurgeon.training.recipe import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.settings import Train
-from leansurgeon.training.signals import raising
 
 ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
-STOPPED = "Stopped by a signal. What was finished is kept; run the same command again."
 Key = tuple[str, int]
 
 
@@ -54,20 +52,19 @@ class Trainings:
         samples = prepare_data(next(iter(jobs.values())).experiment, self.say)
         failed: dict[str, str] = {}
         given = {} if self.source.weights is None else {(ORIGINAL, seed): {} for seed in self.seeds}
-        with raising(STOPPED):
-            while True:
-                left = {key: job for key, job in jobs.items() if key[0] not in failed}
-                done = given | {key: old for key, job in left.items() if (old := finished(job))}
-                try:
-                    drive(left | dict.fromkeys(given), done, ORIGINAL, parallel, samples, self.say)
-                except Diverged as error:  # a shape may not learn at this rate; the others may
-                    name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
-                    if name is None:
-                        raise
-                    self.say(error.message)
-                    failed[name] = error.message
-                    continue
-                break
+        while True:
+            left = {key: job for key, job in jobs.items() if key[0] not in failed}
+            done = given | {key: old for key, job in left.items() if (old := finished(job))}
+            try:
+                drive(left | dict.fromkeys(given), done, ORIGINAL, parallel, samples, self.say)
+            except Diverged as error:  # a shape may not learn at this rate; the others may
+                name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
+                if name is None:
+                    raise
+                self.say(error.message)
+                failed[name] = error.message
+                continue
+            break
         if rung.share < 1:
             for job in jobs.values():
                 forget_weights(job)

@@ -55,7 +55,9 @@ class BytesOptions(base.Options):
 
 
 class TextOptions(BytesOptions):
-    """`data`: aclImdb_v1.tar.gz, its folder, parquet or jsonl files with the columns text and label, or the hub."""
+    """`data`: aclImdb_v1.tar.gz, its folder, a folder of train and test tables (csv, tsv, jsonl, parquet) with the
+    columns text and label, or the hub.
+    """
 
     data: str = IMDB
 
@@ -252,6 +254,11 @@ def _imdb(data: str) -> dict[str, Any]:
         return {split: hub.load(name, config, theirs, by_hand=IMDB_BY_HAND) for split, theirs in wanted}
     path = Path(data).expanduser().absolute()
     if path.is_file():
+        if path.suffix in tables.SUFFIXES:
+            raise UsageError(
+                f"{path} is one table, so nothing would be left to evaluate on.",
+                "Name the folder that holds train and test tables (train.parquet, test.parquet) with `data`.",
+            )
         return {"train": path, "eval": path}
     for root in (path, path / "aclImdb"):
         if (root / "train" / "pos").is_dir() and (root / "test" / "pos").is_dir():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.training import order
+from leansurgeon.training import order, runfolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,10 +81,10 @@ def made(
         num_workers=workers,
         prefetch_factor=_AHEAD,
         collate_fn=_as_it_is,
-        worker_init_fn=_deaf,
+        worker_init_fn=_begin,
         generator=torch.Generator(),  # torch's own would move the generator of the training
     )
-    with _held_back():  # what arrives before a new process has come to `_deaf` would end it
+    with _held_back():  # what arrives before a new process has come to `_begin` would end it
         started = iter(loader)
     return _received(started)
 
@@ -140,10 +140,11 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _deaf(worker: int) -> None:
+def _begin(worker: int) -> None:
     """A signal to the whole group (Ctrl-C, a scheduler) is for the training alone, which needs its data to finish the
-    step. A worker ends when the training closes it, or is gone.
+    step. A worker ends when the training closes it, or some seconds after that is gone; its run folder is free at once.
     """
+    runfolder.leave_to_parent()
     for number in _UNHEARD:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD)  # see `_held_back`; what waited is forgotten by now

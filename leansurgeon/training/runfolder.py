@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,14 @@ def _internal(folder: Path, workspace: Path) -> bool:
 def is_trained(folder: Path) -> bool:
     """Whether this model folder is what a training left, `model/` or `last/` of a run."""
     return folder.name in (BEST, LAST) and (folder.parent / RECIPE).is_file()
+
+
+def run_of(model: str | Path) -> Path | None:
+    """The run folder that MODEL names, itself or by a model in it; None for anything else."""
+    folder = Path(model).expanduser()
+    if is_trained(folder):
+        return folder.parent
+    return folder if (folder / RECIPE).is_file() and (folder / BEST / "config.json").is_file() else None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -220,6 +228,9 @@ def _sync_folder(path: Path) -> None:
         _sync(path)
 
 
+_held: set[int] = set()  # what this process has open by `hold`
+
+
 def hold(run_dir: Path) -> int | None:
     """Mark the folder as being trained, until this process ends or closes the handle that is returned.
 
@@ -239,12 +250,23 @@ def hold(run_dir: Path) -> int | None:
     except OSError:
         os.close(handle)
         return None
+    _held.add(handle)
     return handle
 
 
 def release(handle: int | None) -> None:
     if handle is not None:
+        _held.discard(handle)
         os.close(handle)
+
+
+def leave_to_parent() -> None:
+    """In a process that was forked by one that holds a folder: give up the copies of its handles. With them the folder
+    would be held as long as this process lives, which may be longer than its parent.
+    """
+    while _held:
+        with suppress(OSError):  # not forked, so nothing came along
+            os.close(_held.pop())
 
 
 def is_held(run_dir: Path) -> bool:
