@@ -86,7 +86,9 @@ def test_verdicts_need_the_middle_half_of_the_rounds():
 
 
 def test_remarks_name_cuts_that_are_not_faster_and_head_sizes_that_hopper_pads():
-    rows = [row("own", [1, 1]), row("less", [0.9, 1.1, 1.2], 20, 5), row("before surgery", [0.9, 1.0, 1.1], 32)]
+    rows = [row("own", [1, 1]), row("less", [1.1, 1.15, 1.2], 20, 5), row("before surgery", [0.9, 1.0, 1.1], 32)]
+    unclear = bench.remarks([rows[0], row("other", [0.9, 1.1, 1.2])], hopper=False)
+    assert "other is not shown to be faster here (step 1.10 x" in unclear[0]
     said = bench.remarks(rows, hopper=False)
     assert "less will not be faster here" in said[0] and "with fewer parameters" in said[0]
     assert "is not faster than the model before surgery" in said[1]

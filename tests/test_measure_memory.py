@@ -210,6 +210,24 @@ def test_every_kind_of_family_can_be_predicted(family):
     assert small.weights == large.weights
 
 
+@pytest.mark.parametrize("count", ["memory", "operations"])
+def test_a_real_model_of_the_same_size_runs_afterwards(count):
+    """DINOv3 keeps coordinates of patches in a cache of the library, by their number alone."""
+    import torch
+
+    from leansurgeon.measure import flops
+
+    config, known = tiny("dinov3_vit")
+    if count == "memory":
+        predict(config, known, Setting(batch=2))
+    else:
+        flops.counted(config, known)
+    model = build("dinov3_vit").eval()
+    with torch.no_grad():
+        found = model(**inputs.make(config, known, 2, 1, "cpu")).last_hidden_state
+    assert torch.isfinite(found).all()
+
+
 def test_the_largest_batch_fits_and_the_next_does_not():
     rehearsal = Rehearsal(*vit_b(2), Setting(batch=4))
     room = 10**9

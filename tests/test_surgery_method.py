@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.measure.calibration import Calibration
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import drop_layers, heads
 from leansurgeon.surgery.method import Method, kept_numbers
@@ -127,3 +130,31 @@ def test_grown_heads_are_exact(saved, tmp_path):
     with torch.no_grad():
         before, after = output(model, inputs), output(load(tmp_path / "big").model.eval(), inputs)
     assert (before - after).abs().max() < 1e-5 * before.std()
+
+
+def test_plans_are_values():
+    """Equal wishes give equal plans, whose JSON says what they cost."""
+    source = open_source("digits-vit")
+    first, again, other = (plan(source, Wanted(heads="8", layers=n)) for n in ("3", "3", "4"))
+    assert first == again and first != other
+    said = json.loads(json.dumps(first.as_dict()))
+    assert said == json.loads(json.dumps(again.as_dict()))
+    assert said["layers"] == [0, 2, 4]
+    assert said["parameters_after"]["total"] < json.loads(json.dumps(other.as_dict()))["parameters_after"]["total"]
+    assert said["flops_after"]["total"] == first.flops_before.total - sum(first.flops_saved_by.values())
+
+
+def test_no_heal_leaves_the_output_columns_of_split_heads_alone(saved, tmp_path):
+    folder, model = saved("bert")
+    source = open_source(str(folder))
+    draws = torch.Generator().manual_seed(0)
+    ids = [torch.randint(5, 40, (4, 12), generator=draws) for _ in range(3)]
+    batches = [[{"input_ids": x, "attention_mask": torch.ones_like(x)}] for x in ids]
+    data = Calibration("noise", "noise", "-", *batches)
+    columns = {}
+    for heal in (True, False):
+        decided = decide(source, Wanted(heads="2x", head_dim="split"), 0, Method(heal=heal), data)
+        carry_out(decided, source, tmp_path / str(heal), check=False)
+        new = load(tmp_path / str(heal)).model.state_dict()
+        columns[heal] = [torch.equal(model.state_dict()[name], new[name]) for name in new if "output.dense" in name]
+    assert all(columns[False]) and not all(columns[True])

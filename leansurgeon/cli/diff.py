@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.text import short, wrap
+from leansurgeon.cli.text import runs, short, wrap
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.diff import Compared, Diff
@@ -115,7 +115,7 @@ def blocks(found: Diff) -> list[str]:
         else:
             rows.append(([pair], cells))
     table = [
-        [span([b for _, b in run]), span([a for a, _ in run]), *(cell(cells[name]) for name in cells)]
+        [runs([b for _, b in run]), runs([a for a, _ in run]), *(cell(cells[name]) for name in cells)]
         for run, cells in rows
     ]
     lines = tabulate(table, headers=["layer", "of A", *COLUMNS, "rest"], disable_numparse=True).splitlines()
@@ -151,21 +151,6 @@ def between(changes: list[float | None]) -> str:
         return "not finite"
     low, high = min(changes), max(changes)
     return f"{high:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g}-{high:.2g}"
-
-
-def span(layers: list[int]) -> str:
-    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
-
-
-def runs(layers: list[int]) -> str:
-    """`[0, 1, 2, 5]` as `0-2, 5`."""
-    found: list[list[int]] = []
-    for i in layers:
-        if found and found[-1][-1] == i - 1:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return ", ".join(map(span, found))
 
 
 def outside(found: Diff) -> list[str]:

@@ -84,6 +84,7 @@ def shrink(
     from leansurgeon.checkpoints.output import check_apart, check_free
     from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.cli.decided import table as decided_table
     from leansurgeon.surgery.method import Method
     from leansurgeon.surgery.plan import plan
     from leansurgeon.surgery.shrink import carry_out, decide
@@ -135,6 +136,8 @@ def shrink(
         print(json.dumps(document))
         return
     print(plan_table(steps))
+    if choices := decided_table(record["decided"] if record else decided.record):
+        print("\n" + choices)
     if record is None:
         print("\nDry run: nothing was written.")
         return

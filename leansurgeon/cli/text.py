@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 
 def wrap(text: str, indent: str = "") -> list[str]:
@@ -18,3 +19,18 @@ def short(words: str, room: int) -> str:
     """
     front = (room - 3) // 3
     return words if len(words) <= room else f"{words[:front]}...{words[front + 3 - room :]}"
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Neighbours as a range.
+
+    >>> runs([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    found: list[list[int]] = []
+    for i in numbers:
+        if found and found[-1][-1] == i - 1:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)

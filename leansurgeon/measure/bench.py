@@ -208,17 +208,18 @@ def remarks(rows: list[Row], *, hopper: bool) -> list[str]:
     first = rows[0]
     for row in rows[1:]:
         low, mid, high = row.against_first
-        spread = f"step {mid:.2f} x, middle half {low:.2f} to {high:.2f}"
+        spread = f"{mid:.2f} x, middle half {low:.2f} to {high:.2f}"
         if row.contender.name == "before surgery":
             # The first row is the cut: it is faster where the original takes longer.
             words = {"slower": "is faster than", "same": "is not faster than", "faster": "is slower than"}
             said.append(
-                f"This cut {words[row.verdict]} the model before surgery here (which takes {spread} of the cut's)."
+                f"This cut {words[row.verdict]} the model before surgery here (whose step takes {spread} of the cut's)."
             )
         elif row.contender.backend == "auto" and row.verdict != "faster":
             less = row.parameters < first.parameters
+            what = "will not be faster" if row.verdict == "slower" else "is not shown to be faster"
             said.append(
-                f"{row.contender.name} will not be faster here ({spread})"
+                f"{row.contender.name} {what} here (step {spread} of the first row's)"
                 + (", with fewer parameters." if less else ".")
             )
     dims = sorted({s.head_dim for row in rows for s in row.contender.shape.stages})

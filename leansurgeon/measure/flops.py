@@ -124,14 +124,14 @@ def counted(config: Config, architecture: Architecture, tokens: int | None = Non
     from torch.utils.flop_counter import FlopCounterMode
 
     from leansurgeon.measure.cuda_rules import CudaRules
-    from leansurgeon.measure.memory import choose_attention, fake_model, quietly
+    from leansurgeon.measure.memory import choose_attention, fake_model, leaving_no_fakes, quietly
 
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
     model = fake_model(config, architecture, mode)
     choose_attention(model, "sdpa")
     tokens = tokens or inputs.default_tokens(config, architecture)
     try:
-        with quietly(), mode, counter, CudaRules(fused=False), torch.no_grad():
+        with quietly(), leaving_no_fakes(model), mode, counter, CudaRules(fused=False), torch.no_grad():
             inputs.run(model, inputs.make(config, architecture, 1, tokens, "cpu"))
     except RuntimeError:  # torch's word for it, and for a library that cannot do without a mask
         return None

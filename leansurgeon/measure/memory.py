@@ -14,7 +14,10 @@ inside functions only.
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
+import types
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("bf16", "fp16", "fp32")
 ATTENTION = ("sdpa", "eager")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adam", "sgd")
+EMPTY = types.CellType()  # of a closure that is not filled yet
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 MIB = 2**20
 # What torch keeps for cuBLAS, once for the thread of the forward pass and once for that of the backward pass:
@@ -121,7 +125,7 @@ class Rehearsal:
         setting = replace(self.setting, batch=batch or self.setting.batch)
         try:
             if (count := self.known.get(setting.batch)) is None:
-                with quietly(), self.mode:
+                with quietly(), leaving_no_fakes(self.model), self.mode:
                     count = self.known[setting.batch] = step(self.model, setting, self._batch, cuda=self.cuda)
         except RuntimeError as error:
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
@@ -286,6 +290,23 @@ def fake_model(config: Config, architecture: Architecture, mode: Any) -> torch.n
                         )
                     table[name] = made[id(tensor)]
     return model
+
+
+@contextmanager
+def leaving_no_fakes(model: torch.nn.Module) -> Iterator[None]:
+    """Empty the caches of the library's functions afterwards: DINOv3 keeps the coordinates of its patches in one, and a
+    real model of the same size would get tensors without numbers.
+    """
+    try:
+        yield
+    finally:
+        classes = {cls for module in model.modules() for cls in type(module).__mro__}
+        homes = [*classes, *{sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules}]
+        for function in (value for home in homes for value in list(vars(home).values()) if callable(value)):
+            cells = getattr(function, "__closure__", None) or ()
+            for cached in (function, *(cell.cell_contents for cell in cells if cell != EMPTY)):
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
 
 
 @contextmanager

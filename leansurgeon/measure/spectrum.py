@@ -6,6 +6,8 @@ Letters: B batch, N tokens, M inner width (heads * head_dim), R = min(N, M).
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,14 +137,26 @@ def _real(block: Tensor, mask: Tensor | None) -> Tensor:
 
 def _gram(a_BNM: Tensor) -> Tensor:
     """The Gram matrix of the smaller side: (B, R, R)."""
-    # On the CPU by numpy: it sees that both factors are one matrix and has BLAS compute half of the symmetric product,
-    # where torch computes all of it.
-    a = a_BNM.contiguous().numpy() if a_BNM.device.type == "cpu" else a_BNM
-    turned = a.swapaxes(1, 2)
-    gram = torch.as_tensor(a @ turned if a.shape[1] <= a.shape[2] else turned @ a)
+    wide = a_BNM.shape[1] <= a_BNM.shape[2]
+    if a_BNM.device.type == "cpu":
+        # numpy sees that both factors are one matrix and has BLAS compute half of the symmetric product; torch computes
+        # all of it. One thread: several of them wait for each other on a busy machine, and eigenvalues take longer.
+        a = a_BNM.contiguous().numpy()
+        with _blas().limit(limits=1):
+            gram = torch.from_numpy(a @ a.swapaxes(1, 2) if wide else a.swapaxes(1, 2) @ a)
+    else:
+        gram = a_BNM @ a_BNM.mT if wide else a_BNM.mT @ a_BNM
     if not torch.isfinite(gram.diagonal(dim1=-2, dim2=-1)).all():  # sums of squares of whole rows (or columns)
         raise Diverged("The input of an output projection holds NaN or infinity, so it has no condition number.")
     return gram
+
+
+@cache
+def _blas() -> Any:
+    """numpy's BLAS, whose threads are not torch's to count."""
+    from threadpoolctl import ThreadpoolController  # comes with scikit-learn
+
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _centred(gram: Tensor, a_BNM: Tensor, mask: Tensor | None) -> Tensor:

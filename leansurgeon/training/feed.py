@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,17 +75,18 @@ def made(
     import torch
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(
-        _Batches(task, split, seed),
-        sampler=rows,
-        batch_size=None,  # a row is a batch already
-        num_workers=workers,
-        prefetch_factor=_AHEAD,
-        collate_fn=_as_it_is,
-        worker_init_fn=_begin,
-        generator=torch.Generator(),  # torch's own would move the generator of the training
-    )
-    with _held_back():  # what arrives before a new process has come to `_begin` would end it
+    with warnings.catch_warnings(), _held_back():  # a signal that came before `_begin` would end a worker
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # `setup` says it, once
+        loader = DataLoader(
+            _Batches(task, split, seed),
+            sampler=rows,
+            batch_size=None,  # a row is a batch already
+            num_workers=workers,
+            prefetch_factor=_AHEAD,
+            collate_fn=_as_it_is,
+            worker_init_fn=_begin,
+            generator=torch.Generator(),  # torch's own would move the generator of the training
+        )
         started = iter(loader)
     return _received(started)
 

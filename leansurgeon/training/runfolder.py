@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +265,7 @@ def leave_to_parent() -> None:
     would be held as long as this process lives, which may be longer than its parent.
     """
     while _held:
-        with suppress(OSError):  # not forked, so nothing came along
-            os.close(_held.pop())
+        os.close(_held.pop())
 
 
 def is_held(run_dir: Path) -> bool:

@@ -51,9 +51,13 @@ COMPILE_BACKEND: str | None = None  # torch's default
 def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
     task = tasks.make(recipe.task.name, recipe.task.options)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    task.prepare(runfolder.cache_dir(), model_dir, workers=cores, say=say)
+    task.prepare(runfolder.cache_dir(), model_dir, workers=_cores(), say=say)
     return task
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ready(
@@ -140,6 +144,9 @@ def ready(
         run.history.resumed.append(run.history.done)
     run.trackers = trackers.Trackers(recipe, run_dir, main=council.rank == 0)
     progress.say(_sentence(run, found))
+    crowd = recipe.train.workers * int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
+    if crowd > _cores():
+        progress.say(f"{crowd} data workers share {_cores()} cores here; fewer may be faster: --set train.workers=...")
     return run
 
 

@@ -1,0 +1,79 @@
+"""What sample data has decided during a `shrink`, as a person reads it: which layers, and what became of each. 80
+columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tabulate import tabulate
+
+from leansurgeon.cli.text import runs, short, wrap
+
+
+def table(decided: dict[str, Any]) -> str:
+    """The sets of layers that were tried with their scores, and what became of every layer that was changed. `decided`
+    is that part of surgery.json; empty where nothing was left to decide.
+    """
+    decisions = decided.get("decisions", [])
+    measured = any("heads" in decision for decision in decisions)
+    parts = [tried(decided), changed(decisions), "" if measured else weighed(decided.get("kept_heads", {}))]
+    return "\n\n".join(part for part in parts if part)
+
+
+def tried(decided: dict[str, Any]) -> str:
+    """Candidates, `*` before the one that was taken."""
+    found = decided.get("candidates", [])
+    if len(found) < 2:
+        return ""
+    taken = (decided["layers"], decided["healing"]["attention"], decided["healing"]["later"])
+    same = [i for i, c in enumerate(found) if (list(c["kept"]), c["attention"], c["later"]) == taken]
+    rows = []
+    for i, c in enumerate(found):
+        also = [word for word in ("attention", "later") if c[word]]
+        mark = "*" if same and i == same[-1] else ""
+        rows.append([mark, short(runs(c["kept"]), 22), c["criterion"], ", ".join(also), f"{c['judged_by']:.4f}"])
+    judged, what = ("divergence", "predictions") if "guard_divergence" in found[-1] else ("error", "outputs")
+    head = ["", "layers kept", "chosen by", "also refitted", judged]
+    note = f"{judged.capitalize()} of the {what} on guard samples after the refit; * is taken."
+    return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
+
+
+def changed(decisions: list[dict[str, Any]]) -> str:
+    """One line for every new layer that is not a plain copy."""
+    rows = []
+    for d in decisions:
+        refit = d.get("refit")
+        kept = (
+            [name for name, r in refit.items() if isinstance(r, dict) and r["kept"]] if isinstance(refit, dict) else []
+        )
+        source = runs(range(d["from"], d["until"] + 1))
+        error = f"{d['error_after']:.4f}" if "error_after" in d else ""
+        rows.append([d["layer"], source, short(made(d), 42), ", ".join(kept), error])
+    if not rows:
+        return ""
+    head = ["layer", "for", "made", "refitted", "error"]
+    note = "'for' is what of the source a layer stands for; the error is that of its output on guard samples."
+    return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
+
+
+def made(decision: dict[str, Any]) -> str:
+    """How a layer came about: heads and units that stay, heads split, layers fused, steps of fitting."""
+    found = []
+    if "fused" in decision:
+        found.append("fused " + "+".join(map(str, decision["fused"])))
+    if "heads" in decision:
+        found.append(f"heads {runs(decision['heads']['kept'])}")
+    if "split" in decision:
+        found.append(f"split, {100 * decision['split']['kept']:.1f} % of scores kept")
+    if "mlp" in decision:
+        found.append("MLP trimmed")
+    if decision.get("fit", {}).get("kept"):
+        found.append("fitted")
+    return ", ".join(found)
+
+
+def weighed(kept: dict[str, list[int]]) -> str:
+    """Heads that stay because of their weights alone."""
+    rows = [[layer, short(runs(heads), 60)] for layer, heads in kept.items()]
+    return tabulate(rows, headers=["source layer", "heads kept"], disable_numparse=True) if rows else ""

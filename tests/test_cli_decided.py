@@ -1,0 +1,58 @@
+"""What `shrink` shows of its choices, from records written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from leansurgeon.cli import decided
+from leansurgeon.cli.text import runs
+
+
+def candidate(kept, criterion, score, *, attention=False, later=False) -> dict:
+    found = {"kept": kept, "criterion": criterion, "attention": attention, "later": later}
+    return found | {"guard_error": 2 * score, "guard_divergence": score, "judged_by": score}
+
+
+REFIT = {"down": {"kept": True}, "o": {"kept": False}}
+FAR = list(range(0, 60, 2))  # a list that no column holds
+RECORD = {
+    "candidates": [
+        candidate([0, 1, 2, 5], "angular, two blocks", 0.25),
+        candidate(FAR, "influence", 0.5),
+        candidate([0, 1, 2, 5], "angular, two blocks", 0.125, attention=True, later=True),
+        candidate([0, 1, 2, 5], "angular, two blocks", 0.1875),
+    ],
+    "layers": [0, 1, 2, 5],
+    "healing": {"attention": True, "later": True},
+    "decisions": [
+        {"layer": 2, "from": 2, "until": 4, "heads": {"kept": [0, 1, 3]}, "refit": REFIT, "error_after": 0.0625},
+        {"layer": 3, "from": 5, "until": 5, "mlp": {}, "refit": "no linear way to the output", "fit": {"kept": True}},
+    ],
+    "kept_heads": {"2": [0, 1, 3]},
+}
+
+
+def test_every_choice_stands_there_with_its_numbers():
+    lines = decided.table(RECORD).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    taken = [line.split() for line in lines if line.startswith("*")]
+    assert taken == [["*", "0-2,", "5", "angular,", "two", "blocks", "attention,", "later", "0.1250"]]
+    assert sum(line.strip().startswith("0-2, 5") for line in lines) == 2 and "0.5000" in "".join(lines)
+    layer = next(line.split() for line in lines if line.startswith("2 "))
+    assert layer == ["2", "2-4", "heads", "0-1,", "3", "down", "0.0625"]
+    assert any(line.split() == ["3", "5", "MLP", "trimmed,", "fitted"] for line in lines)
+    assert "source layer" not in "".join(lines)  # the heads stand with their layers
+
+
+@pytest.mark.parametrize("record", [{}, {"calibration": {}}, {"candidates": RECORD["candidates"][:1]}])
+def test_where_nothing_was_left_open_nothing_is_said(record):
+    assert decided.table(record) == ""
+
+
+def test_heads_by_weight_are_shown_without_sample_data():
+    assert "2               0-1, 3" in decided.table({"kept_heads": {"2": [0, 1, 3]}})
+
+
+@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([4], "4"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")])
+def test_runs(numbers, text):
+    assert runs(numbers) == text
