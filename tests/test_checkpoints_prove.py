@@ -1,0 +1,64 @@
+"""The verdict on a result from the accounts of the fresh process; the process itself runs in every test of surgery."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from leansurgeon.checkpoints import prove, reload_check
+from leansurgeon.errors import LeanSurgeonError
+
+RESULT = {"output": [2, 5, 7], "count": 8, "loss_sum": 4.0, "right": 6, "finite": True}
+SAME = {"rows": 10, "max_difference": 1e-5, "spread": 2.0, "relative_error": 1e-6, "cosine": 1.0}
+SOURCE = RESULT | {"loss_sum": 2.0, "differences": SAME}
+
+
+def test_what_is_compared():
+    found = prove.against(SOURCE, RESULT, "held-out data", exact=True)
+    assert found["done"] and found["loss"] == {"source": 0.25, "result": 0.5} and found["scored"] == 8
+    assert found["accuracy"] == {"source": 0.75, "result": 0.75} and found["data"] == "held-out data"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({"trouble": "OSError: no file"}, "does not load with its library (OSError: no file)"),
+        (SOURCE | {"output": [2, 5, 8]}, "outputs are [2, 5, 7] and the source's [2, 5, 8]"),
+        (SOURCE | {"finite": False}, "the source itself gives NaN or Inf"),
+    ],
+    ids=["unloadable", "other-output", "nan"],
+)
+def test_a_source_that_nothing_can_be_compared_with(source, why):
+    found = prove.against(source, RESULT, "noise", exact=True)
+    assert not found["done"] and why in found["why"]
+
+
+def test_an_exact_plan_may_err_by_rounding_only():
+    far = SOURCE | {"differences": SAME | {"max_difference": 3e-4}}
+    assert prove.against(far, RESULT, "noise", exact=False)["done"]
+    with pytest.raises(LeanSurgeonError, match=r"outputs differ by 0\.0003 where their spread is 2"):
+        prove.against(far, RESULT, "noise", exact=True)
+
+
+def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, tmp_path):
+    folder, model = saved("bert")
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    account = prove.prove(folder, sum(p.numel() for p in model.parameters()), source=broken)
+    assert account["finite"] and not account["missing"]
+    assert "the source itself does not load with its library" in account["compared"]["why"]
+
+
+def test_differences_are_those_of_torch():
+    draws = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(700, 5, generator=draws) for _ in range(2))
+    found = reload_check.differences([a, a[:9]], [b, b[:9]], torch)
+    assert found["rows"] == 700 and found["max_difference"] == pytest.approx(float((a - b).abs().max()))
+    assert found["spread"] == pytest.approx(float(a.double().std(correction=0)))
+    assert found["relative_error"] == pytest.approx(float((a - b).double().norm() / a.double().norm()))
+    cosines = torch.nn.functional.cosine_similarity(a.double(), b.double())
+    assert found["cosine"] == pytest.approx(float(cosines.mean()))
+    assert found["embeddings"]["cosine"] == pytest.approx(float(cosines[:9].mean()))
+    assert found["embeddings"]["samples"] == 9
