@@ -33,6 +33,8 @@ WINDOW = 512
 LINES = {"fit": 1_024, "guard": 256, "heldout": 512}  # sentences, for encoders that embed them one by one
 LINE_TOKENS = 128
 IMAGES = {"fit": 2_048, "guard": 512, "heldout": 2_048}
+SMALL_IMAGES = {"fit": 4_096, "guard": 1_024, "heldout": 2_048}  # up to SMALL pixels a side: they are a few tokens each
+SMALL = 64
 LANGUAGE = ("causal-lm", "masked-lm")
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
@@ -212,7 +214,7 @@ def from_task(
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
-    wanted = {part: max(4, count // tokens) for part, count in TOKENS.items()} if tokens else dict(IMAGES)
+    wanted = {part: max(4, count // tokens) for part, count in TOKENS.items()} if tokens else images_wanted(probe)
     if samples:
         wanted |= {"fit": samples, "guard": max(1, samples // 4)}
     rows = choose(task.size("train"), task.size("eval"), wanted, seed, f"task {name}")
@@ -233,6 +235,12 @@ def from_task(
         task = None
         parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
     return Calibration(name, says, used, **parts, task=task)
+
+
+def images_wanted(probe: Batch) -> dict[str, int]:
+    """How many images each part gets, by the size of the first, (1, C, S, S)."""
+    side = max((value.shape[-1] for value in probe.values() if value.ndim == 4), default=0)
+    return dict(SMALL_IMAGES if side <= SMALL else IMAGES)
 
 
 WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}

@@ -1,6 +1,6 @@
 """What a calibration holds in memory: blocks and activations, not models.
 
-A synthetic Llama of 1.3 GB in fp32 (48 layers, width 1024; LEANSURGEON_LAYERS=200 makes it 4.8 GB) loses half its layers
+A synthetic Llama of 1.3 GB (48 layers, width 1024, fp32; LEANSURGEON_LAYERS=200 makes it 4.8 GB) loses half its layers
 and a quarter of its MLP units on random token ids, so that every tensor of every MLP that is left is made anew, in a
 process of its own whose anonymous memory is looked at every 5 ms. What it holds beyond torch has to be less than one
 copy of the model; whoever needed source and result at once would hold nearly one and a half. Run with
