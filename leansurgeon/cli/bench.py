@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.bench import Row
 
 
 def bench(
@@ -80,19 +83,28 @@ def bench(
         "skipped": [*skipped, *more],
         "remarks": remarks,
     }
+    if as_json:
+        print(json.dumps(document))
+    else:
+        show(document, rows, source.name)
     if run := runfolder.run_of(model):
         runfolder.write_json(run / BENCH, document)
         say(f"Kept as {run / BENCH}.")
-    if as_json:
-        print(json.dumps(document))
-        return
+
+
+def show(document: dict[str, Any], rows: list[Row], model: str) -> None:
+    """The table and what follows from it, in 80 columns."""
+    from leansurgeon.measure import bench as benches
+
+    load = document["load"]
     print(benches.table(rows, document["unit"] == "images"))
-    text = "" if document["unit"] == "images" else f" of {length} tokens"
+    text = "" if document["unit"] == "images" else f" of {load['tokens']} tokens"
     lines = wrap(
-        f"{short(source.name, 60)} on {name}: batch {batch}{text}, {precision}, new weights; medians of {rounds} "
-        f"interleaved rounds. fwd 1 is the latency of one sample. Peak: {document['peak_memory_kind']}."
+        f"{short(model, 60)} on {document['device']}: batch {load['batch']}{text}, {load['precision']}, new weights; "
+        f"medians of {load['rounds']} interleaved rounds. fwd 1 is the latency of one sample. Peak: "
+        f"{document['peak_memory_kind']}."
     )
-    for sentence in (*document["skipped"], *remarks):
+    for sentence in (*document["skipped"], *document["remarks"]):
         lines += wrap(f"- {sentence}", indent="  ")
     print("\n" + "\n".join(lines))
 

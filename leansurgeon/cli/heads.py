@@ -111,9 +111,6 @@ def heads(
     if asked is not None:
         heal = heal and not pairs.has_two_stacks(opened)  # sample data cannot be run through both, block by block
         document["prune"] = pruned(opened, found, asked, sample, seed, out, heal=heal, force=force)
-    run = runfolder.run_of(model)
-    if run is not None:
-        runfolder.write_json(run / HEADS, document)
     files = []
     if plots is not None:
         from leansurgeon.report import heads_plots
@@ -121,13 +118,14 @@ def heads(
         files = heads_plots.write(document, plots)
     if as_json:
         print(json.dumps(document))
-        return
-    print("\n".join(describe(document | {"model": short(document["model"], 60)})))
-    if "prune" in document:
-        print("\n".join(outcome(document["prune"])))
+    else:
+        print("\n".join(describe(document | {"model": short(document["model"], 60)})))
+        if "prune" in document:
+            print("\n".join(outcome(document["prune"])))
     for file in files:
         say(f"Wrote {file}.")
-    if run is not None:
+    if run := runfolder.run_of(model):
+        runfolder.write_json(run / HEADS, document)
         say(f"Kept as {run / HEADS}.")
 
 

@@ -57,10 +57,10 @@ def kappa(
     opened = open_source(model, allow_pickle=allow_pickle)
     sample = sample_data(opened, data, model, seed)
     document = measured(opened, sample, samples, probes, precision)
+    print(json.dumps(document) if as_json else "\n".join(describe(document)))
     if run := runfolder.run_of(model):
         runfolder.write_json(run / KAPPA, document)
         say(f"Kept as {run / KAPPA}.")
-    print(json.dumps(document) if as_json else "\n".join(describe(document)))
 
 
 def sample_data(opened: Source, data: str | None, model: str, seed: int) -> Calibration:

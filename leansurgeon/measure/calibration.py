@@ -370,7 +370,7 @@ def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:
     how = {"padding": "max_length" if only else True, "max_length": only or min(LINE_TOKENS, window(source))}
     # GPT-2 takes token types, too, and adds them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
-    lengths = map(len, tokenizer(texts)["input_ids"])
+    lengths = map(len, tokenizer(texts, truncation=True, max_length=how["max_length"])["input_ids"])
     texts = [text for _, text in sorted(zip(lengths, texts, strict=True))]  # padding costs as much as tokens
     batches = []
     for start in range(0, len(texts), 32):

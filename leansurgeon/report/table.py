@@ -260,8 +260,10 @@ def notes(section: Section, kappa: bool = False) -> list[str]:
         first = with_kappa[0]
         dtype = "fp32" if first.dtype == "float32" else first.dtype
         averaged = "" if kappa else "; median layer and worst layer"
+        counts = sorted({k.samples for k in with_kappa})
+        taken = str(first.samples) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}, not the same for all rows"
         found.append(
-            f"kappa: input of the output projection, per sample ({first.samples}), real tokens, {dtype} forward, "
+            f"kappa: input of the output projection, per sample ({taken}), real tokens, {dtype} forward, "
             f"fp64 spectrum{averaged}."
         )
         if kappa and any(k.output for k in with_kappa):

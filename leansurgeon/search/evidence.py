@@ -24,7 +24,7 @@ from leansurgeon.surgery.wanted import Wanted
 from leansurgeon.training.runfolder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
     """Median kappa of every layer (its lower bound where blocks lack rank), and tokens of a sample."""
     from leansurgeon.checkpoints.model import load
     from leansurgeon.measure import kappa
+    from leansurgeon.measure.batches import thin
 
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
         folder = source.folder
@@ -97,7 +98,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         runs = SimpleNamespace(
             model=loaded.model, projections=loaded.projections, forward=lambda batch: outputs(loaded, batch)
         )
-        found = kappa.measure(runs, data.guard, data.mask, SAMPLES)
+        found = kappa.measure(runs, thin(data.guard, SAMPLES), data.mask, SAMPLES)  # sentences lie by their length
     per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in found["layers"]]
     return merged(per_layer, source.shape.depth), found["tokens"] / found["samples"]
 
