@@ -36,7 +36,7 @@ def test_every_choice_stands_there_with_its_numbers():
     lines = decided.table(RECORD).splitlines()
     assert all(len(line) <= 80 for line in lines)
     taken = [line.split() for line in lines if line.startswith("*")]
-    assert taken == [["*", "0-2,", "5", "angular,", "two", "blocks", "attention,", "later", "0.1250"]]
+    assert taken == [["*", "0-2,", "5", "angular,", "two", "blocks", "attention,", "later", "all", "0.1250"]]
     assert sum(line.strip().startswith("0-2, 5") for line in lines) == 2 and "0.5000" in "".join(lines)
     layer = next(line.split() for line in lines if line.startswith("2 "))
     assert layer == ["2", "2-4", "heads", "0-1,", "3", "down", "0.0625"]

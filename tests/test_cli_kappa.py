@@ -114,10 +114,13 @@ def test_on_a_run_the_result_is_kept_and_reported(saved, tmp_path):
     run = tmp_path / "runs" / "a"
     write(run, summary("lean", experiment=None, kappa=None))
     shutil.move(folder, run / "model")
-    (run / "recipe.yaml").write_text("version: 1\n")
+    train = "train: {duration: 1st, batch: 8, optim: {lr: 1.0e-3}}"
+    (run / "recipe.yaml").write_text(f"version: 1\nname: a\nkind: training\ntask: {{name: digits}}\n{train}\n")
     report = ("report", "--workspace", tmp_path / "runs", "--kappa", "--json")
     assert leansurgeon(*report).returncode == 2
-    found = document(run, "--data", "task:digits", "--samples", "16", "--probes", "2")
+    document(run, "--data", "task:digits", "--samples", "8", "--probes", "0")
+    assert not (run / "kappa.json").exists()  # other data than the run's may have been named
+    found = document(run, "--samples", "16", "--probes", "2")
     (row,) = json.loads(leansurgeon(*report).stdout)["sections"][0]["rows"]
     medians = [layer["median"]["value"] for layer in row["kappa"]["layers"]]
     assert medians == [layer["median"] for layer in found["layers"]]

@@ -107,7 +107,7 @@ def interrupted(folder: Path, where: str, count: int, number: int, rank: int, re
         sys.exit(error.exit_code)
 
 
-def processes(count: int, body: Callable, *arguments, patience: float = 60) -> list[int]:
+def processes(count: int, body: Callable, *arguments, patience: float = 180) -> list[int]:
     """Run `body` in `count` processes of one gloo group; their exit codes (negative: the signal that ended them). One
     that is alive `patience` seconds later is killed.
     """

@@ -32,10 +32,15 @@ def tried(decided: dict[str, Any]) -> str:
     for i, c in enumerate(found):
         also = [word for word in ("attention", "later") if c[word]]
         mark = "*" if same and i == same[-1] else ""
-        rows.append([mark, short(runs(c["kept"]), 22), c["criterion"], ", ".join(also), f"{c['judged_by']:.4f}"])
+        judged_on = c.get("data", "all")
+        rows.append(
+            [mark, short(runs(c["kept"]), 15), c["criterion"], ", ".join(also), judged_on, f"{c['judged_by']:.4f}"]
+        )
     judged, what = ("divergence", "predictions") if "guard_divergence" in found[-1] else ("error", "outputs")
-    head = ["", "layers kept", "chosen by", "also refitted", judged]
+    head = ["", "layers kept", "chosen by", "also refitted", "data", judged]
     note = f"{judged.capitalize()} of the {what} on guard samples after the refit; * is taken."
+    if {c.get("data") for c in found} == {"part", "all"}:
+        note += " The sets first compete on a part of the data, the best ones again on all of it."
     return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
 
 

@@ -46,7 +46,8 @@ def kappa(
     """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.
 
     Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound. On a run's
-    folder the result is kept as kappa.json in it; `leansurgeon report` shows it where the training measured none.
+    folder, without --data, the result is kept as kappa.json in it; `leansurgeon report` shows it where the training
+    measured none.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
@@ -58,7 +59,7 @@ def kappa(
     sample = sample_data(opened, data, model, seed)
     document = measured(opened, sample, samples, probes, precision)
     print(json.dumps(document) if as_json else "\n".join(describe(document)))
-    if run := runfolder.run_of(model):
+    if data is None and (run := runfolder.run_of(model)):  # a report shows it beside figures of the run's own data
         runfolder.write_json(run / KAPPA, document)
         say(f"Kept as {run / KAPPA}.")
 

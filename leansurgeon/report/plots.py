@@ -33,7 +33,10 @@ def check(directory: Path) -> None:
     except ImportError:
         hint = "pip install 'leansurgeon[plots]', or leave it out."
         raise UsageError("--plots needs matplotlib, which is not installed.", hint) from None
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--plots {directory} cannot be made: {error.strerror}.", "Choose another folder.") from None
 
 
 def draw(directory: Path, found: Sequence[Section], collection: Collection) -> list[Path]:

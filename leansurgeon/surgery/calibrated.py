@@ -29,6 +29,7 @@ from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.batches import inner
 from leansurgeon.measure.calibration import Calibration
 from leansurgeon.shape import Shape
 from leansurgeon.surgery import choose_layers, drop_layers, heal_block
@@ -162,7 +163,8 @@ class Bench:
 
     def look_at(self, tokens: dict[str, int] | None) -> None:
         """Use so many tokens of the calibration, in whole batches (None: all of it)."""
-        self.batches = {part: first(getattr(self.calibration, part), tokens and tokens[part]) for part in PARTS}
+        self.seen = "part" if tokens else "all"
+        self.batches = {part: some(getattr(self.calibration, part), tokens and tokens[part]) for part in PARTS}
         self.masks = {part: [self.calibration.mask(b) for b in self.batches[part]] for part in PARTS}
 
     def compete(self, chosen: list[Candidate], held: ExitStack, tried: list) -> tuple[Student, dict[str, Any]]:
@@ -170,7 +172,7 @@ class Bench:
         students = [Student(self, c, edits_folder(self.options, held)) for c in chosen]
         self.walk(students)
         scores = self.judge(students)
-        tried += [asdict(s.candidate) | score for s, score in zip(students, scores, strict=True)]
+        tried += [asdict(s.candidate) | score | {"data": self.seen} for s, score in zip(students, scores, strict=True)]
         best = min(range(len(students)), key=lambda i: (scores[i]["judged_by"], i))
         for i, student in enumerate(students):
             if i != best:
@@ -288,15 +290,12 @@ class Bench:
         return [tally.as_dict() for tally in tallies]
 
 
-def first(batches: list[dict], tokens: int | None) -> list[dict]:
-    """The first batches with at least so many tokens (images count by the sample: 64 tokens each)."""
-    found, seen = [], 0
-    for batch in batches:
-        if tokens is not None and seen >= tokens:
-            break
-        found.append(batch)
-        seen += batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
-    return found
+def some(batches: list[dict], tokens: int | None) -> list[dict]:
+    """Batches at equal spacing (sentences lie by length) that hold about so many tokens; an image counts as 64."""
+    sizes = [b["input_ids"].numel() if "input_ids" in b else 64 * len(next(iter(b.values()))) for b in batches]
+    if tokens is None or tokens >= sum(sizes):
+        return list(batches)
+    return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * tokens / sum(sizes))))]
 
 
 def output(stream: Stream, b: int) -> Tensor:
