@@ -160,7 +160,14 @@ def test_no_training_outlives_its_experiment(how, tmp_path):
     import time
 
     command = [sys.executable, "-m", "leansurgeon", "run", "digits-vit", "--workspace", str(tmp_path / "ws")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     log = tmp_path / "ws/digits-vit/original-s0/metrics.jsonl"
     wait_until(log.exists, 240)  # seconds on an idle machine
     process.send_signal(how)
