@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from leansurgeon.cli.main import main
+from tests.word_models import WORDS, words
 
 QUICK = ("--samples", "64", "--judge-samples", "40", "--steps", "4", "--random", "2")
 
@@ -27,20 +28,6 @@ def leansurgeon(capsys, monkeypatch):
         return code, *capsys.readouterr()
 
     return run
-
-
-def words(folder, names: list[str]) -> None:
-    """A tokenizer of single words beside a model of 61 tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{i}>" for i in range(8))]
-    vocabulary = {word: i for i, word in enumerate([*special, *names])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(folder)
 
 
 def test_a_vision_model_in_text_and_json(leansurgeon, saved, tmp_path):
@@ -77,9 +64,8 @@ def test_on_a_run_the_result_stays_in_its_folder(leansurgeon, saved, tmp_path):
 def t5(saved, tmp_path):
     """A tiny T5 with a tokenizer, 60 sentences, and the same as pairs."""
     folder, _ = saved("t5")
-    names = [f"w{i}" for i in range(50)]
-    words(folder, names)
-    lines = [" ".join(names[(7 * i + 3 * j) % 50] for j in range(12)) for i in range(60)]
+    words(folder)
+    lines = [" ".join(WORDS[(7 * i + 3 * j) % 50] for j in range(12)) for i in range(60)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
     (tmp_path / "pairs.tsv").write_text("\n".join(f"{line}\t{line[:11]}" for line in lines))
     return folder

@@ -16,9 +16,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.kappa import sample_data, tables
 from tests.command_line import leansurgeon
 from tests.report_fixtures import summary, write
-from tests.test_cli_heads import words
-
-WORDS = [f"w{i}" for i in range(50)]
+from tests.word_models import WORDS, sentence_encoder, words
 
 
 def document(*arguments: object) -> dict:
@@ -70,12 +68,7 @@ def test_kappa_of_images_is_numpys_condition_number(saved):
 
 def test_a_few_sentences_stand_for_all_of_them(saved, tmp_path):
     """Held-out sentences lie by their length; the first ones would be the shortest."""
-    folder, model = saved("bert")
-    model.bert.save_pretrained(folder)  # an encoder without a head takes sentences one by one
-    words(folder, WORDS)
-    rng = np.random.default_rng(0)
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(" ".join(rng.choice(WORDS, rng.integers(8, 31))) for _ in range(600)))
+    folder, text = sentence_encoder(saved, tmp_path, 600)
     few, all_ = (document(folder, "--data", text, "--samples", n, "--probes", "0") for n in (8, 10_000))
     assert few["samples"] == 8 < all_["samples"]
     mean = all_["tokens"] / all_["samples"]
@@ -87,7 +80,7 @@ def test_a_few_sentences_stand_for_all_of_them(saved, tmp_path):
 
 def test_the_table_of_an_encoder_with_a_decoder_names_its_attentions(saved, tmp_path):
     folder, _ = saved("t5")
-    words(folder, WORDS)
+    words(folder)
     lines = [" ".join(WORDS[(7 * i + 3 * j) % 50] for j in range(12)) for i in range(60)]
     (tmp_path / "pairs.tsv").write_text("\n".join(f"{line}\t{line[: 5 + i % 7]}" for i, line in enumerate(lines)))
     done = leansurgeon("kappa", folder, "--data", tmp_path / "pairs.tsv", "--samples", 12, "--probes", 4)
