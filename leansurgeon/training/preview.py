@@ -24,6 +24,8 @@ from leansurgeon.training.settings import Train
 from leansurgeon.training.step import Scored
 from leansurgeon.training.synthetic import Synthetic
 
+LONG = 10.0  # seconds
+
 
 def dry_run(
     recipe: TrainingRecipe,
@@ -35,13 +37,14 @@ def dry_run(
     as_json: bool,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Print the resolved recipe (stdout) and the plan with its costs (stderr), or both as JSON; try one step.
+    """Print the resolved recipe (stdout) and the plan with its costs (stderr), then try one step; or all as JSON.
 
     The data is prepared, since its size decides the steps. Where that fails, it is said, and sizes and shapes come from
-    the recipe. The step is one micro batch of the real shapes, forward, backward and update, in this process.
+    the recipe. The step is one micro batch of the real shapes, forward, backward and update, in this process. On a CPU
+    it may take minutes, so the plan is shown before it.
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
-    accelerator = engine.start(cpu=cpu, say=say)
+    accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
     if limit_batches is not None:
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
     loaded = _load(recipe, model_dir, task)
@@ -52,14 +55,6 @@ def dry_run(
     scheme = plan.make(recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized)
     first = task.batch("train", _rows(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
-    trainer, _, _ = setup.make_trainer(
-        recipe, loaded, task, accelerator, plan.make(_alone(recipe, scheme), len(first["labels"]), 1), model_dir
-    )
-    seconds = []
-    for step in range(2):  # the first one warms up
-        clock = time.perf_counter()
-        loss = trainer.step(step, [feed.to_device(first, accelerator.device)]).tolist()
-        seconds.append(time.perf_counter() - clock)
     known = not scheme.timed and (sized or plan.parse_duration(recipe.train.duration).unit == "st")
     steps = scheme.steps if known else None
     numbers = {
@@ -81,21 +76,37 @@ def dry_run(
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "flops_per_step": per_sample and per_sample * scheme.batch,
         "flops": per_sample and steps and per_sample * scheme.position(steps),
-        "first_loss": loss[0] / max(1.0, loss[1]),
-        "micro_step_ms": 1000 * seconds[-1],
         "device": engine.device_name(accelerator),
     }
+    if launch.rank() == 0 and not as_json:
+        sys.stdout.write(recipefile.dump(recipe))
+        sys.stdout.flush()
+        _show({key: value for key, value in numbers.items() if key != "data"}, say)
+        say(f"Trying one micro batch of {len(first['labels'])} ...")
+    micro = plan.make(_alone(recipe, scheme), len(first["labels"]), 1)
+    trainer, _, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
+    batch, seconds = feed.to_device(first, accelerator.device), []
+    while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
+        clock = time.perf_counter()
+        loss = trainer.step(len(seconds), [batch]).tolist()
+        seconds.append(time.perf_counter() - clock)
+    tried = {"first_loss": loss[0] / max(1.0, loss[1]), "micro_step_ms": 1000 * seconds[-1]}
+    numbers |= tried
     if launch.rank() > 0:
         return numbers
     if as_json:
         document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": numbers}
         print(json.dumps(document | {"recipe": recipe.model_dump(mode="json")}))
-        return numbers
-    sys.stdout.write(recipefile.dump(recipe))
-    for key, value in numbers.items():
-        if value is not None and key != "data":
-            say(f"{key.replace('_', ' '):>18}  {value if isinstance(value, str) else f'{value:g}'}")
+    else:
+        _show(tried, say)
     return numbers
+
+
+def _show(numbers: dict[str, Any], say: Callable[[str], None]) -> None:
+    for key, value in numbers.items():
+        if value is not None:
+            text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+            say(f"{key.replace('_', ' '):>18}  {text}")
 
 
 def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tuple[Any, str | None]:
@@ -142,7 +153,7 @@ def evaluate_model(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Loss, samples and metrics of the model on the evaluation data, by all processes of the group together."""
-    accelerator = engine.start(cpu=cpu, say=say)
+    accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepared_task(recipe, model_dir, say)
     if limit_batches is not None:
