@@ -49,7 +49,11 @@ def test_default_tables_fit_80_columns() -> None:
         s["memory"]["bytes"] = 1_234_567_890_123
     names = [summary(arm, experiment=None, name="a-name-of-a-run") for arm in ARMS]
     half = runs(*(n | {"kappa": kappa((17.0, None, None))} for n in names))
+    read = {"best": {"metric": 0.971}, "last": {"metric": 0.969}}
+    bounds = kappa((None, None, None))
+    tested = [s | {"test": read, "kappa": bounds} for s in digits()]
     tables = [
+        experiment_table(tested),
         experiment_table(digits()),
         experiment_table(long),
         experiment_table(perplexities({"original": (23.4, 23.6), "lean": (22.1, 22.3), "control": (22.0, 22.4)})),
@@ -59,9 +63,11 @@ def test_default_tables_fit_80_columns() -> None:
     ]
     for text in tables:
         assert max(map(len, text.splitlines())) <= WIDTH, text
-    assert "8.03 B" in tables[1]
+    assert "ms/ " in tables[1] and "ms/ " not in tables[0] and "Not in 80 columns: ms/step; --wide" in tables[0]
+    assert not any("Not in 80 columns" in text for text in tables[1:])
+    assert "8.03 B" in tables[2]
     # Names that do not fit run over several lines, and nothing of them is lost.
-    assert all(f"14250{i}" in text for text in tables[3:5] for i in range(3))
+    assert all(f"14250{i}" in text for text in tables[4:6] for i in range(3))
 
 
 def test_seeds_are_grouped_with_mean_and_sample_deviation() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from leansurgeon.errors import UsageError, did_you_mean
+from leansurgeon.errors import UsageError, did_you_mean, plural
 from leansurgeon.report.columns import (
     Column,
     bound_cell,
@@ -25,7 +25,7 @@ from leansurgeon.report.columns import (
 )
 from leansurgeon.report.conditioning import as_dict
 from leansurgeon.report.glue import mean_of
-from leansurgeon.report.humans import NONE, plural
+from leansurgeon.report.humans import NONE
 from leansurgeon.report.rows import Row, Section, experiment_section
 from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts, warnings
 
@@ -86,7 +86,7 @@ def render(
 
 def _terminal(section: Section, wide: bool, kappa: bool) -> str:
     rows, found = _chosen(section, wide, kappa)
-    body = _grid(rows, found) if wide else _fitted(section, rows, found, kappa)
+    body, gone = (_grid(rows, found), ()) if wide else _fitted(section, rows, found, kappa)
     blocks = [_wrapped(title(section)), body]
     if kappa and not wide:
         blocks.append(_invariants(section))
@@ -95,21 +95,31 @@ def _terminal(section: Section, wide: bool, kappa: bool) -> str:
     if not kappa:
         blocks.append("\n".join(_wrapped(v.sentence, hang=2) for v in verdicts(section)))
         blocks.append("\n".join(_wrapped(f"! {w}", hang=2) for w in warnings(section)))
-    blocks.append("\n".join(_wrapped(n, hang=2) for n in notes(section, kappa)))
+    left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; --wide shows all."] if gone else []
+    blocks.append("\n".join(_wrapped(n, hang=2) for n in [*left_out, *notes(section, kappa)]))
     return "\n\n".join(filter(None, blocks))
 
 
-def _fitted(section: Section, rows: Sequence[Any], found: list[Column], kappa: bool) -> str:
-    """The table in 80 columns: at need without the shape, with parameters in millions, with names on several lines."""
+def _fitted(section: Section, rows: Sequence[Any], found: list[Column], kappa: bool) -> tuple[str, list[str]]:
+    """The table in 80 columns and the heads of what it had to leave out.
+
+    At need it goes without the shape, gives parameters in millions, breaks names over several lines, and leaves out
+    time, then memory.
+    """
     body = _grid(rows, found)
     for short in () if kappa else (False, True):
         if _width(body) > WIDTH:
             found = without_gaps([c for c in columns(section, short=short) if c.key != "layers_heads"], rows)
             body = _grid(rows, found)
-    if _width(body) > WIDTH:
-        longest = max(len(found[0].cell(row)) for row in rows)
-        body = _grid(rows, found, name_width=max(SHORTEST_NAME, longest - (_width(body) - WIDTH)))
-    return body
+    gone: list[str] = []
+    longest = max((len(found[0].cell(row)) for row in rows), default=0)
+    for key in (None, "step_ms", "memory"):
+        if _width(body) > WIDTH:
+            gone += [one_line(c.head) for c in found if c.key == key]
+            found = [c for c in found if c.key != key]
+            over = _width(_grid(rows, found)) - WIDTH
+            body = _grid(rows, found, name_width=max(SHORTEST_NAME, longest - over) if over > 0 else None)
+    return body, gone
 
 
 def _grid(rows: Sequence[Any], found: Sequence[Column], name_width: int | None = None) -> str:
@@ -140,7 +150,7 @@ def _run_names_down(cells: list[list[str]], width: int | None, together: bool) -
 def _invariants(section: Section) -> str:
     """The second table of `--kappa`: what depends on the basis of the heads beside what does not."""
     rows, found = layer_rows(section), without_gaps(invariant_columns(section), layer_rows(section))
-    return _fitted(section, rows, found, True) if len(found) > len(SHARED) else ""
+    return _fitted(section, rows, found, True)[0] if len(found) > len(SHARED) else ""
 
 
 def _plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -222,7 +232,7 @@ def title(section: Section) -> str:
     task = section.task
     said = [task.name] if section.kind == "experiment" and task.name != section.name else []
     if task.eval_samples:
-        said.append(f"{task.eval_samples:,} evaluation samples")
+        said.append(plural(task.eval_samples, "evaluation sample"))
     seeds = max((len(r.seeds) for r in section.rows), default=0)
     if section.kind == "experiment":
         said.append(plural(seeds, "seed"))
