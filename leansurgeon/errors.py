@@ -78,6 +78,12 @@ def memory_is_short(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
+def plural(n: int | str, word: str) -> str:
+    """`1 layer`, `1,200 layers`, `2/6 layers`."""
+    shown = n if isinstance(n, str) else f"{n:,}"
+    return f"{shown} {word}" if shown == "1" else f"{shown} {word}s"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" (did you mean 'lean'?)"`, or an empty string when nothing is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -227,6 +227,28 @@ def test_one_block_at_a_time_is_all_that_is_resident():
         stream.finish()
 
 
+def test_building_asks_for_no_memory_either():
+    """Not even for memory that is let go untouched: the heap would be full of holes. Counted by torch's dispatcher."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from leansurgeon import architectures
+
+    class Count(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and "empty" in str(func) and out.device.type == "cpu":
+                self.found += out.numel()
+            return out
+
+    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=64, hidden_size=256)
+    config |= dict(num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, intermediate_size=512)
+    with Count() as count:
+        skeleton = Skeleton(config, architectures.of(config))
+    assert count.found < 0.01 * sum(p.numel() for p in skeleton.model.parameters())
+
+
 def test_a_bf16_checkpoint_runs_in_fp32(tmp_path):
     folder = tmp_path / "source"
     conftest.build("llama").bfloat16().save_pretrained(folder)

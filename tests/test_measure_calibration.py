@@ -246,3 +246,12 @@ def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hi
     with pytest.raises(UsageError) as caught:
         calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
     assert caught.value.hint.startswith(hint) and "eval_fraction" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("shape", "fit"),
+    [((1, 3, 32, 32), 4_096), ((1, 3, 224, 224), 2_048), ((1, 10), 2_048)],
+    ids=["small", "large", "no"],
+)
+def test_small_images_are_calibrated_on_more(shape, fit):
+    assert calibration.images_wanted({"x": torch.zeros(shape), "labels": torch.zeros(1)})["fit"] == fit

@@ -13,7 +13,7 @@ import torch
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.kappa import measure
 from leansurgeon.measure.samples import Conditioning, interval, over_layers, summarise
-from leansurgeon.measure.spectrum import conditioning, noise_floor, spectrum
+from leansurgeon.measure.spectrum import _by_torch, _eigenvalues, _gram, conditioning, noise_floor, spectrum
 
 F64 = torch.float64
 
@@ -95,6 +95,32 @@ def test_all_statistics_against_numpy() -> None:
     assert found.centred == pytest.approx(centred[0] / centred[19])
     assert found.stable_rank == pytest.approx(np.linalg.norm(a) ** 2 / sigma[0] ** 2)
     assert found.effective_rank == pytest.approx(np.exp(-(share * np.log(share)).sum()))
+
+
+@pytest.mark.parametrize(("n", "m"), [(30, 20), (20, 30), (20, 20), (2, 5), (5, 1)])
+@pytest.mark.parametrize("mean", [0.0, 1.0, 300.0], ids=["no mean", "some mean", "nearly all mean"])
+def test_both_ways_to_the_spectrum_without_the_mean_against_numpy(n: int, m: int, mean: float) -> None:
+    """One reduction for both spectra on the host and two on a GPU, with a pad row in one of the samples."""
+    torch.manual_seed(7)
+    block = torch.randn(2, n, m, dtype=F64)
+    block[0] -= block[0].mean(0)  # its centred matrix is itself
+    block += mean
+    mask = torch.ones(2, n, dtype=torch.bool)
+    mask[1, 0] = n == 2
+    gram = _gram(block, mask)
+    with pytest.MonkeyPatch.context() as patch:
+        host = _eigenvalues(gram, block, mask, centred=True)
+        patch.setattr("leansurgeon.measure.spectrum._by_lapack", _by_torch)
+        gpu = _eigenvalues(gram, block, mask, centred=True)
+    for i, rows in enumerate(block):
+        real = rows[mask[i]].numpy()
+        for which, matrix in enumerate((real, real - real.mean(0))):
+            sigma = np.linalg.svd(matrix, compute_uv=False)
+            expected = np.zeros(min(n, m))
+            expected[: len(sigma)] = sigma**2
+            for found in (host, gpu):
+                size = np.linalg.norm(real) ** 2
+                np.testing.assert_allclose(found[which][i].numpy(), expected, rtol=0, atol=1e-13 * size)
 
 
 def test_duplicated_token_is_a_missing_rank() -> None:

@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import Train
 from leansurgeon.training.schedule import lr_at
 from leansurgeon.training.settings import Optim, Schedule
+from leansurgeon.training.step import Trainer
 from tests import training_interrupted as cut
 from tests.training_standin import Dots, Words, dot_model, recipe, word_model
 
@@ -97,6 +99,23 @@ def test_a_timed_training_follows_the_clock_between_looks(tmp_path):
     rates = [row["lr"] for row in rows if row["type"] == "train"]
     assert rates[-1] < 0.5 * max(rates)  # it fell at the end
     assert rows[-1]["type"] == "eval" and rows[-1]["step"] == summary["steps"]
+
+
+def test_a_timed_training_knows_its_pace_long_before_the_first_line(tmp_path, monkeypatch):
+    """With slow steps and few lines, the first line would come after the warm-up, and all before it trained at zero."""
+    rates, real = [], Trainer.step
+
+    def step(self, at, batches):
+        rates.append(self.lr(at))
+        time.sleep(0.03)
+        return real(self, at, batches)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    settings = {"schedule": {"name": "triangle", "base": 0.0}, "log_every": 1000}
+    summary, _ = _run(tmp_path, duration="2s", eval={"every": "100ep", "batch": 13}, **settings)
+    assert len(rates) == summary["steps"] > 5
+    assert max(rates) > 0.5 * 1e-2 and rates[-1] < 0.5 * max(rates)
+    assert sum(rate > 0 for rate in rates) >= len(rates) - 2
 
 
 @pytest.mark.parametrize("text", ["24h", "30m", "90s"])
@@ -275,6 +294,9 @@ def test_half_precision_with_scaled_losses_learns_what_fp32_does(tmp_path):
     _, half = _run(tmp_path / "fp16", precision="fp16")
     assert _losses(half) == pytest.approx(_losses(full), abs=1e-2)
     assert _losses(half) != _losses(full)
+    # Clipped and told as they are, not as they were scaled: AdamW alone would not show the difference.
+    norms = [(a["grad_norm"], b["grad_norm"]) for a, b in zip(full, half, strict=True) if b.get("grad_norm")]
+    assert len(norms) >= 6 and all(ours == pytest.approx(wanted, rel=0.05) for wanted, ours in norms)
     rates = engine.scaler("fp16", torch.device("cpu"))
     assert rates.get_scale() == 65536 and engine.scaler("bf16", torch.device("cpu")) is None
 
@@ -357,9 +379,11 @@ def test_a_bad_step_is_left_out_where_the_recipe_says_so(tmp_path):
     with pytest.raises(Diverged, match="step 5 of 8"):
         _run(tmp_path / "stop", task=_Poisoned())
     said = []
-    skipped, rows = _run(tmp_path / "skip", task=_Poisoned(), nan="skip", say=said.append)
+    ema = {"decay": 0.8}  # it would count the weights of a step that was left out twice
+    skipped, rows = _run(tmp_path / "skip", task=_Poisoned(), nan="skip", ema=ema, say=said.append)
     assert skipped["left_out_steps"] == [5] and any("left out" in line for line in said)
-    back, again = _run(tmp_path / "back", task=_Poisoned(), nan="rollback", log_every=4, checkpoint={"every": "3st"})
+    settings = {"nan": "rollback", "log_every": 4, "checkpoint": {"every": "3st"}, "ema": ema}
+    back, again = _run(tmp_path / "back", task=_Poisoned(), **settings)
     assert back["left_out_steps"] == [5] and back["final"] == skipped["final"]
     a, b = (torch.load(tmp_path / n / "run" / "last" / "weights.pt", weights_only=True) for n in ("skip", "back"))
     assert all(torch.equal(a[name], b[name]) for name in a)

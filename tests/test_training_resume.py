@@ -272,3 +272,33 @@ def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monke
     first, second = summaries
     assert first["resumed_after"] == [3] and second["resumed_after"] == []
     assert first["final"] == second["final"] and first["best"] == second["best"]
+
+
+def _scaled(folder, resume, kill_at) -> None:
+    """fp16 with a scale that has to come down at the start and rises every second step: no two steps share it."""
+    from leansurgeon.training import engine
+    from leansurgeon.training.step import Trainer
+
+    engine.scaler = lambda precision, device: torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
+    real = Trainer.step
+
+    def step(self, at, batches):
+        if at == kill_at:
+            os.kill(os.getpid(), cut.KILL)
+        return real(self, at, batches)
+
+    Trainer.step = step
+    cut.run(folder, resume=resume, precision="fp16", eval={"every": "16st", "batch": 13})
+
+
+def test_the_scale_of_half_precision_goes_on_where_it_was(tmp_path):
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    assert cut.processes(1, _scaled, tmp_path / "whole", "never", None) == [0]
+    assert cut.processes(1, _scaled, tmp_path / "parts", "never", 8) == [-9]
+    state = checkpoint.read_state(checkpoint.newest(tmp_path / "parts" / "run"))
+    assert state["scaler"]["scale"] != 2.0**20
+    assert cut.processes(1, _scaled, tmp_path / "parts", "auto", None) == [0]
+    assert cut.told(tmp_path / "parts") == cut.told(tmp_path / "whole")
+    a, b = cut.weights(tmp_path / "whole", "last"), cut.weights(tmp_path / "parts", "last")
+    assert all(torch.equal(a[key], b[key]) for key in a)

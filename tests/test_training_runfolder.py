@@ -149,3 +149,17 @@ def test_batches_made_ahead_are_the_same_and_errors_come_through():
     early = feed.ahead(iter(range(10**9)), depth=2)
     assert next(early) == 0
     early.close()  # ends its thread
+
+
+def test_a_run_is_known_from_within(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert runfolder.run_of(model) is None
+    (tmp_path / "recipe.yaml").write_text("")
+    assert runfolder.run_of(model) == runfolder.run_of(tmp_path) == tmp_path
+    monkeypatch.chdir(model)
+    assert runfolder.run_of(".") == tmp_path and runfolder.is_trained(runfolder.Path("."))
+    assert (runfolder.run_of("..") / "recipe.yaml").is_file()
+    monkeypatch.chdir(tmp_path)
+    assert (runfolder.run_of(".") / "recipe.yaml").is_file()

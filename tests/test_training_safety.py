@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from leansurgeon.errors import Diverged, UsageError
+from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.training import checkpoint, guards, loop, plan, resume, runfolder
 from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import ExperimentRecipe, Train
@@ -271,3 +271,22 @@ def test_flags_that_would_be_ignored_are_refused(flags, said, tmp_path):
         assert found.exit_code == 2
     else:
         assert isinstance(found.exception, (UsageError, SystemExit)) and said in f"{found.exception}{found.output}"
+
+
+def test_a_disk_that_cannot_hold_the_models_is_said_before_the_first_step(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=4 * 1000)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(LeanSurgeonError, match=r"Keeping the models of this run needs .* GB and .* has 0.00 GB free"):
+        cut.run(tmp_path / "not" / "there")
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_disk_that_runs_full_is_named_whoever_notices_it(tmp_path):
+    """safetensors raises an error of its own, which only quotes the system's."""
+
+    def fill(folder):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(LeanSurgeonError, match=r"The disk is full: .*model could not be written"):
+        runfolder.write_folder(tmp_path / "model", fill)
+    assert list(tmp_path.iterdir()) == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
 import torch
 
-from leansurgeon.errors import UsageError
-from leansurgeon.training import checkpoint
+from leansurgeon.errors import OutOfMemory, UsageError
+from leansurgeon.training import checkpoint, guards, setup
 from leansurgeon.training.loop import train
 from tests import training_interrupted as cut
 from tests.training_standin import Words, recipe, word_model
@@ -99,6 +101,71 @@ def test_it_goes_on_as_if_nothing_had_been(case, whole, tmp_path):
     for name in ("model", "last"):
         a, b = cut.weights(whole, name), cut.weights(tmp_path, name)
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
+class _Blocks(torch.nn.Module):
+    """Three blocks with a table; process 1 has no memory for more than `most` samples in the second one."""
+
+    def __init__(self, most: int, backward: bool) -> None:
+        super().__init__()
+        self.wte, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+        self.register_buffer("places", torch.arange(8), persistent=False)
+        self.wpe, self.most, self.backward = torch.nn.Embedding(8, 16), most, backward
+
+    def forward(self, ids_BT):
+        x = self.wte(ids_BT) + self.wpe(self.places)  # a wrong buffer would be an index out of range
+        for number, block in enumerate(self.blocks):
+            x = x + torch.tanh(block(x).roll(-1, dims=1))
+            if number == 1 and self.training and os.environ["RANK"] == "1" and len(x) > self.most:
+                if self.backward:
+                    x.register_hook(_out_of_memory)
+                else:
+                    _out_of_memory()
+        return self.head(x)
+
+
+def _out_of_memory(*_) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def _short_of_memory(folder, most, backward, settings) -> None:
+    guards.PROBED, setup.blocks_of = ("cpu",), lambda loaded: list(loaded.model.blocks)
+    torch.manual_seed(0)
+    loaded = cut.StandIn(_Blocks(most, backward))
+    settings = {"parallel": "fsdp2", "eval": {"every": "8st", "batch": 4}} | settings
+    options = {"loaded": loaded, "task": Words(), "cpu": True, "say": lambda text: None}
+    try:
+        train(recipe(**settings), folder, folder / "run", **options)
+    except OutOfMemory as error:
+        (folder / f"said-{os.environ['RANK']}").write_text(str(error))
+        sys.exit(error.exit_code)
+
+
+@pytest.fixture(scope="module")
+def plenty(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plenty")
+    assert cut.processes(2, _short_of_memory, folder, 99, False, {"ema": {"decay": 0.7}}) == [0, 0]
+    return folder
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_one_process_short_of_memory_halves_the_micro_batch_of_all(where, plenty, tmp_path):
+    """It leaves in the middle of a pass, between two exchanges that the other process would wait in for ever."""
+    settings = {"ema": {"decay": 0.7}}
+    assert cut.processes(2, _short_of_memory, tmp_path, 5, where == "backward", settings) == [0, 0]
+    whole, short = (json.loads((folder / "run" / "summary.json").read_text()) for folder in (plenty, tmp_path))
+    assert (whole["micro_batch"], short["micro_batch"]) == (8, 4)
+    for a, b in zip(cut.told(plenty), cut.told(tmp_path), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+    a, b = cut.weights(plenty, "last"), cut.weights(tmp_path, "last")
+    assert all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
+
+
+def test_a_model_that_never_fits_is_one_sentence(tmp_path):
+    assert cut.processes(2, _short_of_memory, tmp_path, 0, False, {}) == [4, 4]
+    assert "too little memory for a micro batch of 1" in (tmp_path / "said-0").read_text()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"optim": {"name": "lamb", "lr": 0.01}}], ids=str)

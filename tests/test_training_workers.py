@@ -61,6 +61,21 @@ def test_two_workers_give_every_number_that_none_gives(count, alone, tmp_path):
     _same(tmp_path, alone[count])
 
 
+def _started_as(method, folder) -> None:
+    multiprocessing.set_start_method(method, force=True)
+    _run(folder, 2, kill_at=(0, 10), number=cut.TERM)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_how_python_would_start_processes_makes_no_difference(method, alone, tmp_path):
+    """Python 3.14 has another way than those before it: a server's children know neither what this process has opened
+    nor which signals it holds back, and a task would have to be pickled for them.
+    """
+    assert cut.processes(1, _started_as, method, tmp_path) == [75]
+    assert cut.processes(1, _run, tmp_path, 2, "auto") == [0]
+    _same(tmp_path, alone[1])
+
+
 # processes, (rank, step from 0), signal, exit code of that rank; an epoch has 4 steps, a checkpoint comes every 3
 CASES = {
     "one-killed-mid-epoch": (1, (0, 10), cut.KILL, -9),

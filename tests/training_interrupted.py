@@ -28,6 +28,7 @@ from torch import nn
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.training import checkpoint
 from leansurgeon.training.loop import train
+from tests.patience import working_until
 from tests.training_standin import Dots, StandIn, recipe
 
 SETTINGS = {
@@ -107,9 +108,9 @@ def interrupted(folder: Path, where: str, count: int, number: int, rank: int, re
         sys.exit(error.exit_code)
 
 
-def processes(count: int, body: Callable, *arguments, patience: float = 180) -> list[int]:
-    """Run `body` in `count` processes of one gloo group; their exit codes (negative: the signal that ended them). One
-    that is alive `patience` seconds later is killed.
+def processes(count: int, body: Callable, *arguments, patience: float = 60) -> list[int]:
+    """Run `body` in `count` processes of one gloo group; their exit codes (negative: the signal that ended them). Those
+    that do nothing for `patience` seconds, or work longer than that, are killed (see `patience`).
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -118,11 +119,9 @@ def processes(count: int, body: Callable, *arguments, patience: float = 180) -> 
     started = [context.Process(target=_one, args=(rank, count, port, body, arguments)) for rank in range(count)]
     for process in started:
         process.start()
-    end = time.monotonic() + patience
+    # Not `join`: it would wait for the children of a process, too.
+    working_until(lambda: not any(p.is_alive() for p in started), [p.pid for p in started], patience)
     for process in started:
-        # Not `join`: it would wait for the children of a process, too.
-        while process.is_alive() and time.monotonic() < end:
-            time.sleep(0.01)
         if process.is_alive():  # it waits for one that is gone
             process.kill()
             process.join()

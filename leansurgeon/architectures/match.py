@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, plural
 
 
 def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
@@ -29,7 +29,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
         number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
         if spec is None and inside and int(inside[1]) >= (depth := shape.stages[number].depth):
             raise UnsupportedModel(
-                f"The config says {depth} layers, but the weights hold '{name}'.",
+                f"The config says {plural(depth, 'layer')}, but the weights hold '{name}'.",
                 "The config does not fit its weights.",
             )
         if spec is None and (name.endswith(BUFFERS) or name.startswith(unused)):

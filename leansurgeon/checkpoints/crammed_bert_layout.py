@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, plural
 
 Config = dict[str, Any]
 Read = Callable[[str], np.ndarray]
@@ -72,7 +72,8 @@ def convert(config: Config, read: Read, names: Iterable[str]) -> tuple[Config, d
     left = sorted(n for n in names - used if not n.endswith(BUFFERS))
     missing = sorted(source for source, _ in plan.values() if source not in names)
     if missing or left:
-        what = f"lacks '{missing[0]}'" if missing else f"holds '{left[0]}', which has no place in {layers} layers"
+        deep = plural(layers, "layer")
+        what = f"lacks '{missing[0]}'" if missing else f"holds '{left[0]}', which has no place in {deep}"
         raise UnsupportedModel(
             f"This Crammed BERT checkpoint {what}.", "Do config.json and the weights belong together?"
         )

@@ -22,10 +22,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
@@ -133,7 +135,7 @@ class Skeleton:
 
     def fill_outer(self, tensors: Callable[[str], np.ndarray]) -> None:
         """Everything outside the blocks. `tensors` gives an array by its name in the file and raises KeyError where
-        there is none.
+        there is none; the arrays become the model's.
 
         A head that the file lacks becomes zero and stands in `absent`; anything else that lacks is an error.
         """
@@ -200,7 +202,7 @@ class Skeleton:
             what = f"lack '{missing[0]}'" if missing else f"hold '{strange[0]}', which is not part of it"
             raise UnsupportedModel(f"The weights for layer {layer} {what}.")
         for bare, name in given.items():
-            self._put(wanted[bare], name, tensors[name])
+            self._put(wanted[bare], name, np.array(tensors[name]))
 
     def _put(self, slot: Slot, name: str, values: np.ndarray) -> None:
         if values.shape != slot.shape:
@@ -210,9 +212,9 @@ class Skeleton:
         slot.given = name
         if slot.buffer:
             owner, key = self._place(slot.memory[0])
-            owner._buffers[key].copy_(torch.from_numpy(np.array(values)))
+            owner._buffers[key].copy_(torch.from_numpy(values))
             return
-        new = nn.Parameter(torch.from_numpy(np.array(values, np.float32)).to(self.device), slot.layer is not None)
+        new = nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), slot.layer is not None)
         for memory in slot.memory:
             owner, key = self._place(memory)
             owner._parameters[key] = new
@@ -273,14 +275,35 @@ class Skeleton:
         return [self._place(self.slots[file].memory[0])[0] for file in files]
 
 
-def built_without_memory(config: Config, architecture: Architecture) -> nn.Module:
-    """The library's model with its parameters on the meta device and its computed tables in memory."""
+class Unallocated(TorchFunctionMode):
+    """`torch.empty`, which layers make their parameters of, gives tensors without memory.
+
+    Accelerate lets parameters go only once they are made. That touches no memory, but leaves the heap full of holes as
+    large as most of the model, and what comes later spreads over them and stays resident wherever it has been.
+    """
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs = kwargs | {"device": "meta"}
+        return func(*args, **kwargs)
+
+
+def hollow(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model that `make` gives, its parameters on the meta device, its buffers in memory."""
     from accelerate import init_empty_weights
 
-    quiet()
+    with init_empty_weights(include_buffers=False):
+        with Unallocated():
+            model = make()
+        # A table that starts as `torch.empty` wants its memory after all.
+        return make() if any(buffer.is_meta for buffer in model.buffers()) else model
+
+
+def built_without_memory(config: Config, architecture: Architecture) -> nn.Module:
+    """The library's model with its parameters on the meta device and its computed tables in memory."""
     if architecture.library == "timm":
-        with init_empty_weights(include_buffers=False):
-            model = create_timm(config["architecture"], **architecture.flat(config))
+        model = hollow(lambda: create_timm(config["architecture"], **architecture.flat(config)))
         if any(buffer.is_meta for buffer in model.buffers()):
             # Swin computes its tables on the device of its parameters; for them it is built whole for a moment.
             real = dict(create_timm(config["architecture"], **architecture.flat(config)).named_buffers())
@@ -288,10 +311,10 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
                 path, _, key = name.rpartition(".")
                 model.get_submodule(path)._buffers[key] = real[name]
         return model.eval()
+    quiet()
     cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
-    with init_empty_weights(include_buffers=False):
-        model = cls(cls.config_class.from_dict(plain | {"dtype": "float32"}))
+    model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
     # Every parameter was made anew on its way to the meta device, which unties what the constructor had tied.
     model.tie_weights()
     model.config.use_cache = False

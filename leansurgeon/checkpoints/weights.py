@@ -164,8 +164,8 @@ class Weights:
 
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Bits of a floating dtype to float32; whole numbers (tables of positions) too. Raises `UnsupportedModel` for fp8,
-    which can be copied only.
+    """Bits of a floating dtype to float32 (float32 is not copied); whole numbers (tables of positions) too. Raises
+    `UnsupportedModel` for fp8, which can be copied only.
     """
     if dtype.startswith("F8"):
         raise UnsupportedModel(
@@ -173,7 +173,7 @@ def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
         )
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
-    return raw.astype(np.float32)
+    return raw.astype(np.float32, copy=False)
 
 
 def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:

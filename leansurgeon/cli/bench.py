@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leansurgeon.cli.text import short, wrap
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from leansurgeon.measure.bench import Row
@@ -69,7 +69,7 @@ def bench(
         load = speed.Load(batch, length, precision)
         rows, more = benches.measure(found, load, wanted, rounds, device, say)
     cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else f"cpu, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if cuda else f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     remarks = benches.remarks(rows, hopper=cuda and torch.cuda.get_device_capability(device)[0] == 9)
     document = {
         "schema_version": 1,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leansurgeon.cli.text import short, wrap
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -146,7 +146,9 @@ def measured(
 
 def describe(document: dict[str, Any]) -> list[str]:
     """The document as a person reads it, in 80 columns."""
-    head = f"{short(document['name'], 60)}: {document['samples']} samples, {document['tokens']:,} tokens"
+    head = (
+        f"{short(document['name'], 60)}: {plural(document['samples'], 'sample')}, {plural(document['tokens'], 'token')}"
+    )
     return [*wrap(head), "", *tables(document)]
 
 

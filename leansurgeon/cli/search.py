@@ -280,9 +280,9 @@ def folder_of(workspace: Path, opened: Source, settings: list[Any], *, force: bo
     """The folder of this search; everything that decides its results is in the name."""
     import shutil
 
-    from leansurgeon.search.evidence import identity
+    from leansurgeon.search.evidence import VERSION, identity
 
-    digest = hashlib.sha256((identity(opened) + repr(settings)).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{VERSION} {identity(opened)} {settings!r}".encode()).hexdigest()[:8]
     folder = workspace / "search" / f"{opened.slug}-{digest}"
     if force:
         shutil.rmtree(folder, ignore_errors=True)

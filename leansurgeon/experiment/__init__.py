@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import plural
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
 from leansurgeon.experiment.jobs import finished, make_jobs, prepare_data
 from leansurgeon.experiment.machine import default_parallel
@@ -48,7 +49,8 @@ def run(
     parallel = parallel or default_parallel()
     jobs = make_jobs(recipe, workspace, wanted, first, parallel, force=force, processes=processes, cpu=cpu)
     say(
-        f"{recipe.name}: {len(recipe.arms)} arms x {len(recipe.seeds)} seeds = {len(jobs)} trainings, "
+        f"{recipe.name}: {plural(len(recipe.arms), 'arm')} x {plural(len(recipe.seeds), 'seed')} = "
+        f"{plural(len(jobs), 'training')}, "
         f"{parallel} at a time"
     )
     samples = prepare_data(recipe, say)

@@ -238,9 +238,11 @@ def from_task(
 
 
 def images_wanted(probe: Batch) -> dict[str, int]:
-    """How many images each part gets, by the size of the first, (1, C, S, S)."""
-    side = max((value.shape[-1] for value in probe.values() if value.ndim == 4), default=0)
-    return dict(SMALL_IMAGES if side <= SMALL else IMAGES)
+    """How many images each part gets, by the size of the first, (1, C, S, S); of what is no image, as of
+    large ones.
+    """
+    sides = [value.shape[-1] for value in probe.values() if value.ndim == 4]
+    return dict(SMALL_IMAGES if sides and max(sides) <= SMALL else IMAGES)
 
 
 WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}

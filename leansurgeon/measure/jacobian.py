@@ -61,13 +61,7 @@ def jacobian(
     device = next(loaded.model.parameters()).device
     rows: list[list[tuple[float, int, bool]]] = [[] for _ in found]
     taken = 0
-    with (
-        measuring(loaded.model, device),
-        sdpa_kernel(SDPBackend.MATH),  # fused kernels have no forward mode
-        warnings.catch_warnings(),
-    ):
-        # torch builds some rules of its forward mode with what it calls deprecated itself.
-        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*", category=FutureWarning)
+    with measuring(loaded.model, device), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward mode
         for batch in batches:
             for i in range(min(rows_of(batch), samples - taken)):
                 one = first_rows(some_rows(batch, slice(i, i + 1)), 1, device)
@@ -209,7 +203,7 @@ class _Ends:
 
         try:
             with warnings.catch_warnings(), forward_ad.dual_level(), self._hooked(enter, leave):
-                warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives
+                warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives, built anew
                 self.loaded.forward(one)
         except (NotImplementedError, RuntimeError) as error:
             if "forward AD" in str(error) or "forward mode AD" in str(error):

@@ -15,6 +15,7 @@ inside functions only.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import sys
 import types
@@ -93,6 +94,21 @@ class Prediction:
         return asdict(self) | {"total": self.total, "unit": "bytes"}
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's search for cycles, which would look at a million objects of the libraries seven times: a second
+    of the five that a prediction may take. Nor can it then free a tensor at a moment that differs from run to run.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@uncollected()
 def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu: str = "hopper") -> Prediction:
     """Peak memory of one GPU in a training step of a model with this config. `gpu` is a key of `WORKSPACE`.
 
@@ -105,6 +121,7 @@ def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu
 class Rehearsal:
     """A model on tensors without memory, whose training step can be tried with several batch sizes."""
 
+    @uncollected()
     def __init__(self, config: Config, architecture: Architecture, setting: Setting, *, cuda: bool = True) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -120,6 +137,7 @@ class Rehearsal:
         if setting.checkpointing:
             checkpoint_activations(self.model, architecture.name)
 
+    @uncollected()
     def peak(self, batch: int | None = None, *, gpu: str = "hopper") -> Prediction:
         """The peak with this many samples (the setting's own where none is given)."""
         setting = replace(self.setting, batch=batch or self.setting.batch)

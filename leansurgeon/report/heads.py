@@ -11,6 +11,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from leansurgeon.errors import plural
+
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
 LABELS = {
@@ -34,8 +36,8 @@ def describe(document: dict[str, Any]) -> list[str]:
     raw = options["normalise"] == "none"
     how = f"per {options['reduction']}, {'raw' if raw else 'divided by the l2 norm of each layer'}"
     lines = [
-        *wrap(f"{document['model']}: {heads_of(document)} heads. Data: {document['data']['says']}."),
-        *wrap(f"Judged by {document['judged_by']}. Importance on {samples['importance']:,} samples ({how})."),
+        *wrap(f"{document['model']}: {plural(heads_of(document), 'head')}. Data: {document['data']['says']}."),
+        *wrap(f"Judged by {document['judged_by']}. Importance on {plural(samples['importance'], 'sample')} ({how})."),
         "",
         *importance_map(document),
     ]
@@ -82,7 +84,7 @@ def importance_map(document: dict[str, Any]) -> list[str]:
     lines = tabulate(rows, headers=headers, colalign=("left", "left", "right", "right"), disable_numparse=True)
     says = "A digit a head: 9 is the most important tenth of all heads, 0 the least."
     if len(document["kinds"]) > 1:
-        shares = (f"{k} {100 * v['share']:.0f} % in {v['heads']} heads" for k, v in document["kinds"].items())
+        shares = (f"{k} {100 * v['share']:.0f} % in {plural(v['heads'], 'head')}" for k, v in document["kinds"].items())
         says += f" By kind of attention: {', '.join(shares)}."
     return [*lines.splitlines(), *wrap(says)]
 
@@ -111,7 +113,7 @@ def ablation(document: dict[str, Any]) -> list[str]:
     headers = ["layer", "head off", "loss", "error", "p (Holm)"] + (["accuracy"] if percent else [])
     lines = tabulate(table, headers=headers, disable_numparse=True).splitlines()
     if len(ends) < len(heads):
-        lines.insert(2 + SHOWN, f"... {len(heads) - len(ends)} heads in between ...")
+        lines.insert(2 + SHOWN, f"... {plural(len(heads) - len(ends), 'head')} in between ...")
     n = document["samples"]["ablation"]
     if found["test"]:
         says = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from leansurgeon.report import folder, humans, predicted, svg
+from leansurgeon.report import by_heads, folder, humans, predicted, svg
 from leansurgeon.report.collect import Entry
 from leansurgeon.report.columns import (
     Column,
@@ -70,7 +70,9 @@ def results(section: Section) -> Markup:
     shape = ("depth", "heads", "head_dim", "mlp_dim")
     keys = ("name", *shape, "parameters", "change") if section.kind == "models" else RESULTS
     shown = grid("Results", section.rows, chosen(section, keys), hidden=True)
-    return join(shown, tag("div", accuracy_chart(section), parts_chart(section), class_="charts"))
+    return join(
+        shown, tag("div", *heads_charts(section), accuracy_chart(section), parts_chart(section), class_="charts")
+    )
 
 
 def accuracy_chart(section: Section) -> Markup | None:
@@ -94,6 +96,45 @@ def accuracy_chart(section: Section) -> Markup | None:
         y_format=metric_format(section),
         lines=False,
     )
+
+
+def heads_charts(section: Section) -> list[Markup | None]:
+    """Metric and kappa against heads, one curve for every depth and MLP: the paper's figures 3 and 5."""
+    found, task = by_heads.sweep(section), section.task
+    if task is None or not found:
+        return []
+    metric, kappa = [], []
+    for i, curve in enumerate(found):
+        known = [(heads, row.metric) for heads, row in curve.arms if row.metric]
+        points = tuple((heads, spread.mean) for heads, spread in known)
+        metric.append(svg.Series(curve.name, points, i, tuple(spread.sd or 0.0 for _, spread in known)))
+        known = [(heads, row.kappa.median) for heads, row in curve.arms if row.kappa and row.kappa.median]
+        points = tuple((heads, bound.value) for heads, bound in known)
+        kappa.append(svg.Series(curve.name, points, i, hollow=tuple(not bound.exact for _, bound in known)))
+    says = "The bar is one standard deviation over seeds to each side." if any(any(s.errors) for s in metric) else ""
+    bounded = " Hollow: at least so much." if any(any(s.hollow) for s in kappa) else ""
+    return [
+        svg.chart(
+            metric,
+            f"{task.label} against heads",
+            f"{says or 'One seed each.'} Controls are left out.",
+            x_label="heads",
+            y_label=task.label,
+            x_format=lambda v: f"{v:g}",
+            y_format=metric_format(section),
+            whole_x=True,
+        ),
+        svg.chart(
+            kappa,
+            "Kappa against heads",
+            f"Median over layers, so compare along a curve and not between depths: kappa grows with depth.{bounded}",
+            x_label="heads",
+            y_label="kappa",
+            x_format=lambda v: f"{v:g}",
+            log=True,
+            whole_x=True,
+        ),
+    ]
 
 
 def parts_chart(section: Section) -> Markup | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.checkpoints.report_numbers import of_comparison, sentence
+from leansurgeon.errors import plural
 from leansurgeon.report import humans
 from leansurgeon.report.collect import Entry
 from leansurgeon.report.columns import Column
@@ -146,7 +147,7 @@ def choices(record: dict[str, Any]) -> Markup | None:
         said.append(f"Layers kept (from 0): {layers}" + (f", chosen by {by}." if by else "."))
     tensors = whole(decided.get("changed_tensors"))
     if tensors:
-        said.append(f"{humans.plural(tensors, 'tensor')} refitted or made anew on the sample data.")
+        said.append(f"{plural(tensors, 'tensor')} refitted or made anew on the sample data.")
     return join(prose(said), candidates(as_list(decided.get("candidates"))))
 
 

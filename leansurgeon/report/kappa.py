@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from leansurgeon.errors import plural
 from leansurgeon.measure.samples import ceiling
 from leansurgeon.report.columns import bound_cell, rank_cell
 from leansurgeon.report.conditioning import MATRICES, PRODUCTS, Bound, Kappa
-from leansurgeon.report.humans import NONE, plain, plural
+from leansurgeon.report.humans import NONE, plain
 from leansurgeon.report.table import WIDTH
 
 NAMES = {"vo": "W_o W_v", "qk": "W_q' W_k"} | {key: f"W_{key}" for key in MATRICES}
@@ -58,9 +59,9 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
     """How the numbers came about, in as few sentences as honesty allows."""
     dtype = "fp32" if kappa.dtype == "float32" else kappa.dtype
     said = [
-        f"kappa: input A of the output projection, median over {kappa.samples} samples with the bootstrap's 95 % "
-        f"interval, real tokens only, {dtype} forward, fp64 spectrum. centred: without the mean token. stable, eff.: "
-        "stable and effective rank.",
+        f"kappa: input A of the output projection, median over {plural(kappa.samples, 'sample')} with the bootstrap's "
+        f"95 % interval, real tokens only, {dtype} forward, fp64 spectrum. centred: without the mean token. "
+        "stable, eff.: stable and effective rank.",
         "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model computes; "
         "A W_o, the Jacobian and, over heads, W_o W_v and W_q' W_k do not.",
     ]
@@ -68,8 +69,8 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
     if slope:
         exact = "it is exact here" if slope["exact"] else "a lower bound, to be compared at equal probes only"
         said.append(
-            f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, {slope['samples']} samples: "
-            f"{exact}."
+            f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, "
+            f"{plural(slope['samples'], 'sample')}: {exact}."
         )
     half = ceiling(kappa.dtype) is not None
     if kappa.deficient:

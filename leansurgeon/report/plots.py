@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.report import folder
+from leansurgeon.report import by_heads, folder
 from leansurgeon.report.collect import Collection
+from leansurgeon.report.conditioning import Bound
 from leansurgeon.report.html_results import entries_of, metric_format, short_count
 from leansurgeon.report.html_style import COLOURS, SERIES
 from leansurgeon.report.rows import Section
@@ -50,7 +51,7 @@ def draw(directory: Path, found: Sequence[Section], collection: Collection) -> l
     settings = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "leansurgeon", "font.size": 10}
     with matplotlib.rc_context(settings):
         for name, section in zip(names(found), found, strict=True):
-            for chart, fill in (("parameters", parameters), ("curves", curves), ("kappa", kappa)):
+            for chart, fill in CHARTS:
                 figure = Figure(SIZE, layout="constrained")
                 if fill(figure, section, entries):
                     written += saved(figure, directory / f"{name}-{chart}")
@@ -150,6 +151,42 @@ def curves(figure: Any, section: Section, entries: dict) -> bool:
     return True
 
 
+def heads(figure: Any, section: Section, _entries: dict) -> bool:
+    """Metric and kappa against heads, one curve for every depth and MLP: the paper's figures 3 and 5."""
+    found = by_heads.sweep(section)
+    if section.task is None or not found:
+        return False
+    figure.set_size_inches(SIZE[0] * 1.7, SIZE[1])
+    left, right = figure.subplots(1, 2)
+    for i, curve in enumerate(found):
+        style = {"color": COLOURS[f"c{i % SERIES}"][0], "label": curve.name}
+        style |= {"linestyle": DASHES[i % 4], "marker": MARKS[i % 4]}
+        if arms := [(n, row.metric) for n, row in curve.arms if row.metric]:
+            spread = [metric.sd or 0.0 for _, metric in arms]
+            left.errorbar(*zip(*((n, metric.mean) for n, metric in arms), strict=True), yerr=spread, capsize=3, **style)
+        if arms := [(n, row.kappa.median) for n, row in curve.arms if row.kappa and row.kappa.median]:
+            bounds(right, arms, style)
+    metric_axis(left.yaxis, section)
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    finished(left, "heads", section.task.label)
+    if right.has_data():
+        logarithmic(right)
+        finished(right, "heads", "kappa, median over layers")
+    else:
+        right.set_axis_off()
+    return True
+
+
+def bounds(axes: Any, points: Sequence[tuple[int, Bound]], style: dict[str, Any]) -> None:
+    """A line, with hollow marks where a figure is only a lower bound."""
+    axes.plot([x for x, _ in points], [bound.value for _, bound in points], **style)
+    hollow = [(x, bound.value) for x, bound in points if not bound.exact]
+    if hollow:
+        edge = {"linestyle": "none", "marker": style["marker"], "color": style["color"], "markerfacecolor": "white"}
+        axes.plot(*zip(*hollow, strict=True), **edge)
+
+
 def kappa(figure: Any, section: Section, _entries: dict) -> bool:
     """Kappa of every layer; hollow marks are lower bounds."""
     known = [(row, [(x.layer, x.median) for x in row.kappa.layers if x.median]) for row in section.rows if row.kappa]
@@ -159,12 +196,11 @@ def kappa(figure: Any, section: Section, _entries: dict) -> bool:
     axes = figure.subplots()
     for row, points in known:
         style = look(section, row.name)
-        axes.plot([layer for layer, _ in points], [bound.value for _, bound in points], **style)
-        hollow = [(layer, bound.value) for layer, bound in points if not bound.exact]
-        if hollow:
-            edge = {"linestyle": "none", "marker": style["marker"], "color": style["color"], "markerfacecolor": "white"}
-            axes.plot(*zip(*hollow, strict=True), **edge)
+        bounds(axes, points, style)
     logarithmic(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     finished(axes, "layer", "kappa, median over samples")
     return True
+
+
+CHARTS = (("parameters", parameters), ("heads", heads), ("curves", curves), ("kappa", kappa))

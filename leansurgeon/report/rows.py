@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.errors import plural
 from leansurgeon.report.collect import Entry, side_by_side
 from leansurgeon.report.conditioning import Kappa, kappa_of
-from leansurgeon.report.humans import Spread, listed, number, part, plural, spread, text, whole
+from leansurgeon.report.humans import Spread, listed, number, part, spread, text, whole
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")

@@ -234,7 +234,9 @@ class Whole(Scale):
 
     @property
     def ticks(self) -> list[float]:
-        return sorted({round(t) for t in ticks(self.low, self.high, 8) if self.low <= round(t) <= self.high})
+        around = ticks(self.low, self.high, 8)
+        step = max(1, int(around[1] - around[0])) if len(around) > 1 else 1
+        return [float(t) for t in range(math.ceil(self.low / step) * step, math.floor(self.high) + 1, step)]
 
 
 def cropped(found: Sequence[Series], higher_is_better: bool) -> tuple[list[Series], float | None]:

@@ -86,6 +86,7 @@ class Outcome:
         return [score for score in found if score is not None]
 
 
+@raising(STOPPED)
 def search(
     source: Source,
     found: Found,
@@ -103,21 +104,6 @@ def search(
 
     Raises `UsageError` where nothing keeps the budget, `Stopped` at SIGTERM, and what heals and trainings raise.
     """
-    with raising(STOPPED):
-        return _search(source, found, budget, evidence, bench, folder, setting, tries, say)
-
-
-def _search(
-    source: Source,
-    found: Found,
-    budget: Budget,
-    evidence: Evidence | None,
-    bench: Heals | Trainings,
-    folder: Path,
-    setting: Setting,
-    tries: int,
-    say: Callable[[str], None],
-) -> Outcome:
     numbers = cheap.scores(source, found.candidates, evidence)
     ranked = cheap.order(found.candidates, numbers)
     tried, numbers = who_is_tried(source, ranked, numbers, budget, folder, setting, tries, say)

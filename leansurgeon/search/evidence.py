@@ -24,7 +24,7 @@ from leansurgeon.surgery.wanted import Wanted
 from leansurgeon.training.runfolder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
-VERSION = 2
+VERSION = 2  # how samples are chosen: what an older state has measured, here or in a search's folder, is not taken up
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 
@@ -62,7 +62,8 @@ def climb(
         names = {c.name for c in alive}
         extra = [c for c in beside(alive) if c.name not in names] if last else []
         say(
-            f"Rung {rung.number} of {len(rungs)}: {len(alive)} candidates{also(extra)}, {rung.share} of the full length"
+            f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also(extra)}, "
+            f"{rung.share} of the full length"
         )
         found = attempt(rung, [*alive, *extra])
         results.append(found)

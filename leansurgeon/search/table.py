@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from leansurgeon.report.humans import NONE, change, count, listed, memory, plain, plural
+from leansurgeon.errors import plural
+from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
 from leansurgeon.search import Outcome
 from leansurgeon.search.cheap import Cheap
 from leansurgeon.search.space import Candidate, Found
@@ -155,7 +156,9 @@ def order_lines(outcome: Outcome) -> list[str]:
         far = sorted(step.moves.items(), key=lambda item: (-abs(item[1]), item[0]))[:TOLD]
         told = [f"{name} {'up' if by > 0 else 'down'} {abs(by)}" for name, by in far if by]
         moved = f" ({', '.join(told)})" if told else ""
-        lines.append(f"Order {step.before} to {step.after}, {step.count} shapes: Kendall's tau {step.tau:+.2f}{moved}.")
+        lines.append(
+            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}{moved}."
+        )
     known = [f"{name} {tau:+.2f}" for name, tau in foretold(outcome).items() if tau is not None]
     if known:
         lines.append(f"What foretold the first rung (tau): {', '.join(known)}.")
@@ -164,7 +167,8 @@ def order_lines(outcome: Outcome) -> list[str]:
 
 def named(candidate: Candidate) -> str:
     shape = candidate.shape
-    return f"{shape.column('depth')} layers x {shape.column('heads')} heads, MLP {shape.column('mlp_dim')}"
+    layers, heads = plural(shape.column("depth"), "layer"), plural(shape.column("heads"), "head")
+    return f"{layers} x {heads}, MLP {shape.column('mlp_dim')}"
 
 
 def error(score) -> str:

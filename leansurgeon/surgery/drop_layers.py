@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.method import Method, kept_numbers
 from leansurgeon.surgery.operator import Operator
@@ -81,6 +81,6 @@ def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Operator:
     return Operator(
         "drop-layers",
         "near",
-        f"keep {len(kept)} of {depth} layers, {choice.criterion}: {', '.join(map(str, kept))}",
+        f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}",
         {"kept": list(kept), "dropped": dropped, "criterion": choice.criterion, "evidence": choice.evidence},
     )

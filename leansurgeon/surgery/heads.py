@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import Stage, nearest_divisible
 from leansurgeon.surgery.operator import Operator
 
@@ -85,10 +85,10 @@ def operator(before: Stage, after: Stage, more: str = "add", *, calibrated: bool
         return Operator("split-heads", "exact", says, settings)
     if after.heads > before.heads:
         shared = "" if before.kv_heads == before.heads else f", the {before.kv_heads} key/value heads stay"
-        says = f"add {after.heads - before.heads} heads of {after.head_dim} with zero output columns{shared}"
+        says = f"add {plural(after.heads - before.heads, 'head')} of {after.head_dim} with zero output columns{shared}"
         return Operator("add-heads", "exact", says, settings)
     by = "that matter most on the calibration data" if calibrated else "with the largest output projection"
-    return Operator("trim-heads", "near", f"keep the {after.heads} heads {by}", settings)
+    return Operator("trim-heads", "near", f"keep the {plural(after.heads, 'head')} {by}", settings)
 
 
 def split_operator(before: Stage, after: Stage, *, calibrated: bool) -> Operator:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from leansurgeon.errors import Diverged
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 0.3, 1.0)
 LEAST_GAIN = 0.005  # of the guard's relative error; a smaller gain is not worth a changed tensor
-CHUNK = 2**24  # elements held in float64 at once (128 MiB)
+CHUNK = 2**22  # elements held in float64 at once (32 MiB)
 
 
 class NormalEquations:
@@ -70,11 +70,10 @@ class NormalEquations:
                 a = torch.cat([a, a.new_ones(len(a), 1)], 1)
             if w is not None:
                 seen = w > 0
-                a, e, w = a[seen], e[seen], w[seen]
-                root = w.sqrt()[:, None]
-                a, e = a * root, e * root
-            self.gram += a.T @ a
-            self.cross += a.T @ e
+                root = w[seen].sqrt()[:, None]
+                a, e = a[seen].mul_(root), e[seen].mul_(root)
+            self.gram.addmm_(a.T, a)
+            self.cross.addmm_(a.T, e)
             self.energy += e.pow(2).sum(0)
             self.tokens += len(a)
         if not (torch.isfinite(self.cross).all() and torch.isfinite(self.energy).all()):
@@ -100,7 +99,7 @@ class NormalEquations:
         error = self.energy
         if change is not None:
             change = change.to(self.cross)
-            error = error + (change * (self.gram @ change - 2 * self.cross)).sum(0)
+            error = error + (self.gram @ change).sub_(self.cross, alpha=2).mul_(change).sum(0)
         return max(0.0, float((error * self.worth).sum()))
 
     def relative(self, change: Tensor | None = None) -> float:
@@ -148,20 +147,20 @@ def refit(
     """The ridge with the smallest guard error, and its change; no change where the guard gains less than `least_gain`
     of its error.
     """
-    before = guard.relative()
-    found: list[tuple[float, float, Tensor]] = []
-    for ridge in sorted(ridges, reverse=True):
-        change = fit.solve(ridge)
-        found.append((guard.relative(change), ridge, change))
-        if len(found) > 1 and found[-1][0] > found[-2][0]:
+    before, after, ridge, best = guard.relative(), inf, None, None
+    tried: list[tuple[float, float]] = []
+    for weaker in sorted(ridges, reverse=True):
+        change = fit.solve(weaker)
+        tried.append((weaker, guard.relative(change)))
+        if tried[-1][1] > after:
             break  # a weaker ridge only over-fits more
-    after, ridge, change = min(found, key=lambda f: f[0])
-    tried = tuple((r, e) for e, r, _ in found)
-    if not after < before * (1 - least_gain):
-        return Refit(None, None, None, before, before, fit.relative(), fit.tokens, tried)
-    weight = change[: fit.inputs].T.float().contiguous()
-    bias = change[fit.inputs].float() if fit.constant else None
-    return Refit(weight, bias, ridge, before, after, fit.relative(change), fit.tokens, tried)
+        if tried[-1][1] < after:
+            after, ridge, best = tried[-1][1], weaker, change
+    if best is None or not after < before * (1 - least_gain):
+        return Refit(None, None, None, before, before, fit.relative(), fit.tokens, tuple(tried))
+    weight = best[: fit.inputs].T.float().contiguous()
+    bias = best[fit.inputs].float() if fit.constant else None
+    return Refit(weight, bias, ridge, before, after, fit.relative(best), fit.tokens, tuple(tried))
 
 
 def relative_weights(target_NO: Tensor, mask_N: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ what earlier layers have become. Trimmed projections make up for what goes (`tri
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,22 +123,20 @@ def trim(
     scale = block.reach(module, work.first, freeze=freeze)
     sums = [moments(work, part, module, scale) for part in (work.fit, work.guard)]
     old = block.weight_of(module).double()
-    tried: list[tuple[float, float, bool, trim_units.Trimmed]] = []
+    error, best = inf, None
     for ridge in RIDGES:
         found = trim_units.trim(
             sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared, worth=sums[0].worth, fixed=fixed
         )
-        tried.append((sums[1].error(found.change), ridge, True, found))
         plain = torch.zeros_like(found.change)
         gone = [g for g in range(old.shape[1] // group) if g not in set(found.kept)]
         at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
         plain[at] = -old.T[at]
-        tried.append((sums[1].error(plain), ridge, False, replace(found, change=plain)))
-    error, ridge, solved, best = min(tried, key=lambda t: t[0])
+        for solved, way in ((True, found), (False, replace(found, change=plain))):
+            if (now := sums[1].error(way.change)) < error or best is None:
+                error, best, chosen = now, way, {"ridge": ridge, "re_solved": solved}
     tokens = max(1.0, sums[1].tokens)
-    note = {
-        "ridge": ridge,
-        "re_solved": solved,
+    note = chosen | {
         "guard_without_trim": round((sums[1].error() / tokens) ** 0.5, 6),
         "guard_after": round((error / tokens) ** 0.5, 6),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -129,8 +130,8 @@ class Student:
 
     def heal(self, layer: int, kept: int, cut: bool, near: bool, teacher: dict) -> dict:
         options, skeleton = self.bench.options, self.skeleton
-        plain = self.tensors(self.at)
-        skeleton.fill(self.at, plain)
+        skeleton.fill(self.at, plain := self.tensors(self.at))
+        plain = {name: digest(values) for name, values in plain.items()}  # a block less in memory
         samples = {
             part: Samples(stream, stream.hidden, teacher[part], self.bench.masks[part])
             for part, stream in self.streams.items()
@@ -177,10 +178,12 @@ class Student:
         found = closing_norm(bench.teacher.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
         return None if found is None else Norm.of(found)
 
-    def keep_changes(self, plain: dict[str, np.ndarray]) -> None:
-        """Keep what differs from what `apply` would write without these edits; of heads of another size all."""
+    def keep_changes(self, plain: dict[str, bytes]) -> None:
+        """Keep what differs from what `apply` would write without these edits (`plain`: the digests of that); of heads
+        of another size all.
+        """
         for name, values in self.skeleton.read(self.at).items():
-            if name in plain and (name in self.split or not np.array_equal(values, plain[name])):
+            if name in plain and (name in self.split or digest(values) != plain[name]):
                 self.edits.put(name, values)
 
     def keep_split(self) -> None:
@@ -188,6 +191,10 @@ class Student:
         for name in self.names[self.at]:
             if name in self.split:
                 self.edits.put(name, self.split[name])
+
+
+def digest(values: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(values)).digest()
 
 
 def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:

@@ -167,12 +167,15 @@ def write(
     return path
 
 
-def check_room(folder: Path, needed: int) -> None:
-    """Raises `LeanSurgeonError` with both numbers where the disk cannot take `needed` bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + _SPARE:
+def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: int = _SPARE) -> None:
+    """Raises `LeanSurgeonError` with both numbers where the disk of `folder`, which need not exist yet, cannot take
+    `needed` bytes and leave `spare`.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed + spare:
         raise LeanSurgeonError(
-            f"A checkpoint needs {(needed + _SPARE) / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free.",
+            f"{what} needs {(needed + spare) / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free.",
             "Free some space, or choose another folder with -o.",
         )
 

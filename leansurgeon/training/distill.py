@@ -11,6 +11,7 @@ Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,12 @@ class Distillation:
             self._student_states = [_Tap(block) for block in blocks(student)]
             of_teacher = blocks(self.teacher)
             self._teacher_states = [_Tap(of_teacher[index]) for index in wanted]
+
+    def of_copy(self, student: Any) -> Distillation:
+        """The same teacher for a copy of the student."""
+        other = copy.copy(self)
+        other._student_states = [_Tap(block) for block in blocks(student)] if self.settings.hidden else []
+        return other
 
     def added(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
         """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has

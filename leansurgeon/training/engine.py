@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
+from leansurgeon.training import environment
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
     from leansurgeon.training.settings import Train
 
-# Set by `accelerate launch --cpu` and by a wish for one device: they choose where, not what is computed.
-_HARMLESS = ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_LEVEL")
 _COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
-def start(*, cpu: bool = False, say: Callable[[str], None] = lambda text: None) -> Accelerator:
+def start(
+    *, cpu: bool = False, train: Train | None = None, say: Callable[[str], None] = lambda text: None
+) -> Accelerator:
     """An `Accelerator` on the GPU if there is one, in the process group if there is one.
 
-    Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables of Accelerate that
-    would change the computation are set aside while it starts, and named to `say`.
+    Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables that would change
+    the computation are set aside, or where that cannot be done and `train` is overridden, named to `say` all the same.
     """
     import torch
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -46,33 +47,23 @@ def start(*, cpu: bool = False, say: Callable[[str], None] = lambda text: None) 
     # Accelerate keeps its state for the life of the process; a second training with another precision starts anew.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    with _without_overrides() as ignored:
-        accelerator = Accelerator(
-            mixed_precision="no",
-            cpu=cpu,
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-            # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-                InitProcessGroupKwargs(timeout=_COLLECTIVE_TIMEOUT),
-            ],
-        )
+    aside = environment.set_aside()
+    accelerator = Accelerator(
+        mixed_precision="no",
+        cpu=cpu,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=_COLLECTIVE_TIMEOUT),
+        ],
+    )
     if accelerator.num_processes != wanted:
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
-    if ignored and accelerator.is_main_process:
-        say(f"Ignored: {', '.join(ignored)} in the environment; the recipe decides.")
+    told = environment.sentence(aside, environment.in_force(train) if train else [])
+    if told and accelerator.is_main_process:
+        say(told)
     return accelerator
-
-
-@contextmanager
-def _without_overrides() -> Iterator[list[str]]:
-    """Take `ACCELERATE_*` and `FSDP_*` out of the environment for a moment; yields the names that say something."""
-    found = [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_")) and key not in _HARMLESS]
-    saved = {key: os.environ.pop(key) for key in found}
-    try:
-        yield sorted(key for key, value in saved.items() if value.lower() not in ("", "no", "false", "0"))
-    finally:
-        os.environ.update(saved)
 
 
 def check_parallel(train: Train, processes: int, say: Callable[[str], None]) -> bool:
@@ -172,6 +163,5 @@ def device_name(accelerator: Accelerator) -> str:
     if accelerator.device.type == "cuda":
         return torch.cuda.get_device_name(accelerator.device)
     if accelerator.device.type == "cpu":
-        threads = torch.get_num_threads()
-        return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
+        return f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     return accelerator.device.type

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 _AHEAD = 2  # batches that each worker process makes ahead
 _UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by workers
+# Said here, since Python 3.14 changed its own way to a server, whose children inherit neither what this process holds
+# back (`_held_back`) nor the task, which they would be sent in a pickle. Elsewhere a fork is not safe.
+_START = "fork" if sys.platform == "linux" else None
 
 
 def train_batches(
@@ -82,6 +86,7 @@ def made(
             sampler=rows,
             batch_size=None,  # a row is a batch already
             num_workers=workers,
+            multiprocessing_context=_START,
             prefetch_factor=_AHEAD,
             collate_fn=_as_it_is,
             worker_init_fn=_begin,

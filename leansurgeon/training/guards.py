@@ -116,6 +116,9 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     moments = 1 if trainer.plan.train.optim.name == "sgd" else 2
     try:
+        if trainer.rehearsal is not None:
+            model = trainer.rehearsal()
+            moments -= 1  # the weights of this copy take as much
         held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
         model(batches(trainer.plan)).loss_sum.backward()
         return True
@@ -124,7 +127,7 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
             raise
         return False
     finally:
-        del held
+        del held, model
         trainer.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for buffer, before in buffers:

@@ -204,7 +204,7 @@ def agree(text: str, *, cpu: bool = False) -> str:
 
     from leansurgeon.training import engine
 
-    engine.start(cpu=cpu)
+    engine.start(cpu=cpu, say=_talk)
     return broadcast_object_list([text])[0]
 
 

@@ -143,6 +143,8 @@ def _steps(run: Run) -> None:
 
 def _steps_of(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
     trainer, history = run.trainer, run.history
+    if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
+        trainer.pace.look(0, run.council.of_main([run.spent()])[0])
     run.memory.resume()
     clock, waited, taken = time.perf_counter(), 0.0, 0  # rows that a checkpoint brought are not counted in `taken`
     for step in itertools.count(history.done):
@@ -160,6 +162,8 @@ def _steps_of(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
         taken += 1
         due = run.plan.evaluate_after(done)
         look = due or done % run.recipe.train.log_every == 0 or trainer.pace.over(done)
+        # A timed training does not know how long a step takes, and stays at the start of its schedule until it does.
+        look = look or (run.plan.timed and done < run.recipe.train.log_every and done.bit_count() == 1)
         save = run.plan.due(run.recipe.train.checkpoint.every, done)
         measured = measures.due(run, done)
         # A look raises then; nothing spoilt is saved or measured.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from leansurgeon import tasks
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.training import engine, feed, flops, launch, plan, recipefile, setup
 from leansurgeon.training.evaluate import evaluate
 from leansurgeon.training.limit import Limited
@@ -140,7 +140,7 @@ def evaluation(
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
     value = told["metrics"][metric.key]
     shown = f"{100 * value:.2f} %" if metric.percent else f"{value:.4g}"
-    print(f"{metric.label} {shown}, loss {told['loss']:.4f}, {told['samples']} samples")
+    print(f"{metric.label} {shown}, loss {told['loss']:.4f}, {plural(told['samples'], 'sample')}")
     return told
 
 

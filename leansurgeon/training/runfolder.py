@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
 EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside the runs of its arms
@@ -92,6 +92,7 @@ def _internal(folder: Path, workspace: Path) -> bool:
 
 def is_trained(folder: Path) -> bool:
     """Whether this model folder is what a training left, `model/` or `last/` of a run."""
+    folder = Path(os.path.abspath(folder))  # `.` has no name
     return folder.name in (BEST, LAST) and (folder.parent / RECIPE).is_file()
 
 
@@ -99,7 +100,7 @@ def run_of(model: str | Path) -> Path | None:
     """The run folder that MODEL names, itself or by a model in it; None for anything else."""
     folder = Path(model).expanduser()
     if is_trained(folder):
-        return folder.parent
+        return Path(os.path.abspath(folder)).parent if folder.name in ("", "..") else folder.parent
     return folder if (folder / RECIPE).is_file() and (folder / BEST / "config.json").is_file() else None
 
 
@@ -203,12 +204,12 @@ def explained(path: Path) -> Iterator[None]:
     """Turn what the file system says into one sentence. Raises `LeanSurgeonError` (exit code 1)."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if disk_is_full(error):
             raise LeanSurgeonError(
                 f"The disk is full: {path} could not be written.", "Free some space, or choose another folder with -o."
             ) from error
-        if error.errno in _NO_PLACE:
+        if isinstance(error, OSError) and error.errno in _NO_PLACE:
             raise UsageError(
                 f"{path} cannot be written: {error.strerror}.", "Choose another folder with -o."
             ) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon import tasks
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.training import (
     checkpoint,
     dropout,
@@ -78,7 +78,7 @@ def ready(
     trackers.check(recipe.train.trackers)
     if launch.rank() == 0 and resume_from == resume.NEVER:
         runfolder.check_free(run_dir, replace=replace)
-    accelerator = engine.start(cpu=cpu, say=progress.say)
+    accelerator = engine.start(cpu=cpu, train=recipe.train, say=progress.say)
     council = Council(accelerator.num_processes, accelerator.process_index)
     origin = council.share(lambda: resume.origin_of(model_dir))
     found = council.share(
@@ -136,6 +136,8 @@ def ready(
         twin=twin,
     )
     _fit(run)
+    if not found:
+        council.everywhere(lambda: _check_room(run) if council.rank == 0 else None)
     # Last: a training that is refused leaves no folder in the way of the next try.
     run.lock = council.everywhere(lambda: _take(run, found, saved, replace) if council.rank == 0 else None)
     if found:
@@ -146,7 +148,8 @@ def ready(
     progress.say(_sentence(run, found))
     crowd = recipe.train.workers * int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
     if crowd > _cores():
-        progress.say(f"{crowd} data workers share {_cores()} cores here; fewer may be faster: --set train.workers=...")
+        cores = plural(_cores(), "core")
+        progress.say(f"{crowd} data workers share {cores} here; fewer may be faster: --set train.workers=...")
     return run
 
 
@@ -183,27 +186,33 @@ def make_trainer(
         from leansurgeon.training.distill import Distillation
 
         distillation = Distillation(train.distill, loaded, task, model_dir, device)
-    scored = Scored(
-        loaded,
-        task,
-        precision=train.precision,
-        label_smoothing=train.label_smoothing,
-        distillation=distillation,
-        sparse_prediction=train.sparse_prediction,
-    )
-    scored.train()
-    scored.to(device)
+
+    def scored_of(of: Any) -> Scored:
+        made = Scored(
+            of,
+            task,
+            precision=train.precision,
+            label_smoothing=train.label_smoothing,
+            distillation=distillation if of is loaded or distillation is None else distillation.of_copy(of),
+            sparse_prediction=train.sparse_prediction,
+        )
+        return made.train()
+
+    scored = scored_of(loaded).to(device)
     judged = scored
     if average is not None:
         judged = Scored(average.loaded, task, precision=train.precision, sparse_prediction=train.sparse_prediction)
         judged.to(device).eval()
+    rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
+        copied = shards.rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
+        rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module, of in {scored: loaded, judged: loaded if average is None else average.loaded}.items():
             shards.split(module, blocks_of(of), device, accelerator.num_processes)
     made = optimizer.make(scored, train.optim, fused=device.type == "cuda")
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
-        scored.compile(**({"backend": COMPILE_BACKEND} if COMPILE_BACKEND else {}))  # in place: no name changes
+        _compile(scored)
     wrapped = scored if sharing else engine.wrap(accelerator, scored)
     trainer = Trainer(
         accelerator=accelerator,
@@ -217,8 +226,15 @@ def make_trainer(
         scaler=engine.scaler(train.precision, device),
         average=average,
         mixing=mixing,
+        rehearsal=rehearsal,
     )
     return trainer, judged, loaded if average is None else average.loaded
+
+
+def _compile(module: torch.nn.Module) -> torch.nn.Module:
+    """In place, so that no name changes."""
+    module.compile(**({"backend": COMPILE_BACKEND} if COMPILE_BACKEND else {}))
+    return module
 
 
 def blocks_of(loaded: Any) -> list[torch.nn.Module]:
@@ -241,9 +257,7 @@ def _fit(run: Run) -> None:
     def smaller(limit: int) -> plan.Plan:
         return plan.make(train, run.task.size("train"), run.council.processes, micro_limit=limit, cut_short=True)
 
-    # Where the processes share the weights, one that is out of memory would leave the others waiting for its part.
-    if run.twin is None:
-        guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
+    guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
     run.trainer.pace.plan = run.plan
     run.peak_flops = flops.peak(engine.device_name(accelerator), train.precision)
     if run.peak_flops:
@@ -252,6 +266,13 @@ def _fit(run: Run) -> None:
         run.flops_per_sample = flops.of_training(
             run.twin or run.loaded, run.task, first, sparse_prediction=train.sparse_prediction
         )
+
+
+def _check_room(run: Run) -> None:
+    """Better now than after the last step: the best model, the last one, and one that is written beside the old."""
+    copies = 3 if run.recipe.train.checkpoint.keep_best else 2
+    needed = copies * sum(tensor.nbytes for tensor in run.judged_loaded.model.parameters())
+    checkpoint.check_room(run.folder, needed, what="Keeping the models of this run", spare=0)
 
 
 def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> int | None:
@@ -281,10 +302,11 @@ def checkpoint_free(folder: Path) -> bool:
 def _sentence(run: Run, found: Path | None) -> str:
     scheme, accelerator = run.plan, run.trainer.accelerator
     seed, precision, device = run.trainer.seed, run.recipe.train.precision, engine.device_name(accelerator)
+    samples = f"{scheme.batch_at(0)} to {scheme.batch}" if scheme.ramp_steps else str(scheme.batch)
     length = (
-        f"{run.recipe.train.duration} in steps of {scheme.batch} samples"
+        f"{run.recipe.train.duration} in steps of {plural(samples, 'sample')}"
         if scheme.timed
-        else f"{scheme.steps} steps of {scheme.batch} samples ({scheme.epochs:.4g} epochs)"
+        else f"{plural(scheme.steps, 'step')} of {plural(samples, 'sample')} ({scheme.epochs:.4g} epochs)"
     )
     start = f"resumed after step {run.history.done} ({found}); " if found else ""
     return (

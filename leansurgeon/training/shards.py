@@ -9,7 +9,7 @@ change. A tensor in parts is a `DTensor`; whatever leaves the training, a checkp
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,52 @@ def twin(loaded: Any, *, main: bool) -> Any:
     other = copy.copy(loaded)
     other.model = copy.deepcopy(loaded.model).cpu() if main else without_memory(loaded.model)
     return other
+
+
+class _Silence:
+    """An exchange of FSDP2 that takes the memory of a real one and talks to nobody."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        import torch
+
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *how: Any, **more: Any) -> None:
+        output_tensor.zero_()  # whatever lay in this memory could be no number, or a slow one
+
+
+def rehearsal(
+    loaded: Any,
+    scored_of: Callable[[Any], nn.Module],
+    blocks_of: Callable[[Any], list[nn.Module]],
+    device: torch.device,
+    processes: int,
+) -> Callable[[], nn.Module]:
+    """What makes a copy of `scored_of(loaded)` in parts that takes the memory of the real one and runs on one process
+    alone: a process that is out of memory there leaves no other waiting. Its weights are nothing, its buffers those of
+    the model. To be taken before `split`; to be called by all processes, since the group is made again.
+    """
+    import torch
+
+    from leansurgeon.training.flops import without_memory
+
+    bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
+
+    def made() -> nn.Module:
+        other = copy.copy(loaded)
+        other.model = without_memory(bare)
+        module = scored_of(other)
+        split(module, blocks_of(other), device, processes)
+        module.to_empty(device=device)
+        with torch.no_grad():
+            for name, buffer in other.model.named_buffers():
+                buffer.copy_(buffers[name])
+        for part in filter(are_in, module.modules()):
+            part.set_custom_all_gather(_Silence())
+            part.set_custom_reduce_scatter(_Silence())
+        return module
+
+    return made
 
 
 def fill(twin: Any, model: nn.Module, *, main: bool) -> None:

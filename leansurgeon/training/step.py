@@ -89,7 +89,7 @@ def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
 @dataclass
 class Trainer:
     """What a step needs. `wrapped` is `scored` behind DDP where there are several processes, else the same object;
-    under FSDP2 `scored` and its parameters are in parts.
+    under FSDP2 `scored` and its parameters are in parts, and `rehearsal` makes a copy that needs no other process.
     """
 
     accelerator: Accelerator
@@ -103,6 +103,7 @@ class Trainer:
     scaler: Any = None
     average: Average | None = None
     mixing: Mixing | None = None
+    rehearsal: Callable[[], nn.Module] | None = None
 
     @property
     def place(self) -> Callable[[int], float]:

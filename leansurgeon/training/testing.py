@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from leansurgeon.errors import plural
 from leansurgeon.training import runfolder
 from leansurgeon.training.evaluate import evaluate
 from leansurgeon.training.step import Scored
@@ -32,7 +33,7 @@ def at_end(run: Run) -> dict[str, Any] | None:
     chosen, metric = told["best"] or last, run.task.metric
     shown = f"{100 * chosen['metric']:.2f} %" if metric.percent else f"{chosen['metric']:.4g}"
     which = "best by validation" if told["best"] else "last step"
-    run.progress.say(f"test split, {told['samples']:,} samples: {metric.label} {shown} ({which})")
+    run.progress.say(f"test split, {plural(told['samples'], 'sample')}: {metric.label} {shown} ({which})")
     if run.main:
         run.log.write(type="test", step=run.history.done, **told, metric_key=metric.key)
     return told

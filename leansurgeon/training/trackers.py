@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +39,11 @@ class Trackers:
         for name in names:
             kind = LOGGER_TYPE_TO_CLASS[name]
             folder = {"logging_dir": str(run_dir / "trackers")} if kind.requires_logging_directory else {}
-            tracker = kind(recipe.name, **folder)
-            if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
-                tracker.start()
-            tracker.store_init_configuration(_flat(recipe.model_dump(mode="json", exclude_none=True)))
+            with redirect_stdout(sys.stderr):  # trackio talks, and stdout is for data
+                tracker = kind(recipe.name, **folder)
+                if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
+                    tracker.start()
+                tracker.store_init_configuration(_flat(recipe.model_dump(mode="json", exclude_none=True)))
             self._trackers.append(tracker)
 
     def log(self, values: dict[str, float | None], step: int) -> None:
@@ -50,7 +53,13 @@ class Trackers:
 
     def close(self) -> None:
         for tracker in self._trackers:
-            tracker.finish()
+            with redirect_stdout(sys.stderr):
+                if tracker.name == "trackio":  # Accelerate's way leaves it to end, and talk, once more with the process
+                    import trackio
+
+                    trackio.finish()
+                else:
+                    tracker.finish()
         self._trackers = []
 
 

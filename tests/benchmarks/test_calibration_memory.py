@@ -2,8 +2,8 @@
 
 A synthetic Llama of 1.3 GB (48 layers, width 1024, fp32; LEANSURGEON_LAYERS=200 makes it 4.8 GB) loses half its layers
 and a quarter of its MLP units on random token ids, so that every tensor of every MLP that is left is made anew, in a
-process of its own whose anonymous memory is looked at every 5 ms. What it holds beyond torch has to be less than one
-copy of the model; whoever needed source and result at once would hold nearly one and a half. Run with
+process of its own whose anonymous memory is looked at every 5 ms. What it holds beyond torch has to be less than half
+a copy of the model; whoever needed source and result at once would hold nearly one and a half. Run with
 `OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/test_calibration_memory.py`.
 """
 
@@ -62,4 +62,4 @@ def test_a_model_of_which_two_copies_do_not_fit_can_be_calibrated(tmp_path):
     assert said.split()[0] == str(layers // 2) and int(said.split()[1]) >= 3 * (layers // 2)
     shutil.rmtree(folder)
     print(f"\nmodel {size / 1e9:.2f} GB; " + ", ".join(f"{k}: {v / 1e6:.0f} MB" for k, v in peaks.items()))
-    assert peaks["calibration"] - peaks["torch alone"] < size
+    assert peaks["calibration"] < size / 2 + peaks["torch alone"]

@@ -1,0 +1,42 @@
+"""A sweep over heads as the paper draws it (its figures 3 and 5): metric and kappa against heads, one curve for every
+depth and MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leansurgeon.report.rows import Row, Section
+
+LEAST = 3  # numbers of heads that make a curve
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Arms that differ in their heads alone, in the order of these, as (heads, row)."""
+
+    name: str
+    arms: tuple[tuple[int, Row], ...]
+
+
+def sweep(section: Section) -> list[Curve]:
+    """The curves of a section, deepest first; none where no depth was tried with `LEAST` numbers of heads.
+
+    Arms cut from trained weights make curves of their own, and the original stands with those that began anew, as it
+    did. Controls stay out: they follow the size of their arm. So do models whose stages have several numbers of heads.
+    """
+    found: dict[tuple[int, int, bool], list[tuple[int, Row]]] = {}
+    for row in section.rows:
+        shape = {key: int(value) for key, value in (row.shape or {}).items() if value.isdecimal()}
+        if row.role != "control" and {"depth", "heads", "mlp_dim"} <= shape.keys():
+            key = (shape["depth"], shape["mlp_dim"], row.init == "transfer")
+            found.setdefault(key, []).append((shape["heads"], row))
+    found = {key: arms for key, arms in found.items() if len({heads for heads, _ in arms}) >= LEAST}
+    several = len({mlp for _, mlp, _ in found}) > 1
+    both = len({cut for *_, cut in found}) > 1
+    made = []
+    for (depth, mlp, cut), arms in sorted(found.items(), key=lambda item: (-item[0][0], *item[0][1:])):
+        name = f"{depth} layers" + (f", MLP {mlp:,}" if several else "")
+        name += (", cut from trained weights" if cut else ", from scratch") if both else ""
+        made.append(Curve(name, tuple(sorted(arms, key=lambda arm: arm[0]))))
+    return made

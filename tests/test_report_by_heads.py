@@ -1,0 +1,89 @@
+"""A sweep over heads (the paper's figures 3 and 5): its curves, and the charts that show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leansurgeon.report.by_heads import sweep
+from leansurgeon.report.collect import collect
+from leansurgeon.report.html_results import heads_charts
+from leansurgeon.report.rows import Section, sections
+from leansurgeon.report.svg import Whole
+from tests.report_fixtures import kappa, summary, write
+
+METRIC = {2: 0.90, 4: 0.93, 8: 0.95, 12: 0.96, 16: 0.955}
+
+
+def arm(root: Path, name: str, depth: int, heads: int, mlp: int = 384, init: str = "fresh", **extra) -> None:
+    made = summary("lean", 0, "figure3")
+    made["model"]["shape"]["stages"][0] |= {"depth": depth, "heads": heads, "kv_heads": heads, "mlp_dim": mlp}
+    made["experiment"] |= {"arm": name, "init": init, **extra}
+    made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0)
+    made["kappa"] = kappa(tuple(1000.0 * depth / heads for _ in range(depth)))
+    write(root / "figure3" / f"{name}-s0", made)
+
+
+@pytest.fixture
+def section(tmp_path) -> Section:
+    """As recipes/figure3.yaml has its arms: the original is the 12 heads of the 12 layers; one arm has a control."""
+    arm(tmp_path, "original", 12, 12, init="")
+    for depth in (12, 8):
+        for heads in (16, 2, 4, 8):
+            arm(tmp_path, f"l{depth}-h{heads}", depth, heads)
+    arm(tmp_path, "l8-h16-control", 8, 12, control_of="l8-h16")
+    arm(tmp_path, "l6-h2", 6, 2)  # a point alone is no curve
+    (made,) = sections(collect([tmp_path]).entries)
+    return made
+
+
+def test_there_is_a_curve_for_every_depth_in_the_order_of_the_heads(section):
+    found = sweep(section)
+    assert [curve.name for curve in found] == ["12 layers", "8 layers"]
+    assert [[heads for heads, _ in curve.arms] for curve in found] == [[2, 4, 8, 12, 16], [2, 4, 8, 16]]
+    assert [row.metric.mean for _, row in found[0].arms] == pytest.approx(list(METRIC.values()))
+    assert dict(found[0].arms)[12].name == "original"
+
+
+def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_path):
+    for mlp, init in ((192, "fresh"), (384, "fresh"), (384, "transfer")):
+        for heads in (2, 4, 8):
+            arm(tmp_path, f"h{heads}-m{mlp}-{init}", 7, heads, mlp, init)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert [curve.name for curve in sweep(made)] == [
+        "7 layers, MLP 192, from scratch",
+        "7 layers, MLP 384, from scratch",
+        "7 layers, MLP 384, cut from trained weights",
+    ]
+
+
+def test_two_numbers_of_heads_are_no_sweep(tmp_path):
+    for heads in (2, 4):
+        arm(tmp_path, f"h{heads}", 7, heads)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert sweep(made) == [] and heads_charts(made) == []
+
+
+def test_the_charts_show_metric_and_kappa_of_every_arm(section):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    from leansurgeon.report import plots
+
+    assert plots.heads(figure, section, {})
+    left, right = figure.axes
+    lines = {c.get_label(): c.lines[0].get_data() for c in left.containers}
+    assert list(lines["8 layers"][0]) == [2, 4, 8, 16]
+    assert list(lines["8 layers"][1]) == pytest.approx([0.89, 0.92, 0.94, 0.945])
+    of_kappa = {line.get_label(): list(line.get_data()[1]) for line in right.get_lines()}
+    assert of_kappa["12 layers"] == pytest.approx([6000, 3000, 1500, 1000, 750])
+    metric, of_kappa = (str(chart) for chart in heads_charts(section))
+    assert "top-1 accuracy against heads" in metric and "8 layers" in metric
+    assert "Kappa against heads" in of_kappa and "between depths" in of_kappa
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.04, 18.96, range(2, 19, 2)), (0.34, 12.66, range(2, 13, 2)), (0.9, 3.1, (1, 2, 3)), (3.5, 4.5, (4,))],
+)
+def test_ticks_of_heads_and_layers_are_whole_and_evenly_spaced(low, high, expected):
+    assert Whole(low, high, 0, 1).ticks == list(expected)

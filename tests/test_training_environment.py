@@ -1,0 +1,100 @@
+"""The environment against the recipe: what is set aside does nothing, what is in force is said, once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from leansurgeon.training import environment, launch
+from leansurgeon.training.loop import train
+from tests import conftest
+from tests import training_interrupted as cut
+from tests.training_standin import Words, recipe, word_model
+
+LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leaves, in part
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "ACCELERATE_MIXED_PRECISION": "fp16",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+    "ACCELERATE_DYNAMO_BACKEND": "no",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_TORCH_DEVICE": "cpu",
+}
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """No wish of the machine that the tests run on; what a test sets or loses is as before afterwards."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in [n for n in os.environ if n.startswith(environment._ASIDE) or "TF32" in n or "COMPILE" in n]:
+        del os.environ[name]
+    return monkeypatch
+
+
+def test_what_accelerate_would_obey_is_taken_away_and_named_once(clean):
+    os.environ |= LAUNCHED
+    assert environment.set_aside() == [
+        "ACCELERATE_MIXED_PRECISION",
+        "ACCELERATE_USE_FSDP",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING",
+    ]
+    assert environment.set_aside() == [] and os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
+
+
+def test_more_accumulation_than_none_is_named(clean):
+    os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"
+    assert environment.set_aside() == ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
+
+
+FORCED = {
+    "tf32": ({}, "NVIDIA_TF32_OVERRIDE", "1", True),
+    "tf32-forbidden": ({}, "NVIDIA_TF32_OVERRIDE", "0", False),
+    "tf32-beside-bf16": ({"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE", "1", False),
+    "bf16-products": ({}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
+    "all-digits": ({}, "ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
+    "no-compile": ({"compile": True}, "TORCHDYNAMO_DISABLE", "1", True),
+    "no-compile-wanted": ({}, "TORCHDYNAMO_DISABLE", "1", False),
+}
+
+
+@pytest.mark.parametrize("case", FORCED)
+def test_only_what_overrides_this_recipe_is_named(case, clean):
+    settings, name, value, told = FORCED[case]
+    os.environ[name] = value
+    found = environment.in_force(recipe(**settings).train)
+    assert (len(found) == 1 and found[0].startswith(f"{name}={value} (train.")) if told else found == []
+
+
+def test_a_compiled_training_that_the_environment_forbids_is_said(clean, tmp_path):
+    """torch obeys the variable: nothing here could bring the compiling back."""
+    os.environ |= {"ACCELERATE_MIXED_PRECISION": "fp16", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    said = []
+    options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": said.append}
+    train(recipe(duration="1st"), tmp_path, tmp_path / "run", **options)
+    (line,) = [text for text in said if "environment" in text]
+    assert line.startswith("Ignored: ACCELERATE_MIXED_PRECISION in the environment; the recipe decides. ")
+    assert "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 (train.precision)" in line
+
+
+def _load_on(folder) -> None:
+    """A process of a group that agrees on a name, starts, and leaves the weights that it would begin with."""
+    from leansurgeon import checkpoints
+    from leansurgeon.training import engine
+
+    os.environ |= LAUNCHED
+    launch.agree("name", cpu=True)
+    engine.start(cpu=True)
+    torch.manual_seed(0)
+    weights = checkpoints.load(folder / "model", "image-classification", {"num_labels": 3}).model.state_dict()
+    torch.save(weights, folder / f"{os.environ['RANK']}.pt")
+
+
+def test_every_process_begins_with_the_same_fresh_head_whatever_launched_it(tmp_path):
+    """With these variables transformers would leave a new head without memory on all processes but the first."""
+    conftest.build("vit").save_pretrained(tmp_path / "model")
+    assert cut.processes(2, _load_on, tmp_path) == [0, 0]
+    one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert one["classifier.weight"].shape[0] == 3
+    assert all(torch.equal(one[name], other[name]) for name in one)
