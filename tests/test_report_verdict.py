@@ -8,7 +8,7 @@ import pytest
 
 from leansurgeon.report.rows import Section, experiment_section
 from leansurgeon.report.table import experiment_table
-from leansurgeon.report.verdict import Verdict, binomial_variance, needed, verdicts, warnings
+from leansurgeon.report.verdict import Verdict, binomial_variance, needed, sentences, verdicts, warnings
 from tests.report_fixtures import digits, perplexities, summary
 
 
@@ -133,6 +133,12 @@ def test_one_seed_is_not_a_result() -> None:
     for verdict in found(digits(seeds=(0,))).values():
         assert verdict.verdict == "one seed" and verdict.standard_errors is None
         assert verdict.sentence.endswith("one seed is not a result.")
+    alone = digits(seeds=(0,))
+    few, many = list(found(alone).values()), list(found(alone).values()) * 4
+    assert sentences(few) == [verdict.sentence for verdict in few]
+    (said,) = sentences(many)
+    assert said.startswith("One seed is not a result: ") and said.count(" vs ") == len(many)
+    assert said.count("not a result") == 1 and said.endswith(" points.")
 
 
 def test_perplexity_counts_seeds_only_and_lower_wins() -> None:

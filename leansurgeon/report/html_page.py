@@ -18,7 +18,7 @@ from leansurgeon.report.html_results import Entries
 from leansurgeon.report.html_style import STYLE
 from leansurgeon.report.rows import Section
 from leansurgeon.report.table import notes, title
-from leansurgeon.report.verdict import verdicts, warnings
+from leansurgeon.report.verdict import sentences, verdicts, warnings
 from leansurgeon.training.runfolder import write_text
 
 # The browser itself refuses what the page must not do: run a script, load anything, send a form.
@@ -93,7 +93,7 @@ def section_block(section: Section, index: int, entries: Entries) -> Markup:
     return tag(
         "section",
         tag("h2", title(section)),
-        prose([v.sentence for v in verdicts(section)], "lead"),
+        prose(sentences(verdicts(section)), "lead"),
         [tag("p", sentence(warning), class_="warn") for warning in warnings(section)],
         [join(tag("h3", name), made) for name, made in parts if made],
         join(tag("h3", "Not measured"), prose(missing)) if missing else None,

@@ -86,13 +86,15 @@ def look(section: Section, name: str, *, points: bool = True) -> dict[str, Any]:
     return found | {"linestyle": DASHES[i % 4]} | ({"marker": MARKS[i % 4]} if points else {})
 
 
-def finished(axes: Any, x: str, y: str) -> None:
+def finished(axes: Any, x: str, y: str, *, legend: bool = True) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(color="#d0d5dc", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    if not legend:
+        return
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     axes.legend(once.values(), once.keys(), fontsize=8, frameon=False)
@@ -163,18 +165,20 @@ def heads(figure: Any, section: Section, _entries: dict) -> bool:
         style |= {"linestyle": DASHES[i % 4], "marker": MARKS[i % 4]}
         if arms := [(n, row.metric) for n, row in curve.arms if row.metric]:
             spread = [metric.sd or 0.0 for _, metric in arms]
-            left.errorbar(*zip(*((n, metric.mean) for n, metric in arms), strict=True), yerr=spread, capsize=3, **style)
+            bars = {"yerr": spread, "capsize": 3} if any(spread) else {}
+            left.errorbar(*zip(*((n, metric.mean) for n, metric in arms), strict=True), **bars, **style)
         if arms := [(n, row.kappa.median) for n, row in curve.arms if row.kappa and row.kappa.median]:
             bounds(right, arms, style)
     metric_axis(left.yaxis, section)
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    finished(left, "heads", section.task.label)
+    finished(left, "heads", section.task.label, legend=False)
     if right.has_data():
         logarithmic(right)
-        finished(right, "heads", "kappa, median over layers")
+        finished(right, "heads", "kappa, median over layers", legend=False)
     else:
         right.set_axis_off()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return True
 
 

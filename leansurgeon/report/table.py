@@ -27,7 +27,7 @@ from leansurgeon.report.conditioning import as_dict
 from leansurgeon.report.glue import mean_of
 from leansurgeon.report.humans import NONE
 from leansurgeon.report.rows import Row, Section, experiment_section
-from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts, warnings
+from leansurgeon.report.verdict import is_accuracy, longer_training, sentences, verdicts, warnings
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
 WIDTH = 80
@@ -93,9 +93,9 @@ def _terminal(section: Section, wide: bool, kappa: bool) -> str:
     if not kappa and not wide:
         blocks.append(_layers_table(section))
     if not kappa:
-        blocks.append("\n".join(_wrapped(v.sentence, hang=2) for v in verdicts(section)))
+        blocks.append("\n".join(_wrapped(said, hang=2) for said in sentences(verdicts(section))))
         blocks.append("\n".join(_wrapped(f"! {w}", hang=2) for w in warnings(section)))
-    left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; --wide shows all."] if gone else []
+    left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
     blocks.append("\n".join(_wrapped(n, hang=2) for n in [*left_out, *notes(section, kappa)]))
     return "\n\n".join(filter(None, blocks))
 

@@ -22,6 +22,7 @@ STUDENT = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 LONGER = 1.01  # times the epochs
+ONE_SEED = "; one seed is not a result."
 SMALL_WIDTH = 256  # up to here the stock initialisation is known to leave deep models under-trained
 
 
@@ -58,6 +59,15 @@ def verdicts(section: Section) -> list[Verdict]:
     return found
 
 
+def sentences(found: list[Verdict]) -> list[str]:
+    """What is said of all of them; more than three of one seed each become one sentence."""
+    single = [v for v in found if v.sentence.endswith(ONE_SEED)]
+    if len(single) <= 3:
+        return [v.sentence for v in found]
+    together = "; ".join(v.sentence.removesuffix(ONE_SEED) for v in single)
+    return [v.sentence for v in found if v not in single] + [f"One seed is not a result: {together}."]
+
+
 def controls_of(lean: Row, rows: tuple[Row, ...]) -> list[Row]:
     """The controls that name this arm; without such a word, those whose name carries its name, else all unbound
     ones."""
@@ -75,7 +85,7 @@ def judge(arm: Row, other: Row, task: Task) -> Verdict | None:
     ahead = difference > 0 if task.higher_is_better else difference < 0
     begin = f"{arm.name} vs {other.name}: {difference_text(difference, task)}"
     if arm.metric.n < 2 or other.metric.n < 2:
-        return Verdict(arm.name, other.name, difference, None, None, "one seed", f"{begin}; one seed is not a result.")
+        return Verdict(arm.name, other.name, difference, None, None, "one seed", f"{begin}{ONE_SEED}")
     of_test = binomial_variance(arm, task) + binomial_variance(other, task)
     error = math.sqrt(arm.metric.error**2 + other.metric.error**2 + of_test)
     if error == 0:
