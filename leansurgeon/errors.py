@@ -69,8 +69,11 @@ class Terminated(KeyboardInterrupt):
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether no space is left; safetensors raises a class of its own that only quotes the system's number."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or f"os error {errno.ENOSPC}" in str(error)
+    """Whether no space is left, on the disk or of a quota; safetensors raises a class of its own that only quotes the
+    system's number.
+    """
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "errno", None) in full or any(f"(os error {number})" in str(error) for number in full)
 
 
 def memory_is_short(error: BaseException) -> bool:

@@ -193,6 +193,9 @@ def test_trainings_side_by_side_say_how_far_they_are(tmp_path):
         "running: original, seed 0 (starting); original, seed 1 (step 330 of 660)"
     )
     assert running_line(jobs, samples=1437).endswith("; and 2 more")
+    timed = recipe(train={"duration": "1h", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
+    jobs = list(make_jobs(timed, tmp_path, wanted, "original", parallel=2).values())
+    assert running_line(jobs[1:2], samples=1437) == "running: original, seed 1 (step 330)"  # nobody knows of how many
 
 
 def test_a_line_comes_while_trainings_run(tmp_path):

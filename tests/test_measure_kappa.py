@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,6 +123,17 @@ def test_both_ways_to_the_spectrum_without_the_mean_against_numpy(n: int, m: int
             for found in (host, gpu):
                 size = np.linalg.norm(real) ** 2
                 np.testing.assert_allclose(found[which][i].numpy(), expected, rtol=0, atol=1e-13 * size)
+
+
+def test_one_thread_holds_for_every_blas() -> None:
+    """numpy and scipy bring a BLAS each, and that of scipy is loaded only when it is asked for."""
+    code = """if True:
+        import torch, threadpoolctl
+        from leansurgeon.measure.spectrum import _blas, conditioning
+        conditioning(torch.randn(1, 6, 4))
+        libraries = {found["filepath"] for found in threadpoolctl.threadpool_info() if found["user_api"] == "blas"}
+        assert libraries == {library.filepath for library in _blas().lib_controllers}, libraries"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_duplicated_token_is_a_missing_rank() -> None:

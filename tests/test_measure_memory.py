@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -243,6 +244,18 @@ WRONG = [{"precision": "bf8"}, {"attention": "flash"}, {"optimizer": "lion"}, {"
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
         replace(Setting(), **wrong).check()
+
+
+def test_pythons_search_for_cycles_is_as_it_was_afterwards():
+    source = open_source("vit-b")
+    for on in (True, False):
+        (gc.enable if on else gc.disable)()
+        try:
+            with pytest.raises(UsageError):
+                predict(source.config, source.architecture, Setting(batch=0))
+            assert gc.isenabled() is on
+        finally:
+            gc.enable()
 
 
 def test_models_without_made_up_samples_say_so():

@@ -65,6 +65,22 @@ def test_two_numbers_of_heads_are_no_sweep(tmp_path):
     assert sweep(made) == [] and heads_charts(made) == []
 
 
+def test_one_layer_is_singular(tmp_path):
+    for heads in (2, 4, 8):
+        arm(tmp_path, f"h{heads}", 1, heads)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert [curve.name for curve in sweep(made)] == ["1 layer"]
+
+
+def test_single_runs_are_no_sweep(tmp_path):
+    for heads in (2, 4, 8):
+        made = summary("lean", 0, None)
+        made["model"]["shape"]["stages"][0]["heads"] = heads
+        write(tmp_path / f"h{heads}", made)
+    (found,) = sections(collect([tmp_path]).entries)
+    assert found.kind == "runs" and len(found.rows) == 3 and sweep(found) == []
+
+
 def test_the_charts_show_metric_and_kappa_of_every_arm(section):
     figure = pytest.importorskip("matplotlib.figure").Figure()
     from leansurgeon.report import plots

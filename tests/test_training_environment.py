@@ -24,11 +24,14 @@ LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leave
 }
 
 
+FORCING = ("TF32", "FPMATH", "COMPILE", "DYNAMO")
+
+
 @pytest.fixture
 def clean(monkeypatch):
     """No wish of the machine that the tests run on; what a test sets or loses is as before afterwards."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in [n for n in os.environ if n.startswith(environment._ASIDE) or "TF32" in n or "COMPILE" in n]:
+    for name in [n for n in os.environ if n.startswith(environment._ASIDE) or any(word in n for word in FORCING)]:
         del os.environ[name]
     return monkeypatch
 
@@ -49,33 +52,34 @@ def test_more_accumulation_than_none_is_named(clean):
 
 
 FORCED = {
-    "tf32": ({}, "NVIDIA_TF32_OVERRIDE", "1", True),
-    "tf32-forbidden": ({}, "NVIDIA_TF32_OVERRIDE", "0", False),
-    "tf32-beside-bf16": ({"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE", "1", False),
-    "bf16-products": ({}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
-    "all-digits": ({}, "ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
-    "no-compile": ({"compile": True}, "TORCHDYNAMO_DISABLE", "1", True),
-    "no-compile-wanted": ({}, "TORCHDYNAMO_DISABLE", "1", False),
+    "tf32": ("cuda", {}, "NVIDIA_TF32_OVERRIDE", "1", True),
+    "tf32-forbidden": ("cuda", {}, "NVIDIA_TF32_OVERRIDE", "0", False),
+    "tf32-beside-bf16": ("cuda", {"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE", "1", False),
+    "tf32-on-a-cpu": ("cpu", {}, "NVIDIA_TF32_OVERRIDE", "1", False),
+    "bf16-products": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
+    "bf16-products-elsewhere": ("cuda", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", False),
+    "all-digits": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
+    "no-compile": ("cuda", {"compile": True}, "TORCHDYNAMO_DISABLE", "1", True),
+    "no-compile-wanted": ("cuda", {}, "TORCHDYNAMO_DISABLE", "1", False),
 }
 
 
 @pytest.mark.parametrize("case", FORCED)
 def test_only_what_overrides_this_recipe_is_named(case, clean):
-    settings, name, value, told = FORCED[case]
+    device, settings, name, value, told = FORCED[case]
     os.environ[name] = value
-    found = environment.in_force(recipe(**settings).train)
+    found = environment.in_force(recipe(**settings).train, device)
     assert (len(found) == 1 and found[0].startswith(f"{name}={value} (train.")) if told else found == []
 
 
-def test_a_compiled_training_that_the_environment_forbids_is_said(clean, tmp_path):
-    """torch obeys the variable: nothing here could bring the compiling back."""
-    os.environ |= {"ACCELERATE_MIXED_PRECISION": "fp16", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean, tmp_path):
+    os.environ |= {"ACCELERATE_MIXED_PRECISION": "fp16", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
     said = []
     options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": said.append}
     train(recipe(duration="1st"), tmp_path, tmp_path / "run", **options)
     (line,) = [text for text in said if "environment" in text]
     assert line.startswith("Ignored: ACCELERATE_MIXED_PRECISION in the environment; the recipe decides. ")
-    assert "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 (train.precision)" in line
+    assert "ONEDNN_DEFAULT_FPMATH_MODE=BF16 (train.precision)" in line
 
 
 def _load_on(folder) -> None:

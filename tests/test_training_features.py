@@ -397,14 +397,15 @@ def test_rolling_back_has_an_end(tmp_path):
 
 
 class _Greedy(nn.Module):
-    """A model for which only so many samples fit in memory."""
+    """A model for which only so many samples fit in memory, and fewer beside its gradients."""
 
-    def __init__(self, most: int, inner: nn.Module) -> None:
+    def __init__(self, most: int, inner: nn.Module, *, beside: int = 99) -> None:
         super().__init__()
-        self.most, self.inner = most, inner
+        self.most, self.inner, self.beside = most, inner, beside
 
     def forward(self, x):
-        if self.training and len(x) > self.most:
+        gradients = any(parameter.grad is not None for parameter in self.parameters())
+        if self.training and len(x) > (min(self.most, self.beside) if gradients else self.most):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return self.inner(x)
 
@@ -426,6 +427,13 @@ def test_the_micro_batch_shrinks_and_the_global_batch_stays(tmp_path, monkeypatc
     with pytest.raises(OutOfMemory, match="micro batch of 16") as error:
         _run(tmp_path / "late", loaded=loaded)
     assert "train.micro_batch=8" in error.value.hint
+
+
+def test_the_second_micro_batch_of_a_step_has_to_fit_beside_the_gradients_of_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(guards, "PROBED", ("cpu",))
+    loaded = word_model()
+    loaded.model = _Greedy(5, loaded.model, beside=2)
+    assert _run(tmp_path, loaded=loaded)[0]["micro_batch"] == 2
 
 
 def _shrink_on(folder) -> None:

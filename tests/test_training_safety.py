@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -281,11 +283,27 @@ def test_a_disk_that_cannot_hold_the_models_is_said_before_the_first_step(tmp_pa
     assert not (tmp_path / "not").exists()
 
 
-def test_a_disk_that_runs_full_is_named_whoever_notices_it(tmp_path):
+def test_a_run_that_is_given_up_makes_room_for_the_next(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
+    options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": lambda text: None, "replace": True}
+    old = tmp_path / "run"
+    (old / "last").mkdir(parents=True)
+    (old / "recipe.yaml").write_text("")
+    (old / "last" / "weights.pt").write_bytes(bytes(100))
+    with pytest.raises(LeanSurgeonError, match="Keeping the models of this run needs"):
+        train(recipe(), tmp_path, old, **options)
+    assert (old / "last" / "weights.pt").stat().st_size == 100  # it is given up when the next one begins
+    (old / "last" / "weights.pt").write_bytes(bytes(100_000))
+    assert train(recipe(), tmp_path, old, **options)["steps"] == 8
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
+def test_a_disk_that_runs_full_is_named_whoever_notices_it(number, tmp_path):
     """safetensors raises an error of its own, which only quotes the system's."""
 
     def fill(folder):
-        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise RuntimeError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
 
     with pytest.raises(LeanSurgeonError, match=r"The disk is full: .*model could not be written"):
         runfolder.write_folder(tmp_path / "model", fill)

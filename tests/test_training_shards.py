@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from leansurgeon.errors import OutOfMemory, UsageError
-from leansurgeon.training import checkpoint, guards, setup
+from leansurgeon.training import checkpoint, guards, setup, shards
 from leansurgeon.training.loop import train
 from tests import training_interrupted as cut
 from tests.training_standin import Words, recipe, word_model
@@ -109,6 +110,7 @@ class _Blocks(torch.nn.Module):
     def __init__(self, most: int, backward: bool) -> None:
         super().__init__()
         self.wte, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
+        self.head.weight = self.wte.weight
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
         self.register_buffer("places", torch.arange(8), persistent=False)
         self.wpe, self.most, self.backward = torch.nn.Embedding(8, 16), most, backward
@@ -160,6 +162,26 @@ def test_one_process_short_of_memory_halves_the_micro_batch_of_all(where, plenty
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
     a, b = cut.weights(plenty, "last"), cut.weights(tmp_path, "last")
     assert all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
+
+
+def _gradients_take_room(folder) -> None:
+    """Whole gradients, which are kept from one micro batch of a step to the next, leave process 1 room for 2."""
+    real = shards.unsynced
+
+    @contextmanager
+    def unsynced(module):
+        with real(module):
+            yield
+        module.model.most = min(module.model.most, 2)
+
+    shards.unsynced = unsynced
+    _short_of_memory(folder, 5, False, {})
+
+
+def test_the_gradients_of_earlier_micro_batches_count(tmp_path):
+    """Unseen, they would end process 1 within the first step, and leave the other waiting."""
+    assert cut.processes(2, _gradients_take_room, tmp_path) == [0, 0]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["micro_batch"] == 2
 
 
 def test_a_model_that_never_fits_is_one_sentence(tmp_path):

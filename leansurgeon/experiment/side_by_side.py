@@ -89,7 +89,8 @@ def how_far(job: Job, samples: int) -> str:
     except (OSError, ValueError, LookupError):
         return "starting"
     training = job.experiment.training(transferred=job.transferred)
-    return f"step {step} of {make_plan(training.train, samples, 1).steps}"
+    plan = make_plan(training.train, samples, 1)
+    return f"step {step}" if plan.timed else f"step {step} of {plan.steps}"
 
 
 def result_line(summary: dict) -> str:

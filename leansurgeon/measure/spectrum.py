@@ -19,7 +19,7 @@ from leansurgeon.measure.samples import Conditioning
 # Of eigenvalues: above it (kappa < 5e5) the fp64 Gram is right to 1e-5, and storing the block in fp32 costs 1e-4; below
 # it the SVD takes over.
 SAFE_RATIO = 4e-12
-CHUNK = 2**24  # elements of a block that are held in fp64 at once (128 MiB)
+CHUNK = 2**24  # elements that are worked on together; a GPU holds them in fp64 (128 MiB), the host a sample at a time
 
 
 def spectrum(block: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -164,7 +164,8 @@ def _gram(block: Tensor, mask: Tensor | None) -> Tensor:
 
 @cache
 def _blas() -> Any:
-    """numpy's BLAS, whose threads are not torch's to count."""
+    """The BLAS of numpy and that of scipy, whose threads are not torch's to count."""
+    import scipy.linalg  # noqa: F401  # brings a BLAS of its own, which has to be there to be found
     from threadpoolctl import ThreadpoolController  # comes with scikit-learn
 
     return ThreadpoolController().select(user_api="blas")

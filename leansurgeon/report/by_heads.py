@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leansurgeon.errors import plural
 from leansurgeon.report.rows import Row, Section
 
 LEAST = 3  # numbers of heads that make a curve
@@ -23,8 +24,11 @@ def sweep(section: Section) -> list[Curve]:
     """The curves of a section, deepest first; none where no depth was tried with `LEAST` numbers of heads.
 
     Arms cut from trained weights make curves of their own, and the original stands with those that began anew, as it
-    did. Controls stay out: they follow the size of their arm. So do models whose stages have several numbers of heads.
+    did. Controls stay out: they follow the size of their arm. So do models whose stages have several numbers of heads,
+    and single runs, which may differ in anything.
     """
+    if section.kind != "experiment":
+        return []
     found: dict[tuple[int, int, bool], list[tuple[int, Row]]] = {}
     for row in section.rows:
         shape = {key: int(value) for key, value in (row.shape or {}).items() if value.isdecimal()}
@@ -36,7 +40,7 @@ def sweep(section: Section) -> list[Curve]:
     both = len({cut for *_, cut in found}) > 1
     made = []
     for (depth, mlp, cut), arms in sorted(found.items(), key=lambda item: (-item[0][0], *item[0][1:])):
-        name = f"{depth} layers" + (f", MLP {mlp:,}" if several else "")
+        name = plural(depth, "layer") + (f", MLP {mlp:,}" if several else "")
         name += (", cut from trained weights" if cut else ", from scratch") if both else ""
         made.append(Curve(name, tuple(sorted(arms, key=lambda arm: arm[0]))))
     return made

@@ -87,7 +87,7 @@ def operator(before: Stage, after: Stage, more: str = "add", *, calibrated: bool
         shared = "" if before.kv_heads == before.heads else f", the {before.kv_heads} key/value heads stay"
         says = f"add {plural(after.heads - before.heads, 'head')} of {after.head_dim} with zero output columns{shared}"
         return Operator("add-heads", "exact", says, settings)
-    by = "that matter most on the calibration data" if calibrated else "with the largest output projection"
+    by = "of most use on the calibration data" if calibrated else "with the largest output projection"
     return Operator("trim-heads", "near", f"keep the {plural(after.heads, 'head')} {by}", settings)
 
 

@@ -60,7 +60,7 @@ def start(
     )
     if accelerator.num_processes != wanted:
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
-    told = environment.sentence(aside, environment.in_force(train) if train else [])
+    told = environment.sentence(aside, environment.in_force(train, accelerator.device.type) if train else [])
     if told and accelerator.is_main_process:
         say(told)
     return accelerator

@@ -23,14 +23,14 @@ _OFF = ("", "no", "false", "0", "none", "strict")  # the last is oneDNN's word f
 # What `accelerate launch` always sets, and nobody has wished for.
 _DEFAULTS = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_DYNAMO_MODE": "default"}
 
-# fp32 products with fewer digits than fp32 has, on NVIDIA, AMD and CPUs
-_FEWER_DIGITS = (
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "HIPBLASLT_ALLOW_TF32",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "DNNL_DEFAULT_FPMATH_MODE",
-)
+# fp32 products with fewer digits than fp32 has, by the kind of device that obeys: "cuda" is NVIDIA's and AMD's, and
+# oneDNN works on CPUs and on Intel's GPUs.
+_ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+_FEWER_DIGITS = {
+    "cuda": ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "HIPBLASLT_ALLOW_TF32"),
+    "cpu": _ONEDNN,
+    "xpu": _ONEDNN,
+}
 _OTHER_COMPILE = (
     "TORCHDYNAMO_DISABLE",
     "TORCH_COMPILE_DISABLE",
@@ -48,9 +48,10 @@ def set_aside() -> list[str]:
     return sorted(key for key, value in found.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)
 
 
-def in_force(train: Train) -> list[str]:
-    """`NAME=value (train.key)` of what overrides this recipe all the same."""
-    watched = {name: "train.precision" for name in _FEWER_DIGITS} if train.precision == "fp32" else {}
+def in_force(train: Train, device: str) -> list[str]:
+    """`NAME=value (train.key)` of what overrides this recipe all the same on this kind of device ("cuda", "cpu")."""
+    digits = _FEWER_DIGITS.get(device, ()) if train.precision == "fp32" else ()
+    watched = dict.fromkeys(digits, "train.precision")
     watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
     values = {name: os.environ.get(name, "") for name in watched}
     return [f"{name}={value} ({watched[name]})" for name, value in values.items() if value.lower() not in _OFF]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from leansurgeon.errors import Diverged, OutOfMemory, memory_is_short
-from leansurgeon.training import engine
+from leansurgeon.training import engine, shards
 
 if TYPE_CHECKING:
     from leansurgeon.training.agree import Council
@@ -111,7 +112,9 @@ def fit_memory(
 
 
 def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
-    """Whether one micro batch goes forward and backward beside what the optimizer will hold. Changes nothing."""
+    """Whether the micro batches of a step go forward and backward beside what the optimizer will hold. Changes
+    nothing.
+    """
     model, held = trainer.scored, []
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     moments = 1 if trainer.plan.train.optim.name == "sgd" else 2
@@ -120,7 +123,12 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
             model = trainer.rehearsal()
             moments -= 1  # the weights of this copy take as much
         held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
-        model(batches(trainer.plan)).loss_sum.backward()
+        batch = batches(trainer.plan)
+        # The second micro batch of a step runs beside the gradients of the first, which FSDP2 keeps whole until the
+        # last one.
+        for left in reversed(range(min(2, trainer.plan.accumulation))):
+            with shards.unsynced(model) if left and shards.are_in(model) else nullcontext():
+                model(batch).loss_sum.backward()
         return True
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
         if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):

@@ -85,12 +85,13 @@ def dry_run(
         say(f"Trying one micro batch of {len(first['labels'])} ...")
     micro = plan.make(_alone(recipe, scheme), len(first["labels"]), 1)
     trainer, _, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
-    batch, seconds = feed.to_device(first, accelerator.device), []
+    batch, losses, seconds = feed.to_device(first, accelerator.device), [], []
     while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
         clock = time.perf_counter()
-        loss = trainer.step(len(seconds), [batch]).tolist()
+        loss_sum, count, _ = trainer.step(len(seconds), [batch]).tolist()
         seconds.append(time.perf_counter() - clock)
-    tried = {"first_loss": loss[0] / max(1.0, loss[1]), "micro_step_ms": 1000 * seconds[-1]}
+        losses.append(loss_sum / max(1.0, count))
+    tried = {"first_loss": losses[0], "micro_step_ms": 1000 * seconds[-1]}
     numbers |= tried
     if launch.rank() > 0:
         return numbers

@@ -269,10 +269,13 @@ def _fit(run: Run) -> None:
 
 
 def _check_room(run: Run) -> None:
-    """Better now than after the last step: the best model, the last one, and one that is written beside the old."""
+    """Better now than after the last step: the best model, the last one, and one that is written beside the old. What
+    stands in the folder will be gone by then (`_take`).
+    """
     copies = 3 if run.recipe.train.checkpoint.keep_best else 2
     needed = copies * sum(tensor.nbytes for tensor in run.judged_loaded.model.parameters())
-    checkpoint.check_room(run.folder, needed, what="Keeping the models of this run", spare=0)
+    freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
+    checkpoint.check_room(run.folder, needed - freed, what="Keeping the models of this run", spare=0)
 
 
 def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> int | None:
