@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 from leansurgeon.errors import OutOfMemory, UsageError
-from leansurgeon.training import checkpoint, guards, setup, shards
+from leansurgeon.training import checkpoint, guards, setup
 from leansurgeon.training.loop import train
 from tests import training_interrupted as cut
 from tests.training_standin import Words, recipe, word_model
@@ -164,24 +163,37 @@ def test_one_process_short_of_memory_halves_the_micro_batch_of_all(where, plenty
     assert all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
 
 
-def _gradients_take_room(folder) -> None:
-    """Whole gradients, which are kept from one micro batch of a step to the next, leave process 1 room for 2."""
-    real = shards.unsynced
+def _look_at_gradients(folder) -> None:
+    """Note after every micro batch how many elements of the gradients this process holds."""
+    from leansurgeon.training.step import Trainer
 
-    @contextmanager
-    def unsynced(module):
-        with real(module):
-            yield
-        module.model.most = min(module.model.most, 2)
+    seen, gradients = [], Trainer._gradients
 
-    shards.unsynced = unsynced
-    _short_of_memory(folder, 5, False, {})
+    def looked(self, *arguments):
+        backward = self.accelerator.backward
+
+        def look(loss):
+            backward(loss)
+            held = [p.grad for p in self.parameters if p.grad is not None]
+            seen.append([sum(g.to_local().numel() for g in held), sum(g.numel() for g in held)])
+
+        self.accelerator.backward = look
+        try:
+            return gradients(self, *arguments)
+        finally:
+            self.accelerator.backward = backward
+
+    Trainer._gradients = looked
+    _short_of_memory(folder, 99, False, {"micro_batch": 2})
+    (folder / f"seen-{os.environ['RANK']}").write_text(json.dumps(seen))
 
 
-def test_the_gradients_of_earlier_micro_batches_count(tmp_path):
-    """Unseen, they would end process 1 within the first step, and leave the other waiting."""
-    assert cut.processes(2, _gradients_take_room, tmp_path) == [0, 0]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["micro_batch"] == 2
+def test_between_micro_batches_a_process_keeps_its_part_of_the_gradients_only(tmp_path):
+    assert cut.processes(2, _look_at_gradients, tmp_path) == [0, 0]
+    ours, theirs = (json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(2))
+    assert len(ours) == 8 * 4  # steps of four micro batches
+    for (mine, whole), (other, _) in zip(ours, theirs, strict=True):
+        assert mine + other == whole == ours[0][1] > 0
 
 
 def test_a_model_that_never_fits_is_one_sentence(tmp_path):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from leansurgeon.errors import Diverged, OutOfMemory, memory_is_short
-from leansurgeon.training import engine, shards
+from leansurgeon.training import engine
 
 if TYPE_CHECKING:
     from leansurgeon.training.agree import Council
@@ -124,11 +123,8 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
             moments -= 1  # the weights of this copy take as much
         held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
         batch = batches(trainer.plan)
-        # The second micro batch of a step runs beside the gradients of the first, which FSDP2 keeps whole until the
-        # last one.
-        for left in reversed(range(min(2, trainer.plan.accumulation))):
-            with shards.unsynced(model) if left and shards.are_in(model) else nullcontext():
-                model(batch).loss_sum.backward()
+        for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
+            model(batch).loss_sum.backward()
         return True
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
         if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):

@@ -9,8 +9,7 @@ change. A tensor in parts is a `DTensor`; whatever leaves the training, a checkp
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,16 +41,6 @@ def give_back(module: nn.Module) -> None:
         for part in module.modules():
             if are_in(part):
                 part.reshard()
-
-
-@contextmanager
-def unsynced(module: nn.Module) -> Iterator[None]:
-    """Gradients of this micro batch stay where they are; the last micro batch of a step brings them together."""
-    module.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        module.set_requires_gradient_sync(True)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -175,7 +175,9 @@ class Trainer:
             self.average.update(self.scored.model, step + 1)
 
     def _syncs(self, count: int) -> Iterator[Any]:
-        """A context per micro batch: gradients are exchanged with the last one only."""
-        apart = shards.unsynced if shards.are_in(self.wrapped) else self.accelerator.no_sync
+        """A context per micro batch. DDP exchanges gradients with the last one only; FSDP2 with each, since whole
+        gradients in between would take the memory that it is there to save.
+        """
+        always = shards.are_in(self.wrapped)
         for index in range(count):
-            yield nullcontext() if index == count - 1 else apart(self.wrapped)
+            yield nullcontext() if always or index == count - 1 else self.accelerator.no_sync(self.wrapped)
