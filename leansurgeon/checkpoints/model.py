@@ -229,7 +229,8 @@ def load_transformers(
     if head and not name.endswith(SUFFIX[head]):
         base = next((c for c in task_classes(architecture, head)), None)
         if base is None:
-            raise UnsupportedModel(f"{architecture.name} has no class for {head}.")
+            able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))
+            raise UnsupportedModel(f"{architecture.name} has no class for {head}.", able and f"It has one for: {able}.")
         name = base
     cls = transformers_class(architecture, name)
     extra = {}
