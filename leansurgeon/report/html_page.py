@@ -16,8 +16,8 @@ from leansurgeon.report.collect import Collection
 from leansurgeon.report.html import Markup, join, prose, sentence, tag
 from leansurgeon.report.html_results import Entries
 from leansurgeon.report.html_style import STYLE
+from leansurgeon.report.notes import notes, title
 from leansurgeon.report.rows import Section
-from leansurgeon.report.table import notes, title
 from leansurgeon.report.verdict import sentences, verdicts, warnings
 from leansurgeon.training.runfolder import write_text
 
