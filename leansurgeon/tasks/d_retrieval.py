@@ -45,11 +45,14 @@ class DRetrieval(base.Task):
     metric = base.Metric("nmse", "NMSE", higher_is_better=False, percent=False)
     Options = Options
 
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._whole: dict[str, tuple[Tensor, Tensor]] = {}  # split -> values and labels
+
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options
         key = {"version": _VERSION, **o.model_dump()}
         self._open(disk.entry(cache, "d-retrieval", key, lambda folder: _store(folder, o)))
-        self._whole: dict[str, tuple[Tensor, Tensor]] = {}
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
         import torch
