@@ -13,6 +13,7 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure import inputs
 from leansurgeon.measure.memory import Rehearsal, Setting, choose_attention, predict, step
 from tests.conftest import FAMILIES, architecture, build
+from tests.published_memory import Published, counted
 
 GIB, MIB = 2**30, 2**20
 
@@ -31,6 +32,19 @@ def tiny(family: str, **changes):
     config_class, model_class, config = FAMILIES[family]
     config = getattr(transformers, config_class)(**(config | changes)).to_dict() | {"architectures": [model_class]}
     return config, architecture(family)
+
+
+# -- against a real GPU ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_an_a100_took_what_is_counted(attention):
+    """6,964.659 and 3,961.013 MB for BERT with 16 x 512 tokens.
+
+    All points: tests/benchmarks/test_memory_published.py
+    """
+    point = Published("bert", 16, 512, 6964.659, 3961.013)
+    assert counted(point, attention) == pytest.approx(getattr(point, attention), rel=0.02)
 
 
 # -- against arithmetic ---------------------------------------------------------------------------
