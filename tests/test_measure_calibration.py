@@ -210,6 +210,10 @@ def test_sentences_run_through_the_library(language_model, text, tmp_path, famil
     found = calibration.open_calibration(str(text), source, cache=tmp_path / "cache", samples=40)
     assert family != "gpt2" or sorted(found.fit[0]) == ["attention_mask", "input_ids"]
     model = transformers.AutoModel.from_pretrained(source.folder).eval()
+    lengths = [int(length) for batch in found.fit for length in batch["attention_mask"].sum(1)]
+    assert lengths == sorted(lengths) and found.fit[0]["input_ids"].shape[1] == (
+        source.config.get("segment_means_seq_len") or max(lengths[:32])
+    )
     for batch in found.fit:
         with torch.no_grad():
             assert torch.isfinite(model(**batch)[0]).all()

@@ -16,9 +16,21 @@ from tests.report_fixtures import kappa, summary, write
 METRIC = {2: 0.90, 4: 0.93, 8: 0.95, 12: 0.96, 16: 0.955}
 
 
-def arm(root: Path, name: str, depth: int, heads: int, mlp: int = 384, init: str = "fresh", **extra) -> None:
+def arm(
+    root: Path,
+    name: str,
+    depth: int,
+    heads: int,
+    mlp: int = 384,
+    init: str = "fresh",
+    head_dim: int = 16,
+    initialised: str = "fresh",
+    **extra,
+) -> None:
     made = summary("lean", 0, "figure3")
     made["model"]["shape"]["stages"][0] |= {"depth": depth, "heads": heads, "kv_heads": heads, "mlp_dim": mlp}
+    made["model"]["shape"]["stages"][0] |= {"head_dim": head_dim, "inner": heads * head_dim}
+    made["model"]["surgery"] = {"initialised": initialised}
     made["experiment"] |= {"arm": name, "init": init, **extra}
     made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0)
     made["kappa"] = kappa(tuple(1000.0 * depth / heads for _ in range(depth)))
@@ -56,6 +68,37 @@ def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_pat
         "7 layers, MLP 384, from scratch",
         "7 layers, MLP 384, cut from trained weights",
     ]
+
+
+def test_an_original_that_began_with_trained_weights_is_not_from_scratch(tmp_path):
+    """As an experiment whose source is a trained checkpoint writes it: its original is no transfer from within."""
+    arm(tmp_path, "original", 7, 12, initialised="transfer")
+    for heads in (2, 4, 8):
+        arm(tmp_path, f"h{heads}", 7, heads, init="transfer")
+        arm(tmp_path, f"h{heads}-fresh", 7, heads)
+    (made,) = sections(collect([tmp_path]).entries)
+    heads = {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)}
+    assert heads == {"7 layers, from scratch": [2, 4, 8], "7 layers, cut from trained weights": [2, 4, 8, 12]}
+
+
+@pytest.mark.parametrize(
+    ("tried", "names"),
+    [
+        ({2: (32,), 4: (16,), 8: (8,)}, {"7 layers": [2, 4, 8]}),  # one inner width: no two head_dim of one number
+        ({n: (16, 8) for n in (2, 4, 8)}, {f"7 layers, head_dim {d}": [2, 4, 8] for d in (8, 16)}),
+        (
+            {2: (32, 64), 4: (16, 32), 8: (8, 16)},
+            {"7 layers, inner width 64": [2, 4, 8], "7 layers, inner width 128": [2, 4, 8]},
+        ),
+    ],
+    ids=["one-inner-width", "two-head-dims", "two-inner-widths"],
+)
+def test_arms_of_another_head_dim_are_on_a_curve_of_their_own(tried, names, tmp_path):
+    for heads, dims in tried.items():
+        for dim in dims:
+            arm(tmp_path, f"h{heads}-d{dim}", 7, heads, head_dim=dim)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)} == names
 
 
 def test_two_numbers_of_heads_are_no_sweep(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ def _interrupted(folder, batch: int, **settings) -> None:
 
 
 GOES_ON = {
+    "lamb": ({"optim": {"name": "lamb", "lr": 1e-2}}, 4 * 9),  # counts its steps for a whole group
     "ramp": ({"batch_ramp": {"start": 4, "until": 0.75}, "mixup": 0.0, "cutmix": 0.0}, 9),
     # The first evaluation is the best; without what was counted before, two more would be waited for.
     "patience": (
@@ -78,6 +80,26 @@ def test_no_two_steps_or_processes_drop_the_same(tmp_path, monkeypatch):
     every = {order.dropout_seed(seed, step, rank) for seed in range(3) for step in range(50) for rank in range(8)}
     assert len(every) == 3 * 50 * 8
     assert len({order.mixing_seed(0, epoch, step) for epoch in range(3) for step in range(50)}) == 150
+
+
+def _note_seeds(folder) -> None:
+    seeds, real = [], engine.seed_generators
+    engine.seed_generators = lambda device, seed: (seeds.append(seed), real(device, seed))
+    options = {"loaded": word_model(dropout=0.5), "task": Words(), "cpu": True, "say": lambda text: None}
+    loop.train(recipe(), folder, folder / "run", **options)
+    (folder / f"seeds-{os.environ.get('RANK', '0')}").write_text(json.dumps(seeds))
+
+
+def test_how_many_processes_there_are_changes_no_dropout_of_the_first(tmp_path):
+    """What a process drops is its own, and not that of the group."""
+    seeds = []
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        assert cut.processes(count, _note_seeds, folder) == [0] * count
+        seeds += [json.loads((folder / f"seeds-{rank}").read_text()) for rank in range(count)]
+    alone, first, second = seeds
+    assert alone == first and len(alone) == 8 and not {*first} & {*second}
 
 
 def _note_statistics(folder) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from leansurgeon.errors import UsageError
 from leansurgeon.training import distill
 from leansurgeon.training.recipe import TrainingRecipe
+from leansurgeon.training.settings import Distill
+from tests.training_standin import Dots, dot_model
 
 
 def test_divergence_is_the_closed_form():
@@ -24,6 +27,19 @@ def test_divergence_is_the_closed_form():
         wanted += temperature**2 * (q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)))
     assert distill.divergence(student, teacher, counted, temperature).item() == pytest.approx(wanted, rel=1e-5)
     assert distill.divergence(teacher, teacher, counted).item() == pytest.approx(0, abs=1e-7)
+
+
+def test_the_recipes_temperature_and_share_are_those_of_the_loss():
+    """Hinton's loss by hand, from the outputs of two models on five samples."""
+    task, student, teacher = Dots(), dot_model(0), dot_model(1)
+    batch = task.batch("train", np.arange(5), seed=0, epoch=0)
+    made = object.__new__(distill.Distillation)
+    made.settings, made.task, made.teacher = Distill(logits=0.5, temperature=3.0), task, teacher
+    logits = student.forward(batch)
+    score = task.score(logits, batch)
+    p, q = (torch.softmax(model.forward(batch) / 3.0, dim=-1) for model in (student, teacher))
+    wanted = 0.5 * 9.0 * (q * (q.log() - p.log())).sum()
+    assert (made.added(score, logits, batch).loss_sum - score.loss_sum).item() == pytest.approx(wanted.item(), rel=1e-4)
 
 
 def test_state_errors_count_real_tokens():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,8 +62,17 @@ FORCED = {
     "bf16-products-elsewhere": ("cuda", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", False),
     "all-digits": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
     "no-compile": ("cuda", {"compile": True}, "TORCHDYNAMO_DISABLE", "1", True),
+    "no-suppressing": ("cuda", {"compile": True}, "TORCHDYNAMO_SUPPRESS_ERRORS", "", False),
     "no-compile-wanted": ("cuda", {}, "TORCHDYNAMO_DISABLE", "1", False),
 }
+
+
+def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
+    os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "0"
+    code = "import torch._dynamo.config as config; print(config.suppress_errors)"
+    torchs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    found = environment.in_force(recipe(compile=True).train, "cuda")
+    assert (found == ["TORCHDYNAMO_SUPPRESS_ERRORS=0 (train.compile)"]) is (torchs.stdout.strip() == "True")
 
 
 @pytest.mark.parametrize("case", FORCED)

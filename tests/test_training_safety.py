@@ -12,13 +12,13 @@ import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
+from leansurgeon.errors import Diverged, LeanSurgeonError, Stopped, UsageError
 from leansurgeon.training import checkpoint, guards, loop, plan, resume, runfolder
 from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import ExperimentRecipe, Train
 from leansurgeon.training.step import Trainer
 from tests import training_interrupted as cut
-from tests.training_standin import Words, recipe, word_model
+from tests.training_standin import StandIn, Words, recipe, word_model
 
 
 def _run(folder, *, task=None, say=lambda text: None, resume="never", **settings):
@@ -67,6 +67,45 @@ def test_spoilt_gradients_are_noticed_without_clipping_before_anything_is_saved(
     assert summary["left_out_steps"] == [4] and summary["status"] == "done"
     norms = [row["grad_norm"] for row in rows if row["type"] == "train"]
     assert norms.count(0) <= 1 and max(norms) > 0  # 0 is the step that was left out
+
+
+def test_a_step_that_half_precision_leaves_out_does_not_move_the_average(spoil, tmp_path):
+    """The scaler leaves it out by itself: as `nan: skip` does, to the last bit."""
+    spoil(lambda step: step == 5)
+    for nan in ("skip", "stop"):
+        _run(tmp_path / nan, nan=nan, precision="fp16", ema={"decay": 0.8})
+    skip, stop = (cut.weights(tmp_path / nan, "last") for nan in ("skip", "stop"))
+    assert all(torch.equal(skip[key], stop[key]) for key in skip)
+
+
+def _stopping(bad, at: int = 7):
+    """`bad` for `spoil`; at the first coming of step `at`, SIGTERM comes too."""
+    sent = []
+
+    def told(step: int) -> bool:
+        if step == at and not sent:
+            sent.append(step)
+            os.kill(os.getpid(), cut.TERM)
+        return bad(step)
+
+    return told
+
+
+def test_steps_that_were_left_out_before_an_interruption_are_counted_on(spoil, tmp_path):
+    spoil(_stopping(lambda step: step in (3, 11)))
+    with pytest.raises(Stopped):
+        _run(tmp_path, nan="skip", duration="16st")
+    assert _run(tmp_path, nan="skip", duration="16st", resume="auto")[0]["left_out_steps"] == [4, 12]
+
+
+def test_an_interruption_gives_no_new_rollbacks(spoil, tmp_path):
+    """Four steps are spoilt and three may be: the two before the interruption count."""
+    spoil(_stopping(lambda step: step in (2, 5, 9, 12)))
+    settings = {"nan": "rollback", "duration": "16st", "checkpoint": {"every": "3st"}}
+    with pytest.raises(Stopped):
+        _run(tmp_path, **settings)
+    with pytest.raises(Diverged, match=r"at step 13 of 16 .* last of 3 rollbacks"):
+        _run(tmp_path, resume="auto", **settings)
 
 
 def _falling(metrics, monkeypatch):
@@ -281,6 +320,53 @@ def test_a_disk_that_cannot_hold_the_models_is_said_before_the_first_step(tmp_pa
     with pytest.raises(LeanSurgeonError, match=r"Keeping the models of this run needs .* GB and .* has 0.00 GB free"):
         cut.run(tmp_path / "not" / "there")
     assert not (tmp_path / "not").exists()
+
+
+ROOM = {
+    "by-the-clock": {"nan": "stop"},
+    "last-alone": {"checkpoint": {"keep_best": False}},
+    "two-checkpoints": {"checkpoint": {"every": "2st"}},
+    "one-of-sgd": {"checkpoint": {"every": "3st", "keep_last": 1}, "optim": {"name": "sgd", "lr": 1e-2}},
+    "without-momentum": {"checkpoint": {"every": "3st"}, "optim": {"name": "sgd", "lr": 1e-2, "momentum": 0}},
+    "moved-momentum": {
+        "checkpoint": {"every": "3st"},
+        "optim": {"name": "sgd", "lr": 1e-2, "momentum": 0},
+        "schedule": {"name": "one-cycle"},
+    },
+    "averaged": {"checkpoint": {"every": "1st", "keep_last": 3, "keep_best": False}, "ema": {"decay": 0.5}},
+    "fewer-than-kept": {"checkpoint": {"every": "4st", "keep_last": 5}, "optim": {"name": "lamb", "lr": 1e-3}},
+    "rolled-back": {"checkpoint": {"every": "5st"}, "nan": "rollback"},
+}
+
+
+@pytest.mark.parametrize("case", ROOM)
+def test_the_room_that_is_asked_for_is_what_the_run_takes_at_its_fullest(case, tmp_path, monkeypatch):
+    asked, seen, place, look = [], [], runfolder.put_in_place, checkpoint.check_room
+
+    def watched(aside, path):
+        files = (file for file in (tmp_path / "run").rglob("*") if file.suffix in (".pt", ".safetensors"))
+        seen.append(sum(file.stat().st_size for file in files))
+        place(aside, path)
+
+    def room(folder, needed, **rest):
+        asked.append(needed)
+        look(folder, needed, **rest)
+
+    monkeypatch.setattr(runfolder, "put_in_place", watched)
+    monkeypatch.setattr(checkpoint, "check_room", room)
+    _falling([9.0, *range(8, 0, -1)], monkeypatch)  # every evaluation brings a better model
+    wide = StandIn(torch.nn.Sequential(torch.nn.Embedding(11, 20_000), torch.nn.Linear(20_000, 11)))
+    options = {"loaded": wide, "task": Words(), "cpu": True, "say": lambda text: None}
+    train(recipe(**{"eval": {"every": "2st", "batch": 13}} | ROOM[case]), tmp_path, tmp_path / "run", **options)
+    no_moments_yet = 2 * 4 * 22 * 20_000 if case == "rolled-back" else 0  # in its checkpoint before the first step
+    assert asked[0] - no_moments_yet == pytest.approx(max(seen), rel=0.01)  # generators and names take a little, too
+
+
+@pytest.mark.parametrize("every", ["1st", "3st", "7st", "1ep", "2ep", "50ep", "15m"])
+@pytest.mark.parametrize("ramp", [None, {"start": 4, "until": 0.5}], ids=["constant", "ramp"])
+def test_how_often_something_comes_is_counted_without_counting(every, ramp):
+    made = plan.make(_train(duration="9ep", batch_ramp=ramp), 64, 1)
+    assert made.times(every) == sum(made.due(every, done) for done in range(1, made.steps))
 
 
 def test_a_run_that_is_given_up_makes_room_for_the_next(tmp_path, monkeypatch):

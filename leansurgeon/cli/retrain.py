@@ -124,6 +124,8 @@ def sigterm_as_exception() -> Iterator[None]:
     """SIGTERM raises `Terminated` here, so that a training says what was kept. Processes forked from this one end as
     SIGTERM ends them.
     """
+    from leansurgeon.training.signals import insisting
+
     owner = os.getpid()
 
     def stop(number: int, frame: object) -> None:
@@ -137,7 +139,8 @@ def sigterm_as_exception() -> Iterator[None]:
         yield
         return
     try:
-        yield
+        with insisting():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -362,23 +362,22 @@ def sentences(text: str) -> list[str]:
 
 
 def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:
-    """Padded batches of sentences of about the same length."""
+    """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
         # Any token does under the mask; on the right, where it does not move the positions of real ones.
         ends = (tokenizer.eos_token, tokenizer.sep_token, tokenizer.unk_token)
         tokenizer.pad_token = next((t for t in ends if t is not None), None) or tokenizer.convert_ids_to_tokens(0)
         tokenizer.padding_side = "right"
     only = only_length(source)
-    how = {"padding": "max_length" if only else True, "max_length": only or min(LINE_TOKENS, window(source))}
+    how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
+    whole = tokenizer(texts, truncation=True, max_length=only or min(LINE_TOKENS, window(source)))
     # GPT-2 takes token types, too, and adds them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
-    lengths = map(len, tokenizer(texts, truncation=True, max_length=how["max_length"])["input_ids"])
-    texts = [text for _, text in sorted(zip(lengths, texts, strict=True))]  # padding costs as much as tokens
-    batches = []
-    for start in range(0, len(texts), 32):
-        batch = dict(tokenizer(texts[start : start + 32], truncation=True, return_tensors="pt", **how))
-        batches.append({key: value for key, value in batch.items() if typed or key != "token_type_ids"})
-    return batches
+    keys = [key for key in whole if typed or key != "token_type_ids"]
+    order = sorted(range(len(texts)), key=lambda i: (len(whole["input_ids"][i]), texts[i]))
+    chosen = (order[start : start + 32] for start in range(0, len(order), 32))
+    batches = ({key: [whole[key][i] for i in some] for key in keys} for some in chosen)
+    return [dict(tokenizer.pad(batch, return_tensors="pt", **how)) for batch in batches]
 
 
 # -- what was used --------------------------------------------------------------------------------

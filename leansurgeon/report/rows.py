@@ -6,6 +6,7 @@ A `Section` is one table: an experiment, the single runs of one task, or the mod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Row:
     init: str = ""
     epochs: float | None = None
     inherited: float | None = None  # epochs of the training here that its first weights come from
+    began_trained: bool = False  # its first weights had learned something, here or elsewhere
     still_falling: int = 0
     init_std: float | None = None
     width: int | None = None
@@ -142,15 +144,19 @@ def _section(kind: str, entries: list[Entry]) -> Section:
     original = next((r for r in rows if r.role == "original"), None)
     rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
     rows = [replace(r, inherited=original.epochs) if original and r.init == "transfer" else r for r in rows]
-    rows.sort(
-        key=lambda r: ("original", "lean", "control").index(r.role)
-    )  # trained side by side, they end in any order
+    # Trained side by side they end in any order, and a table that is shown again must be the same.
+    rows.sort(key=lambda r: (("original", "lean", "control").index(r.role), by_number(r.name)))
     seeds = max((len(r.seeds) for r in rows), default=0)
     notes += [f"{r.name} has only {len(r.seeds)} of {seeds} seeds." for r in rows if len(r.seeds) < seeds]
     if side_by_side([entry for group in arms.values() for entry in group]):
         notes.append("Trainings ran side by side, so ms/step also shows what the others took: compare it with care.")
     name, own = (text(part(entries[0].data, "experiment", key)) for key in ("name", "own_task"))
     return Section(kind, f"{name}, {own}" if own else name, task, tuple(rows), tuple(notes))
+
+
+def by_number(name: str) -> list[str | int]:
+    """A key that puts `h2` before `h10`."""
+    return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", name)]
 
 
 def _role(arm: str, control_of: str | None, summary: dict[str, Any]) -> str:
@@ -251,6 +257,8 @@ def make_row(name: str, role: str, entries: list[Entry], control_of: str | None 
         seconds=over("seconds"),
         kappa=kappa_of([d.get("kappa") for d in data]),
         init=text(part(first, "experiment", "init")),
+        began_trained=text(part(first, "experiment", "init")) == "transfer"
+        or text(part(surgery, "initialised")) not in ("", "fresh"),
         epochs=number(first.get("epochs")),
         still_falling=sum(d.get("last_losses_still_falling") is True for d in data),
         init_std=number(model.get("init_std")) if (_of_plan(surgery, "init") or "fresh") == "fresh" else None,

@@ -31,10 +31,11 @@ _FEWER_DIGITS = {
     "cpu": _ONEDNN,
     "xpu": _ONEDNN,
 }
+_ON_WITH_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for yes
 _OTHER_COMPILE = (
     "TORCHDYNAMO_DISABLE",
     "TORCH_COMPILE_DISABLE",
-    "TORCHDYNAMO_SUPPRESS_ERRORS",
+    _ON_WITH_ANY_WORD,
     "TORCH_COMPILE_OVERRIDE_BACKENDS",
 )
 
@@ -54,7 +55,11 @@ def in_force(train: Train, device: str) -> list[str]:
     watched = dict.fromkeys(digits, "train.precision")
     watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
     values = {name: os.environ.get(name, "") for name in watched}
-    return [f"{name}={value} ({watched[name]})" for name, value in values.items() if value.lower() not in _OFF]
+    return [f"{name}={value} ({watched[name]})" for name, value in values.items() if not _is_off(name, value)]
+
+
+def _is_off(name: str, value: str) -> bool:
+    return not value if name == _ON_WITH_ANY_WORD else value.lower() in _OFF
 
 
 def sentence(aside: list[str], forced: list[str]) -> str | None:

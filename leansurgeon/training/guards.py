@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon.errors import Diverged, OutOfMemory, memory_is_short
-from leansurgeon.training import engine
+from leansurgeon.training import engine, optimizer
 
 if TYPE_CHECKING:
     from leansurgeon.training.agree import Council
@@ -116,7 +116,7 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     """
     model, held = trainer.scored, []
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    moments = 1 if trainer.plan.train.optim.name == "sgd" else 2
+    moments = optimizer.moments(trainer.plan.train)
     try:
         if trainer.rehearsal is not None:
             model = trainer.rehearsal()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from leansurgeon.training.recipe import Optim
+    from leansurgeon.training.settings import Optim, Train
 
 # Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. Their
 # matrices have two or three dimensions, so that the rule "no decay below two dimensions" would miss them.
@@ -48,6 +48,14 @@ def make(model: nn.Module, optim: Optim, *, fused: bool) -> torch.optim.Optimize
         return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused or None)
     kind = AdamW if optim.name == "adamw" else Adam
     return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused or None)
+
+
+def moments(train: Train) -> int:
+    """How many numbers the optimizer keeps for every weight."""
+    if train.optim.name != "sgd":
+        return 2
+    moved = train.schedule.name == "one-cycle" and train.schedule.momentum is not None
+    return int(train.optim.momentum > 0 or moved)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None = None) -> None:

@@ -99,6 +99,15 @@ class Plan:
             return self.position(done) // stretch > self.position(done - 1) // stretch
         return done % length.steps(self.steps_per_epoch) == 0
 
+    def times(self, every: str) -> int:
+        """How often such a thing comes before the last step."""
+        length = parse_duration(every)
+        if length.seconds is not None:
+            return 0
+        if length.unit == "ep" and self.ramp_steps:
+            return int(self.position(self.steps - 1) // (length.value * self.epoch_samples))
+        return (self.steps - 1) // length.steps(self.steps_per_epoch)
+
 
 def ramp(start: int, batch: int, steps: int) -> np.ndarray:
     """The batches of the first `steps` steps, `(steps,)`: linear from `start` to `batch`, in multiples of `start`."""

@@ -269,13 +269,24 @@ def _fit(run: Run) -> None:
 
 
 def _check_room(run: Run) -> None:
-    """Better now than after the last step: the best model, the last one, and one that is written beside the old. What
-    stands in the folder will be gone by then (`_take`).
-    """
-    copies = 3 if run.recipe.train.checkpoint.keep_best else 2
-    needed = copies * sum(tensor.nbytes for tensor in run.judged_loaded.model.parameters())
+    """Better now than after the last step. What stands in the folder will be gone by then (`_take`)."""
     freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
-    checkpoint.check_room(run.folder, needed - freed, what="Keeping the models of this run", spare=0)
+    checkpoint.check_room(run.folder, _most_at_once(run) - freed, what="Keeping the models of this run", spare=0)
+
+
+def _most_at_once(run: Run) -> int:
+    """Bytes of weights that the run folder holds at its fullest: two models (the last one or a better one is written
+    beside the best) and the checkpoints that are kept, or one model and a checkpoint more, written before the oldest
+    goes. Checkpoints by the clock are not counted, since nobody knows whether the first of them comes; each looks for
+    room itself.
+    """
+    train, parameters = run.recipe.train, list(run.loaded.model.parameters())
+    model = sum(parameter.nbytes for parameter in parameters)
+    moments = optimizer.moments(train) * sum(p.nbytes for p in parameters if p.requires_grad)
+    whole = model + moments + (model if train.ema else 0)
+    keep, keeps_best = train.checkpoint.keep_last, train.checkpoint.keep_best
+    saves = run.plan.times(train.checkpoint.every) + (train.nan == "rollback")  # that one comes before the first step
+    return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
 
 
 def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> int | None:

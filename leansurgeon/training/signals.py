@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import Interrupted, LeanSurgeonError, Stopped
+from leansurgeon.errors import Interrupted, LeanSurgeonError, Stopped, Terminated
 
 if TYPE_CHECKING:
     from leansurgeon.training.agree import Council
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
 _AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may pass on what the terminal has sent already
 _SECONDS_BETWEEN_QUESTIONS = 1.0
+_MOMENT = 0.01  # seconds until an exception that was lost is raised again
 
 
 class Wish(Exception):
@@ -95,10 +98,12 @@ def listening(stops: Stops) -> Iterator[None]:
 
 @contextmanager
 def raising(sentence: str) -> Iterator[None]:
-    """For a while, SIGTERM and SIGUSR1 raise `Stopped` with this sentence, so that everything below is tidied up."""
+    """For a while, SIGTERM and SIGUSR1 end what is done with `Stopped` and this sentence, so that everything below is
+    tidied up. Below it is a `Terminated`, which nobody there takes for an error of a model.
+    """
 
     def heard(number: int, frame: object) -> None:
-        raise Stopped(sentence)
+        raise Terminated
 
     before = {}
     try:
@@ -107,10 +112,45 @@ def raising(sentence: str) -> Iterator[None]:
     except ValueError:  # not in the main thread, where no signal arrives
         pass
     try:
-        yield
+        with insisting():
+            yield
+    except Terminated:
+        raise Stopped(sentence) from None
     finally:
         for number, old in before.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def insisting() -> Iterator[None]:
+    """Raise again what a signal handler raised where Python loses it: in a finalizer or in the callback of a weak
+    reference. The rehearsal of a step on tensors without memory spends a twentieth of its time in those.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    lost: list[type[BaseException]] = []
+
+    def lose(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            hook(what)
+            return
+        lost.append(what.exc_type)  # raised here it would be lost, too
+        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+
+    def again(number: int, frame: object) -> None:
+        if lost:
+            raise lost.pop()
+
+    hook, sys.unraisablehook = sys.unraisablehook, lose
+    alarm = signal.signal(signal.SIGALRM, again)
+    try:
+        yield
+        again(signal.SIGALRM, None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGALRM, alarm if alarm is not None else signal.SIG_DFL)
 
 
 def ended(kind: int, message: str, hint: str | None) -> LeanSurgeonError:

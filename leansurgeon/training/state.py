@@ -216,14 +216,17 @@ def _buffers_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Non
 
 
 def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """The optimizer's tensors by name, and its groups without them."""
+    """The optimizer's tensors by name, and its groups without them. LAMB counts its steps in a tensor of the group."""
     whole = optimizer.state_dict()
     tensors = {
         f"optimizer.{index}.{key}": value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
         for index, values in whole["state"].items()
         for key, value in values.items()
     }
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in whole["param_groups"]]
+    groups = [
+        {key: value.item() if torch.is_tensor(value) else value for key, value in group.items() if key != "params"}
+        for group in whole["param_groups"]
+    ]
     return tensors, groups
 
 

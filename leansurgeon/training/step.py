@@ -160,18 +160,19 @@ class Trainer:
         return all_reduced(sums, self.accelerator)
 
     def _update(self, step: int, result: torch.Tensor) -> None:
-        """Take the step, unless something is not finite and the recipe says to go on without it."""
+        """Take the step, unless something is not finite and the recipe, or fp16, goes on without it: then the average
+        does not take in these weights again.
+        """
         # The same numbers are seen on every process, so all of them decide alike.
-        if self.plan.train.nan == "skip" and not bool(torch.isfinite(result).all()):
-            if self.scaler is not None:
-                self.scaler.update()
-            return
+        looks = self.plan.train.nan == "skip" or self.scaler is not None
+        taken = not looks or bool(torch.isfinite(result).all())
         if self.scaler is not None:
-            self.scaler.step(self.optimizer)
+            if taken:
+                self.scaler.step(self.optimizer)
             self.scaler.update()
-        else:
+        elif taken:
             self.optimizer.step()
-        if self.average is not None:
+        if self.average is not None and taken:
             self.average.update(self.scored.model, step + 1)
 
     def _syncs(self, count: int) -> Iterator[Any]:
