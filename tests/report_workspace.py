@@ -62,8 +62,8 @@ def surgery(arm: str, **changes: Any) -> dict[str, Any]:
             "criterion": "angular",
             "changed_tensors": 12,
             "candidates": [
-                {"kept": [0, 2, 4], "criterion": "even", "judged_by": 0.1281},
-                {"kept": [0, 1, 2], "criterion": "angular", "attention": True, "judged_by": 0.001222},
+                {"kept": [0, 2, 4], "criterion": "even", "judged_by": 0.1281, "data": "part"},
+                {"kept": [0, 1, 2], "criterion": "angular", "attention": True, "judged_by": 0.001222, "data": "all"},
             ],
         },
         "proof": {"loaded_with": "transformers.X.from_pretrained", "parameters": ARMS[arm][3], "compared": compared},

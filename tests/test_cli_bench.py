@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
-from leansurgeon.measure import bench
+from leansurgeon.measure import bench, speed
 from leansurgeon.measure.flops import closed_form
 from leansurgeon.measure.speed import Timing
 
@@ -95,6 +98,74 @@ def test_remarks_name_cuts_that_are_not_faster_and_head_sizes_that_hopper_pads()
     assert "head_dim 20 is no multiple of 8" in said[2] and said[2].startswith("On Hopper")
     assert "head_dim 32 is under 64" in said[3]
     assert bench.hopper_warnings([64, 128]) == []
+    # The first row is the cut, and the step of the other one stands in the ratio.
+    for ratios, words in (([1.2, 1.3, 1.4], "is faster than"), ([0.7, 0.8, 0.9], "is slower than")):
+        (said, *_) = bench.remarks([rows[0], row("before surgery", ratios)], hopper=False)
+        assert said.startswith(f"This cut {words} the model before surgery")
+
+
+def test_the_same_width_is_the_inner_one():
+    shape = open_source("digits-vit").shape.with_(head_dim=32)  # 4 heads: 128 in all, and the model is 64 wide
+    assert bench.same_width(shape, 8).stages[0].head_dim == 16
+    assert bench.same_head_dim(shape, 8).stages[0].head_dim == 32
+
+
+def test_shared_key_value_heads_stay_where_they_can_be_shared():
+    shape = open_source("digits-vit").shape.with_(heads=4, kv_heads=2)
+    assert bench.same_head_dim(shape, 8).stages[0].kv_heads == 2
+    with pytest.raises(UsageError, match="3 heads cannot share 2"):
+        bench.same_head_dim(shape, 3)
+    full = bench.same_head_dim(open_source("digits-vit").shape, 8)
+    assert full.stages[0].kv_heads == 8
+
+
+def test_a_step_that_is_timed_trains():
+    source = open_source("digits-vit")
+    made = speed.Bench(source.config, source.architecture, speed.Load(2, 1), "auto", torch.device("cpu"))
+    before = [p.detach().clone() for p in made.model.parameters()]
+    made.step()
+    assert all(not torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+    assert all(p.grad is None for p in made.model.parameters())
+
+
+def test_quartiles_are_numpys():
+    seconds = [5.0, 1.0, 2.0, 9.0, 4.0]
+    found = Timing.of(seconds)
+    assert [found.low, found.median, found.high] == np.percentile(seconds, [25, 50, 75]).tolist()
+
+
+def test_what_is_timed_under_which_name():
+    calls = []
+    model = SimpleNamespace(
+        device=torch.device("cpu"),
+        single="one",
+        large="many",
+        step=lambda: calls.append("step"),
+        forward=calls.append,
+    )
+    (times,) = speed.timed([model], 3)
+    assert calls == ["step", "one", "many"] * (3 + speed.WARM_UP)
+    assert list(times) == ["step", "forward_1", "forward"] and all(len(t.seconds) == 3 for t in times.values())
+
+
+@pytest.mark.parametrize(("inputs", "units"), [("input_ids", 8 * 16), ("pixel_values", 8)])
+def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeypatch, inputs, units):
+    """The second model takes half of the first one's step in every round, however noisy the rounds are."""
+    source = open_source("digits-vit")
+    (own,), _ = bench.contenders(source, [])
+    rounds = [1.0, 3.0, 2.0]
+    monkeypatch.setattr(speed, "Bench", lambda *_: SimpleNamespace(model=torch.nn.Linear(3, 1), large={inputs: None}))
+    monkeypatch.setattr(speed, "runs", lambda _: None)
+    monkeypatch.setattr(
+        speed,
+        "timed",
+        lambda *_: [dict.fromkeys(bench.TIMED, Timing.of([s * t for t in rounds])) for s in (1.0, 0.5)],
+    )
+    monkeypatch.setattr(speed, "peaks", lambda *_: [7, 5])
+    first, second = bench.measure([own, own], speed.Load(8, 16), [], 3, "cpu", lambda _: None)[0]
+    assert first.against_first == (1, 1, 1) and second.against_first == (0.5, 0.5, 0.5)
+    assert (second.verdict, second.parameters, second.peak) == ("faster", 4, 5)
+    assert second.as_dict()["training_per_second"] == units / 1.0
 
 
 def test_the_shape_before_surgery_takes_part():

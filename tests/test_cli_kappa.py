@@ -66,6 +66,11 @@ def test_kappa_of_images_is_numpys_condition_number(saved):
         assert low < layer["median"] < high and layer["jacobian"]["at_least"] > 0
 
 
+def test_the_forward_runs_in_the_precision_that_is_asked_for(saved):
+    few = ("--data", "task:digits", "--samples", "4", "--probes", "0")
+    assert document(saved("vit")[0], *few, "--precision", "bf16")["forward_dtype"] == "bfloat16"
+
+
 def test_a_few_sentences_stand_for_all_of_them(saved, tmp_path):
     """Held-out sentences lie by their length; the first ones would be the shortest."""
     folder, text = sentence_encoder(saved, tmp_path, 600)

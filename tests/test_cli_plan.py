@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -69,19 +71,41 @@ def test_a_gpu_that_is_too_small_is_told_and_the_largest_batch_fits():
     assert 0 < found.before.largest_batch < found.after.largest_batch
     source = open_source("digits-vit")
     rehearsal = Rehearsal(source.config, source.architecture, Setting())
-    assert rehearsal.peak(found.before.largest_batch, gpu="older").total <= small.memory
+    most = found.before.largest_batch
+    assert rehearsal.peak(most, gpu="older").total <= small.memory < rehearsal.peak(most + 1, gpu="older").total
+
+
+def test_fitting_is_to_the_byte_and_operations_are_of_the_tokens_asked_for(saved, monkeypatch):
+    folder, _ = saved("bert")
+    source = open_source(str(folder))
+    unchanged = Wanted(layers=str(source.shape.depth))
+    setting = Setting(batch=2, tokens=8)
+    peak = Rehearsal(source.config, source.architecture, setting).peak(gpu="older").total
+    monkeypatch.setattr(Rehearsal, "largest_batch", lambda *_, **__: 1)
+    card = next(iter(GPUS.values()))
+    for memory, fits in ((peak, True), (peak - 1, False)):
+        found = costs(source, unchanged, setting, replace(card, memory=memory, blas="older"))
+        assert found.before.fits is fits and found.before.flops.tokens == 8
+
+
+def test_every_card_has_the_memory_that_its_data_sheet_names():
+    for card in GPUS.values():
+        sizes = {int(size) for size in re.findall(r"(\d+) GB", f"{card.title} {card.source}")}
+        assert {card.memory} == {size * 10**9 for size in sizes}
+    assert {name: card.memory // 10**9 for name, card in GPUS.items()}["a6000"] == 48
 
 
 @pytest.mark.parametrize(
     "arguments, says",
     [
         (["--gpu", "h1000"], "did you mean 'h100'"),
+        (["--gpu", "a100"], "did you mean a100-40 or a100-80"),
         (["--precision", "bf8"], "give bf16, fp16 or fp32"),
         (["--batch", "0"], "at least 1"),
         (["--heads", "0"], "at least 1"),
         (["--layers", "99"], "99 is more than"),
     ],
-    ids=["gpu", "precision", "batch", "heads", "layers"],
+    ids=["gpu", "gpus", "precision", "batch", "heads", "layers"],
 )
 def test_bad_input_is_one_sentence(arguments, says):
     with pytest.raises(UsageError, match=says):

@@ -62,6 +62,17 @@ def test_vit_b_and_bert_large_have_the_operations_that_are_published():
     assert found.attention + found.scores + found.mlp == blocks
 
 
+def test_a_causal_classifier_scores_every_token(saved, tmp_path):
+    """GPT-2's picks the last token's scores after it has made all of them, as torch counts."""
+    from transformers import GPT2ForSequenceClassification
+
+    GPT2ForSequenceClassification(saved("gpt2")[1].config).save_pretrained(tmp_path / "classifier")
+    source = open_source(str(tmp_path / "classifier"))
+    found = flops.closed_form(source.specs, source.shape, source.config, source.architecture, 12)
+    assert found.outside == 2 * 12 * source.shape.stages[0].width * 2  # two labels
+    assert found.total == flops.counted(source.config, source.architecture, 12)
+
+
 def test_families_without_a_closed_form_have_none_and_are_counted():
     source = open_source("xcit-m")
     assert flops.closed_form(source.specs, source.shape, source.config, source.architecture) is None

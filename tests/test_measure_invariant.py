@@ -81,6 +81,14 @@ def test_jacobian_is_exact_with_all_probes_and_a_lower_bound_with_fewer(family, 
     for row, true in zip(found, truth, strict=True):
         assert row["exact"] and row["probes"] == row["columns"] == columns
         assert row["at_least"] == pytest.approx(true, rel=1e-6)
+    each = [
+        [row["at_least"] for row in jacobian(loaded, parts, [one], mask_of, samples=1, probes=8)]
+        for one in ({k: v[i : i + 1] for k, v in batch.items()} for i in range(3))
+    ]
+    for samples in (2, 3):
+        rows = jacobian(loaded, parts, [batch], mask_of, samples=samples, probes=8)
+        assert [row["samples"] for row in rows] == [samples, samples]
+        assert [row["at_least"] for row in rows] == pytest.approx(list(np.median(each[:samples], 0)), rel=1e-4)
     before = [0.0, 0.0]
     for probes in (4, 8, 16):
         rows = jacobian(loaded, parts, [batch], mask_of, samples=1, probes=probes)
@@ -88,6 +96,17 @@ def test_jacobian_is_exact_with_all_probes_and_a_lower_bound_with_fewer(family, 
         assert not any(row["exact"] for row in rows)
         assert all(a < b <= true * (1 + 1e-9) for a, b, true in zip(before, now, truth, strict=True))
         before = now
+
+
+def test_a_jacobian_without_full_rank_has_a_bound_that_json_can_hold(tiny) -> None:
+    """With the values of one of two heads gone, at most half of the 40 directions can be told apart behind W_o."""
+    loaded, batch = tiny("vit", **SMALL, image_size=4, head_dim=4)
+    parts = attentions.of(loaded)
+    for part in parts:
+        loaded.model.get_submodule(part.projection).weight.data[:, 4:] = 0
+    for row in jacobian(loaded, parts, [batch], mask_of, samples=1, probes=40):
+        assert not row["exact"] and 1e6 < row["at_least"] < 1e20
+        json.dumps(row, allow_nan=False)
 
 
 def test_jacobian_in_fp32_is_that_in_fp64(tiny) -> None:
@@ -189,18 +208,27 @@ def test_a_silent_head_is_counted_and_no_number(tiny) -> None:
     found = weights(loaded, attentions.of(loaded))[0]
     assert (found["vo"]["deficient"], found["vo"]["worst"]) == (1, None) and found["vo"]["value"] > 1
     assert found["o"]["value"] is None and found["o"]["lower_bound"] > 1e5
+    values = loaded.model.get_submodule(part.readers[-1]).weight.data  # head 3 says one thing twice, but for rounding
+    values[17] = values[16] * (1 + 1e-9)
+    assert weights(loaded, attentions.of(loaded))[0]["vo"]["deficient"] == 2
     json.dumps(found, allow_nan=False)
 
 
-def test_output_is_the_block_behind_the_projection_without_its_bias(tiny) -> None:
-    loaded, batch = tiny("vit")
+@pytest.mark.parametrize("inner", [32, 8], ids=["as wide as the model", "8 of 32, fewer than tokens"])
+def test_output_is_the_block_behind_the_projection_without_its_bias(inner, tiny) -> None:
+    loaded, batch = tiny("vit", head_dim=inner // 4)
     seen = []
     module = loaded.model.get_submodule(loaded.projections[1])
     handle = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach()))
-    found = invariant.measure(loaded, [batch], mask_of, 3, probes=0)["layers"][1]
+    measured = invariant.measure(loaded, [batch], mask_of, 3, probes=0)
     handle.remove()
+    assert measured["tokens"] == 3 * 17
+    found = measured["layers"][1]
     blocks = [a @ module.weight.detach().T for a in seen[0]]
-    assert found["output"]["median"] == pytest.approx(np.median([np.linalg.cond(b) for b in blocks]), rel=1e-6)
+    k = min(17, inner)  # more values than the inner width has cannot differ from zero
+    sigmas = [np.linalg.svd(b.numpy(), compute_uv=False) for b in blocks]
+    assert found["output"]["k"] == found["output"]["rank"] == k
+    assert found["output"]["median"] == pytest.approx(np.median([s[0] / s[k - 1] for s in sigmas]), rel=1e-6)
     assert found["jacobian"] is None
 
 

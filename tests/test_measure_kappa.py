@@ -143,11 +143,38 @@ def test_duplicated_token_is_a_missing_rank() -> None:
     found = conditioning(block)[0]
     assert (found.rank, found.k, found.kappa) == (196, 197, math.inf)
     assert 1e6 < found.bound < 1e9  # what fp32 can tell, not the 1e16 of rounding
+    assert found.centred == math.inf and 1e6 < found.centred_bound < 1e9
+    wide = 1 + 1e-3 * block.double()  # nearly one direction: rounding of the spectrum is all that fp64 has of noise
+    assert [conditioning(x)[0].rank for x in (wide, wide.mT)] == [196, 196]
     layer = summarise([found, *conditioning(torch.randn(2, 197, 768))], 1)
     assert (layer["rank"], layer["k"], layer["deficient"], layer["worst"]) == (196, 197, 1, None)
     assert layer["lower_bound"] == found.bound
     assert layer["mean"] == pytest.approx(3.0, abs=0.2)  # of the two others
     assert layer["median"] == pytest.approx(3.0, abs=0.2) and layer["median_lower_bound"] is None
+
+
+def test_a_small_rest_beside_a_large_mean_token_is_centred_where_the_gram_matrix_is_not_enough() -> None:
+    torch.manual_seed(8)
+    block = torch.randn(1, 20, 48, dtype=F64) + 1e8 * torch.randn(48, dtype=F64)
+    rest = np.linalg.svd((block[0] - block[0].mean(0)).numpy(), compute_uv=False)
+    assert conditioning(block)[0].centred == pytest.approx(rest[0] / rest[18], rel=1e-5)
+
+
+def test_figures_of_layers_and_model_against_numpy() -> None:
+    def sample(kappa: float) -> Conditioning:
+        return Conditioning(kappa, kappa, 4, 4, kappa / 2, kappa / 2, 1.0, 1.0, 1.0, 4)
+
+    kappas = np.array([[1.0, 10.0, 1000.0, 20.0], [5.0, 7.0, 300.0, 6.0], [2.0, 3.0, 9.0, 4.0]])
+    layers = [summarise([sample(x) for x in row], i) for i, row in enumerate(kappas, 1)]
+    logs = np.log(kappas)
+    assert [layer["log_sd"] for layer in layers] == pytest.approx(list(logs.std(1, ddof=1)))
+    assert [layer["geometric_mean"] for layer in layers] == pytest.approx(list(np.exp(logs.mean(1))))
+    assert [layer["mean"] for layer in layers] == pytest.approx(list(kappas.mean(1)))
+    assert [layer["centred_median"] for layer in layers] == pytest.approx(list(np.median(kappas, 1) / 2))
+    model, medians = over_layers(layers), np.median(kappas, 1)
+    assert model["mean"] == pytest.approx(kappas.mean())
+    assert (model["median"], model["worst"]) == (np.median(medians), medians.max())
+    assert model["centred_median"] == np.median(medians) / 2
 
 
 def test_medians_that_are_unknown_are_null_with_a_bound() -> None:
@@ -318,6 +345,25 @@ def test_measure_equals_attention_by_hand(make) -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_padding_stays_out_of_what_a_block_adds_and_every_projection_has_its_mask() -> None:
+    model, names, [batch] = tiny_bert()
+    model.eval()
+    with torch.no_grad():
+        for name in names:
+            model.get_submodule(name).bias.normal_()
+    other = torch.ones(3, 12, dtype=torch.bool)
+    other[:, 9:] = False
+    masks = [mask_of(batch), other]  # as an encoder and a decoder have
+    found = measure(loaded(model, names), [batch], lambda _: masks, samples=3)
+    assert found["tokens"] == int(masks[0].sum()) == 29
+    for layer, name, mask in zip(found["layers"], names, masks, strict=True):
+        weight = model.get_submodule(name).weight.detach().double().numpy()
+        blocks = [a[m.numpy()] for a, m in zip(by_hand(model, name, batch), mask, strict=True)]
+        assert layer["median"] == pytest.approx(np.median([np.linalg.cond(a) for a in blocks]), rel=1e-3)
+        added = [np.linalg.cond(a @ weight.T) for a in blocks]
+        assert layer["output"]["median"] == pytest.approx(np.median(added), rel=1e-3)
+
+
 def test_measure_leaves_the_model_as_it_was() -> None:
     model, names, batches = tiny_vit()
     model.train()
@@ -329,6 +375,21 @@ def test_measure_leaves_the_model_as_it_was() -> None:
     assert not any(m._forward_pre_hooks for m in model.modules())
     assert (found["samples"], found["tokens"], found["forward_dtype"]) == (4, 4 * 17, "float32")
     assert found["layers"][0]["layer"] == 1
+
+
+def test_a_half_precision_forward_hides_small_values_of_the_block_and_of_what_it_adds() -> None:
+    """Both are stored in bf16, though the bias is subtracted in fp32: 8 bits tell no kappa of 1.6e3 or more."""
+    model, names, batches = tiny_vit()
+    with torch.no_grad():
+        for layer in model.vit.layers:
+            layer.attention.v_proj.weight.mul_(0.1)
+            layer.attention.v_proj.bias.fill_(1.0)
+    for half, name in ((None, "float32"), (torch.bfloat16, "bfloat16")):
+        found = measure(loaded(model, names), batches, mask_of, samples=3, half=half)
+        assert found["forward_dtype"] == name
+        for layer in found["layers"]:
+            assert layer["deficient"] == layer["output"]["deficient"] == (0 if half is None else 3)
+            assert layer["output"]["k"] == layer["k"] == 17
 
 
 def test_measure_cleans_up_after_an_error() -> None:

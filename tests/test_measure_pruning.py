@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,12 @@ from torch.nn import functional as F
 
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.measure import ablation, pruning
+from leansurgeon.measure import ablation, heads, pruning
 from leansurgeon.measure.batches import halves, rows_of, thin
 from leansurgeon.measure.calibration import Calibration
 from leansurgeon.measure.heads import Options, study
 from leansurgeon.measure.importance import importance
-from leansurgeon.measure.judge import Bench, Labelled, Unlabelled
+from leansurgeon.measure.judge import Bench, Labelled, Scores, Unlabelled
 from leansurgeon.measure.sites import Site, count, sites
 from leansurgeon.tasks.base import Metric, classification_score
 
@@ -108,6 +110,9 @@ def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, 
     assert off[worst]["change"] == pytest.approx(masked.mean() - bench.whole.loss, rel=1e-5)
     from scipy import stats
 
+    differences = masked - bench.whole.losses
+    assert off[worst]["standard_error"] == pytest.approx(stats.sem(differences), rel=1e-4)
+
     assert off[worst]["p"] == pytest.approx(stats.ttest_rel(masked, bench.whole.losses).pvalue, rel=1e-3)
 
 
@@ -123,6 +128,7 @@ def test_holm_is_that_of_the_book():
     """Against the definition: the largest of (m - j + 1) p_j over all j up to i, at most 1."""
     p = np.array([0.01, 0.04, 0.03, 0.005, 0.9])
     assert ablation.holm(p) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
+    assert ablation.holm(np.array([0.7, 0.6])) == pytest.approx([1.0, 1.0])
 
 
 def test_holm_keeps_false_alarms_rare():
@@ -181,6 +187,60 @@ def test_the_document_holds_all_of_it(trained):
 
     lines = describe(json.loads(json.dumps(found)) | {"model": "rule"})
     assert max(map(len, lines)) <= 80 and any("random" in line for line in lines)
+
+
+def test_every_order_of_the_document_is_what_its_name_says(trained):
+    """Ranked on half of the held-out samples (the oracle) or on training samples, scored on the other half."""
+    fit, held = batch_of(96, 5), batch_of(90, 6)
+    data = Calibration("rule", "a rule", "0" * 64, [fit], [fit], [held], task=Rule())
+    found = study(trained, data, Options(ablate=True, steps=4, seeds=2, seed=5)).document
+    judge, places = Labelled(trained, Rule()), sites(trained)
+    values = importance(judge, places, [fit])
+    assert np.concatenate([entry["importance"] for entry in found["attentions"]]) == pytest.approx(values)
+    first, second = (Bench(judge, places, [{k: v[i::2] for k, v in held.items()}]) for i in (0, 1))
+    changes = np.array([first.scores(np.arange(16) != head).loss - first.whole.loss for head in range(16)])
+    order = np.argsort(values)
+    for name, ranked in {"importance": order, "reverse": order[::-1], "oracle": np.argsort(changes)}.items():
+        expected = [second.scores(~np.isin(np.arange(16), ranked[:gone])).loss for gone in (0, 4, 8, 12, 16)]
+        assert [row["loss"] for row in found["curve"]["orders"][name]] == pytest.approx(expected), name
+    from scipy import stats
+
+    off = [row for entry in found["attentions"] for row in entry["off"]]
+    shown = [row["change"] for row in off if row["p_holm"] < 0.05]
+    assert found["ablation"]["worse"] == sum(change > 0 for change in shown) > 0
+    assert found["ablation"]["better"] == sum(change < 0 for change in shown)
+    assert found["ablation"]["spearman"] == pytest.approx(stats.spearmanr(values, changes).statistic)
+    other = study(trained, data, Options(steps=4, seeds=2, seed=6)).document["curve"]["orders"]["random"]
+    assert other != found["curve"]["orders"]["random"]
+
+
+def test_random_orders_differ_and_what_can_go_ends_at_the_first_loss(bench):
+    rows = pruning.random_curve(bench, [0, 0.5, 1], 3, 0)["rows"]
+    assert rows[1]["loss_low"] < rows[1]["loss"] < rows[1]["loss_high"]
+    whole = bench.whole.accuracy
+    back = [{"fraction": i / 4, "accuracy": a} for i, a in enumerate((whole, 0.995 * whole, 0.8 * whole, whole))]
+    assert pruning.prunable(back, bench) == 0.25
+
+
+def test_each_kind_of_attention_is_pruned_apart():
+    """A stand-in for a model: its loss says how many heads of each kind are off, its accuracy which of them."""
+    kinds = ["encoder", "encoder", "decoder", "cross"]
+    places = [Site(f"l{i}", kind, int(i > 1), i, i, int(i == 3), 4, 8) for i, kind in enumerate(kinds)]
+
+    def scores(keep):
+        off = ~keep.reshape(4, 4)
+        loss = off[:2].sum() + 100 * off[2].sum() + 10_000 * off[3].sum()
+        return Scores(np.array([float(loss)]), np.array([float((off * 2.0 ** np.arange(16).reshape(4, 4)).sum())]))
+
+    bench = SimpleNamespace(sites=places, scores=scores, whole=scores(np.ones(16, bool)), judge=None)
+    values = np.array([8, 7, 6, 5, 4, 3, 2, 1, 10, 12, 11, 13, 17, 16, 15, 14], float)
+    found = heads.curves(bench, values, None, Options(steps=4, seeds=1), lambda *_: lambda: None)["by_kind"]
+    assert {kind: [row["loss"] for row in rows] for kind, rows in found.items()} == {
+        "encoder": [0, 2, 4, 6, 8], "decoder": [0, 100, 200, 300, 400], "cross": [0, 1e4, 2e4, 3e4, 4e4]
+    }  # fmt: skip
+    assert [row["pruned"] for row in found["encoder"]] == [0, 2, 4, 6, 8]
+    first = {"encoder": 2**7 + 2**6, "decoder": 2**8, "cross": 2**15}  # the least important of each
+    assert {kind: rows[1]["accuracy"] for kind, rows in found.items()} == first
 
 
 @pytest.mark.parametrize("text", [True, False], ids=["perplexity", "cosine"])

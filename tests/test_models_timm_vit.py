@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 import leansurgeon.models.timm_vit  # noqa: F401  registers the entry point
 from leansurgeon import architectures
 from leansurgeon.architectures import timm_vit as declaration
+from leansurgeon.checkpoints.model import load
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 
 TINY = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=4, mlp_ratio=2, num_classes=5)
@@ -122,6 +124,22 @@ def test_numbers_of_timm_models_are_read_from_the_models(name, parameters):
     assert built == {n: tuple(p.shape) for n, p in again.named_parameters()}
     assert built == {spec.name: spec.shape for spec in architecture.tensors(config)}
     assert architecture.count(config).total == sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_a_file_of_timms_own_may_hold_what_differs_from_the_name_only(tmp_path):
+    """`model_args` as `timm.models.save_for_hf` writes them; elsewhere the number of classes stands outside them."""
+    torch.manual_seed(0)
+    changed = dict(depth=2, global_pool="avg", img_size=32)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=7, **changed).eval()
+    timm.models.save_for_hf(model, tmp_path, model_args=changed, safe_serialization=True)
+    pixels = torch.randn(2, 3, 32, 32)
+    for drop in ((), ("num_classes",), ("num_classes", "in_chans")):
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["model_args"] = {k: v for k, v in config["model_args"].items() if k not in drop}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert open_source(str(tmp_path)).parameters.total == sum(p.numel() for p in model.parameters())
+        with torch.no_grad():
+            assert torch.equal(load(tmp_path).model.eval()(pixels), model(pixels))
 
 
 @pytest.mark.parametrize(

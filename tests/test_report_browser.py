@@ -50,8 +50,13 @@ frame.onload = () => {
       return b.left < box.left - 2 || b.right > box.right + 2 || b.top < box.top - 2 || b.bottom > box.bottom + 2;
     }).map((t) => t.textContent);
   });
+  const captions = [...page.querySelectorAll('caption:not(.hidden)')].filter((c) => {
+    const words = page.createRange();
+    words.selectNodeContents(c);
+    return words.getBoundingClientRect().right > win.innerWidth;
+  }).map((c) => c.textContent);
   const found = {
-    width: win.innerWidth, scroll: root.scrollWidth, height: root.scrollHeight, wide, outside,
+    captions, width: win.innerWidth, scroll: root.scrollWidth, height: root.scrollHeight, wide, outside,
     ground: style(page.body).backgroundColor, text: style(page.body).color,
     line: style(page.querySelector('path.s0')).stroke,
     heading: page.querySelector('h1').textContent, tables: page.querySelectorAll('table').length,
@@ -138,6 +143,7 @@ def brightness(colour: str) -> float:
 def fits(found: dict) -> None:
     assert found["scroll"] == found["width"] and not found["wide"], found["wide"]
     assert not found["outside"], found["outside"]  # letters of a drawing that its edge cuts off
+    assert not found["captions"], found["captions"]  # a table may be moved in its frame; who does so has read its head
 
 
 def test_a_phone_in_the_light(site, tmp_path):

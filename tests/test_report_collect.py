@@ -85,6 +85,7 @@ def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, senten
     assert len(found.entries) == 9
     (problem,) = found.problems
     assert sentence in problem and str(root / "broken") in problem
+    assert problem.endswith(".") and problem[-2].isalnum()  # one full stop, and nothing else
     with pytest.raises(UsageError, match=sentence):
         collect([root / "broken"])
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from leansurgeon.errors import UsageError
-from leansurgeon.report import html_page
+from leansurgeon.report import html_page, predicted
 from leansurgeon.report.collect import collect
+from leansurgeon.report.html_bench import bench
+from leansurgeon.report.html_reproduce import shrink_command
 from leansurgeon.report.html_style import COLOURS, SERIES
 from leansurgeon.report.rows import sections
 from leansurgeon.report.table import document, render
 from tests.html_reading import Cell, Page
 from tests.report_fixtures import digits, kappa, perplexities, summary, write
-from tests.report_workspace import surgery, workspace
+from tests.report_workspace import BENCH, surgery, workspace
+from tests.word_models import sentence_encoder
 
 SCALES = {"%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "M": 1e6, "k": 1e3}
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m\ud800"
@@ -128,6 +133,8 @@ def test_what_was_cut_and_why(digits_page):
     assert "accuracy 95.8 % (source 96.9 %) of 360" in text
     tried = page.table("Sets of layers")
     assert [row[0].text for row in tried.rows] == ["angular", "even"]  # best first
+    assert [row[tried.heads.index("data")].text for row in tried.rows] == ["all", "part"]
+    assert "first compete on a part of the data" in text
     assert "/home/somebody" not in text and "…/digits-vit/original-s0/last" in text
     assert "leansurgeon run digits-vit --seeds 0,1,2" in text and "1,437 to train, 360 to evaluate" in text
 
@@ -147,6 +154,11 @@ def test_bench_stands_beside_the_training(digits_page):
     assert lean["step, ms"].value == pytest.approx(30.0) and lean["forward of one sample, ms"].text == "–"
     assert lean["peak"].value == int(0.03 * 2**30) and lean["step against the first"].text == "0.75 (faster)"
     assert "head_dim 16 is below 64" in page.text and "flash: not on a CPU" in page.text
+    # Rounds that do not agree show no difference, which is not to say that there is none.
+    same = page.table("lean: batch 64, fp32").row("original")["step against the first"]
+    assert same.text == "1.00 (not told apart)" and "7 interleaved rounds" in page.text
+    text = BENCH | {"load": BENCH["load"] | {"tokens": 128}, "unit": "tokens"}
+    assert "lean: batch 64 of 128 tokens, fp32" in bench("lean", text)
 
 
 def test_images_and_tables_speak_to_those_who_do_not_see_them(digits_page):
@@ -233,6 +245,21 @@ def test_without_more_than_a_summary(tmp_path):
     model = page_of(write(tmp_path / "three", surgery("lean"), "surgery.json"))[0]
     assert "--layers 3 --heads 8 --mlp-dim 128" in model.text and "--fit 150 --calibrate task:digits" in model.text
     assert model.table("three: before and after").row("parameters, all")["after"].value == 152394
+
+
+def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
+    """`--calibrate digits` or `lines` would name no data."""
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.calibration import from_task, open_calibration
+
+    vit = open_source("digits-vit")
+    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).as_dict()
+    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).as_dict()
+    assert own == again and own["name"] == "task:digits,split_seed=3"
+    folder, text = sentence_encoder(saved, tmp_path, 40)
+    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).as_dict()
+    record = {"plan": {}, "source": {"name": "m"}, "decided": {"calibration": data}}
+    assert shlex.split(shrink_command(record, {}))[-2:] == ["--calibrate", str(text)]
 
 
 def test_the_papers_row_stands_beside_ours_and_only_for_its_own_shape(tmp_path):
@@ -329,6 +356,17 @@ def test_the_predicted_memory_of_a_run_on_a_gpu_stands_beside_the_measured_one(t
     assert page.table("Memory").row("gpu")["GPU peak"].value == 2**30
 
 
+def test_what_a_run_is_predicted_for_is_what_it_did():
+    made = summary(micro_batch=16, world_size=4, precision="bf16", throughput_unit="tokens/s")
+    train = {"optim": {"name": "sgd"}, "activation_checkpointing": True, "parallel": "ddp"}
+    made["recipe"] = {"task": {"seq_len": 128}, "train": train}
+    asked = dict(batch=16, tokens=128, precision="bf16", optimizer="sgd", checkpointing=True, world_size=4)
+    assert dict(predicted.setting_of(made)) == asked
+    # Shards of a model and texts of unknown length cannot be rehearsed: a guess would look like a prediction.
+    assert predicted.setting_of(made | {"recipe": {"task": {"seq_len": 128}, "train": {"parallel": "fsdp2"}}}) is None
+    assert predicted.setting_of(made | {"recipe": {"task": {}, "train": train}}) is None
+
+
 def test_files_that_cannot_be_written_are_usage_errors(tmp_path):
     found = collect([write(tmp_path / "run", summary())])
     made = sections(found.entries)
@@ -337,4 +375,12 @@ def test_files_that_cannot_be_written_are_usage_errors(tmp_path):
             html_page.write(place, made, found)
     html_page.write(tmp_path / "a.html", made, found)
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    # A page is put in its place: that must not replace what stands there for something else.
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no ordinary file"):
+        html_page.write(tmp_path / "pipe", made, found)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.html").symlink_to("b.html")
+    html_page.write(tmp_path / "link.html", made, found)
+    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "b.html").read_text().startswith("<!doctype html>")
     assert render(made)  # the table is as before

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import pytest
 
-from leansurgeon.report.svg import APART, Series, bars, chart, cropped, dodged, log_ticks, ticks
+from leansurgeon.report import plots
+from leansurgeon.report.html_style import SERIES
+from leansurgeon.report.svg import APART, DASHES, Series, bars, chart, cropped, dodged, form, log_ticks, mark, ticks
 
 NS = "{http://www.w3.org/2000/svg}"
 
@@ -92,6 +95,9 @@ def test_the_steep_beginning_is_cut_at_the_crossing():
     assert edge == 0.9 and b == flat  # here it is not
     even = [Series("a", tuple((5.0 * i, 0.1 + 0.2 * i) for i in range(5)))]
     assert cropped(even, True) == (even, None)
+    # Evaluated before and after training only: the way between is all that there is to see.
+    twice = [Series(name, ((0.0, 0.14), (2.0, end))) for name, end in (("a", 0.622), ("b", 0.624))]
+    assert cropped(twice, True) == (twice, None) and cropped(twice[:1], True) == (twice[:1], None)
 
 
 def test_bars_are_as_wide_as_their_numbers():
@@ -101,3 +107,11 @@ def test_bars_are_as_wide_as_their_numbers():
     starts = [float(r.get("x")) for r in drawn(made).iter(f"{NS}rect")]
     assert starts == pytest.approx([0.0, 45.0, 0.0, 0.0])
     assert bars([], ["p"], "t", "s", str) is None
+
+
+def test_without_colour_six_arms_are_told_apart_and_with_it_thirty_six():
+    """`leansurgeon run` has five arms, and paper may be black and white."""
+    looks = [re.sub(r'class="[^"]*"', "", mark(0, 0, style)) for style in range(SERIES)]
+    assert len(set(looks)) == len({DASHES[form(style)] for style in range(SERIES)}) == SERIES
+    assert len(set(plots.MARKS)) == len(set(plots.DASHES)) == SERIES == len(DASHES)
+    assert len({(style % SERIES, form(style)) for style in range(36)}) == 36

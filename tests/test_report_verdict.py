@@ -183,6 +183,10 @@ def test_missing_control_and_small_initialisation_are_said() -> None:
     control, init = sorted(warnings(section(made)), key=lambda w: "std" in w)
     assert "no control" in control
     assert "0.125" in init  # 1 / sqrt(64)
+    for width, many in ((256, 2), (257, 1)):
+        for s in made:
+            s["model"]["shape"]["stages"][0]["width"] = width
+        assert len(warnings(section(made))) == many
     for s in made:
         s["model"]["init_std"] = 0.125
     assert len(warnings(section(made))) == 1

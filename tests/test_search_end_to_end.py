@@ -137,8 +137,9 @@ def test_models_of_an_early_rung_are_not_kept(tmp_path):
         (["--params", "1k"], "has 302,154 parameters"),
         (["--params", "160k", "--heads", "5x5"], "--heads 5x5"),
         (["--params", "160k", "--recipe", "digits-vitt"], "no recipe 'digits-vitt'"),
+        (["--params", "160k", "--out", "/dev/null/winner"], "/dev/null is a file"),  # before anything is trained
     ],
-    ids=["budget", "share", "data", "too-small", "heads", "recipe"],
+    ids=["budget", "share", "data", "too-small", "heads", "recipe", "out"],
 )
 def test_bad_questions_get_one_sentence(flags, says, here):
     with pytest.raises(UsageError, match=says):

@@ -118,6 +118,14 @@ def test_a_share_is_a_percentage(text):
         prune.share(text)
 
 
+@pytest.mark.parametrize(
+    ("family", "asked", "heads"), [("vit", "40%", 2), ("vit", "30%", 3), ("vit", "99%", 1), ("llama", "60%", 2)]
+)
+def test_a_share_is_rounded_to_the_nearest_whole_group_and_one_stays(family, asked, heads, saved):
+    source = open_source(str(saved(family)[0]))  # 4 heads; llama's stand in two groups
+    assert prune.check(source, prune.share(asked)).after.stages[0].heads == heads
+
+
 def test_less_than_a_head_is_refused_with_the_least_share(saved):
     assert prune.share("37.5%") == 0.375
     folder, _ = saved("llama")

@@ -126,19 +126,21 @@ def folder_config(architecture: str, args: Config, pretrained_cfg: Config | None
     }
 
 
-def source_config(name: str) -> Config:
+def source_config(name: str, model: Any = None) -> Config:
     """The complete config of a timm ViT by its name, with or without a tag (`vit_base_patch16_224.augreg_in1k`), read
-    from the model itself, built without memory.
+    from the model itself: `model`, or one built without memory.
 
     Raises `UnsupportedModel` for a name that timm does not have, and for variants with parts that this declaration does
     not know.
     """
-    model = skeleton(name)
+    model = skeleton(name) if model is None else model
     return folder_config(name.split(".")[0], numbers(name, model), model.pretrained_cfg)
 
 
-def skeleton(name: str) -> Any:
-    """A timm model on the meta device; timm 1.0.20 cannot build it so, and it costs its weights for a moment."""
+def skeleton(name: str, args: Config | None = None) -> Any:
+    """A timm model, built with `args`, on the meta device; timm 1.0.20 cannot build it so, and it costs its weights for
+    a moment.
+    """
     import timm
     import torch
 
@@ -147,9 +149,9 @@ def skeleton(name: str) -> Any:
         raise UnsupportedModel(f"timm has no model named '{name}'{near}.")
     try:
         with torch.device("meta"):
-            return timm.create_model(name)
+            return timm.create_model(name, **(args or {}))
     except (RuntimeError, NotImplementedError):
-        return timm.create_model(name)
+        return timm.create_model(name, **(args or {}))
 
 
 def plain_numbers(model: Any) -> Config:

@@ -87,6 +87,10 @@ def look(path: Path, force: bool) -> None:
         raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, not a folder.")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written to" if above.is_dir() else "is a file"
+        raise UsageError(f"The folder {path} cannot be made: {above} {why}.", "Choose another folder with -o.")
     if path.exists() and any(path.iterdir()) and (strange := not_ours(path)):
         raise UsageError(
             f"{path} holds {strange}, which leansurgeon did not write there; --force will not delete it.",

@@ -290,22 +290,32 @@ def convert_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> P
 
 
 def complete(config: Config) -> Config:
-    """A timm config with the constructor's arguments; many on the hub leave them out, since the name says it all."""
-    if not is_timm(config) or "model_args" in config:
+    """A timm config with the constructor's arguments; many on the hub leave some or all out, since the name says the
+    rest.
+    """
+    if not is_timm(config):
         return config
-    config = timm_config(config["architecture"]) | {"num_classes": config.get("num_classes", 1000)}
-    config["model_args"]["num_classes"] = config["num_classes"]
-    return config
+    given = {"num_classes": config.get("num_classes", 1000)} | config.get("model_args", {})
+    whole = config | {"model_args": given}
+    if "model_args" in config:
+        try:
+            tuple(architectures.of(whole).tensors(whole))
+            return whole
+        except LeanSurgeonError:
+            pass  # the file holds only what differs from the name's model
+    return timm_config(config["architecture"], given)
 
 
-def timm_config(name: str) -> Config:
-    """The complete config of a timm model by its name. Raises `UnsupportedModel` for an unknown name or variant."""
+def timm_config(name: str, args: Config | None = None) -> Config:
+    """The complete config of a timm model by its name, `args` given to its constructor. Raises `UnsupportedModel` for
+    an unknown name or variant.
+    """
     from leansurgeon.architectures import timm_models, timm_vit
 
-    model = timm_vit.skeleton(name)
+    model = timm_vit.skeleton(name, args)
     family = architectures.of({"architecture": name.split(".")[0]})
     if family.timm is None:
-        return timm_vit.source_config(name)
+        return timm_vit.source_config(name, model)
     return timm_models.source_config(family, name, model)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Calibration:
     `digest` is the SHA-256 of every sample that is used; `task` scores logits where the model's head fits the data.
     """
 
-    name: str
+    name: str  # what --calibrate takes, to have it again
     says: str
     digest: str
     fit: list[Batch]
@@ -91,7 +91,7 @@ def open_calibration(
         name, options = parse_task(spec.removeprefix("task:"))
         return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
     try:
-        return from_names(spec, source, cache=cache, samples=samples, seed=seed, say=say)
+        return replace(from_names(spec, source, cache=cache, samples=samples, seed=seed, say=say), name=spec)
     except UsageError as error:
         raise UsageError(error.message, fitting_hint(error)) from error
 
@@ -234,7 +234,8 @@ def from_task(
     if not scores(task, source):
         task = None
         parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
-    return Calibration(name, says, used, **parts, task=task)
+    typed = ",".join([f"task:{name}", *(f"{key}={value}" for key, value in options.items())])
+    return Calibration(typed, says, used, **parts, task=task)
 
 
 def images_wanted(probe: Batch) -> dict[str, int]:

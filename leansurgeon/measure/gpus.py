@@ -37,5 +37,7 @@ GPUS = {
 def find(name: str) -> Gpu:
     """The GPU of this name. Raises `UsageError` with the known ones."""
     if name.lower() not in GPUS:
-        raise UsageError(f"--gpu {name}{did_you_mean(name, GPUS)}: known are {', '.join(GPUS)}.")
+        begun = " or ".join(known for known in GPUS if name and known.startswith(name.lower()))
+        said = f" (did you mean {begun}?)" if begun else did_you_mean(name, GPUS)
+        raise UsageError(f"--gpu {name}{said}: known are {', '.join(GPUS)}.")
     return GPUS[name.lower()]

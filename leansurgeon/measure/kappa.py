@@ -69,7 +69,9 @@ def measure(
             dtypes.add(block.dtype)
             found[layer] += conditioning(block, mask)
             bias = getattr(module, "bias", None)
-            added, _ = fit(output if bias is None else output - bias, mask, current["rows"], name)
+            # fp32 where autocast's output meets the bias; what can be told of it is what its own dtype held.
+            plain = output if bias is None else (output - bias).to(output.dtype)
+            added, _ = fit(plain, mask, current["rows"], name)
             outputs[layer] += conditioning(added, mask, most=block.shape[-1], centred=False)
 
         return hook

@@ -100,7 +100,7 @@ def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
     except OSError as error:
         data, trouble = {}, f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
-        data, trouble = {}, "is not valid JSON; was it cut off?"
+        data, trouble = {}, "is not valid JSON; it may have been cut off"
     if trouble:
         problems.append(f"{path} {trouble}.")
         return None

@@ -36,8 +36,11 @@ def bench(name: str, found: dict[str, Any]) -> Markup | None:
         f"forward, {unit}/s",
         "peak",
     ]
-    says = f"{name}: batch {number(part(load, 'batch')) or '?'}, {text(part(load, 'precision'), '?')}"
-    says += f", on {text(found.get('device'), '?')}; medians of interleaved rounds, new weights"
+    tokens, rounds = (number(part(load, key)) for key in ("tokens", "rounds"))
+    says = f"{name}: batch {number(part(load, 'batch')) or '?'}"
+    says += f" of {tokens:,} tokens" if tokens and unit == "tokens" else ""
+    says += f", {text(part(load, 'precision'), '?')}, on {text(found.get('device'), '?')}"
+    says += f"; medians of {f'{rounds:,} ' if rounds else ''}interleaved rounds, new weights"
     kind = text(found.get("peak_memory_kind"))
     remarks = [text(said) for key in ("skipped", "remarks") for said in as_list(found.get(key)) if text(said)]
     return join(
@@ -55,6 +58,7 @@ def cells(row: dict[str, Any]) -> list[Child]:
     rates = [number(row.get(key)) for key in ("training_per_second", "forward_per_second")]
     peak, ratio = number(row.get("peak_memory")), number(part(row, "step_against_first", "median"))
     verdict = text(part(row, "step_against_first", "verdict"))
+    verdict = {"same": "not told apart"}.get(verdict, verdict)  # the rounds do not agree; that is no sameness
     return [
         text(row.get("name"), "?"),
         text(row.get("backend"), NONE),

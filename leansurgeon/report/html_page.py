@@ -36,13 +36,18 @@ GET_PREDICTED = (
 
 
 def write(path: Path, found: Sequence[Section], collection: Collection) -> None:
-    """Write the page to `path`, whole or not at all. Raises `UsageError` where that is no place for a file."""
+    """Write the page to `path`, whole or not at all; a link stays, and what it points to is written.
+
+    Raises `UsageError` where that is no place for a file.
+    """
     if path.is_dir():
         raise UsageError(f"--html {path}: that is a folder.", f"Name a file, such as {path / 'report.html'}.")
+    if path.exists() and not path.is_file():  # a page that is put in its place would replace /dev/null itself
+        raise UsageError(f"--html {path}: that is no ordinary file.", "Name a file, such as report.html.")
     if not path.parent.is_dir():
         raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
     try:
-        write_text(path, page(found, collection))
+        write_text(path.resolve(), page(found, collection))
     except UsageError as error:
         raise UsageError(f"--html {error.message}", "Choose another file.") from None
 

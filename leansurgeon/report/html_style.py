@@ -90,6 +90,7 @@ dt{color:var(--quiet)}dd{margin:0}
  .cards th[scope=row]{grid-column:1/-1}
  .cards td{display:block;text-align:left;border:0;padding:.1rem 0;white-space:normal}
  .cards td::before{content:attr(data-label);display:block;color:var(--quiet);font-size:.8rem;line-height:1.2}
+ .scroll:not(:has(.cards)) caption{max-width:calc(100vw - 2rem)}
  .scroll:not(:has(.cards)) th:first-child{position:sticky;left:0;background:var(--ground);padding-right:.7rem}
  dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}
 }

@@ -34,6 +34,7 @@ PARAMETERS = (
 )
 SHAPES = ("name", *SHAPE_KEYS, *(f"parameters_{key}" for key in PARTS), "parameters", "change")
 CANDIDATES = 6  # that are shown
+TWICE = "The sets first compete on a part of the data, the best ones again on all of it; these decide."
 
 
 def surgery_of(entry: Entry) -> dict[str, Any]:
@@ -166,16 +167,19 @@ def candidates(found: list[Any]) -> Markup | None:
             text(c.get("criterion")) or NONE,
             numbers(c.get("kept")) or NONE,
             refit(c),
+            text(c.get("data")) or NONE,
             data(f"{c['judged_by']:.4g}", c["judged_by"]),
         ]
         for c in best
     ]
-    return table(
+    made = table(
         "Sets of layers that were tried, on guard samples (smaller is better)",
-        ["chosen by", "layers kept", "refitted", "off by"],
+        ["chosen by", "layers kept", "refitted", "data", "off by"],
         rows,
         cards=False,
     )
+    both = {"part", "all"} <= {c.get("data") for c in known}
+    return join(made, tag("p", TWICE, class_="quiet") if both else None)
 
 
 def refit(candidate: dict[str, Any]) -> str:

@@ -15,11 +15,11 @@ from leansurgeon.report.conditioning import Bound
 from leansurgeon.report.html_results import entries_of, metric_format, short_count
 from leansurgeon.report.html_style import COLOURS, SERIES
 from leansurgeon.report.rows import Section
-from leansurgeon.report.svg import Series, cropped, plain_small
+from leansurgeon.report.svg import Series, cropped, form, plain_small
 
 FORMATS = ("png", "svg")
-DASHES = ("-", "--", ":", "-.")
-MARKS = ("o", "s", "^", "D")
+DASHES = ("-", "--", ":", "-.", (0, (12, 3)), (0, (6, 2, 1, 2, 1, 2)))
+MARKS = ("o", "s", "^", "D", "v", "P")
 SIZE = (6.4, 4.2)  # inches
 
 
@@ -83,7 +83,7 @@ def look(section: Section, name: str, *, points: bool = True) -> dict[str, Any]:
     """Colour, dash and mark of a row, the same in every chart of its section."""
     i = [row.name for row in section.rows].index(name)
     found = {"color": COLOURS[f"c{i % SERIES}"][0], "label": name}
-    return found | {"linestyle": DASHES[i % 4]} | ({"marker": MARKS[i % 4]} if points else {})
+    return found | {"linestyle": DASHES[form(i)]} | ({"marker": MARKS[form(i)]} if points else {})
 
 
 def finished(axes: Any, x: str, y: str, *, legend: bool = True) -> None:
@@ -162,7 +162,7 @@ def heads(figure: Any, section: Section, _entries: dict) -> bool:
     left, right = figure.subplots(1, 2)
     for i, curve in enumerate(found):
         style = {"color": COLOURS[f"c{i % SERIES}"][0], "label": curve.name}
-        style |= {"linestyle": DASHES[i % 4], "marker": MARKS[i % 4]}
+        style |= {"linestyle": DASHES[form(i)], "marker": MARKS[form(i)]}
         if arms := [(n, row.metric) for n, row in curve.arms if row.metric]:
             spread = [metric.sd or 0.0 for _, metric in arms]
             bars = {"yerr": spread, "capsize": 3} if any(spread) else {}

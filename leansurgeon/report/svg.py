@@ -17,7 +17,9 @@ from leansurgeon.report.humans import plain
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 36
 APART = 9  # units between points that would lie on each other
-DASHES = (None, "7 3", "2 3", "9 3 2 3")  # colour alone must not tell series apart
+# Colour alone must not tell series apart: as many dashes and marks as colours (`form`).
+DASHES = (None, "7 3", "2 3", "9 3 2 3", "15 4", "9 3 2 3 2 3")
+CROSS = ((-1, -4), (1, -4), (1, -1), (4, -1), (4, 1), (1, 1), (1, 4), (-1, 4), (-1, 1), (-4, 1), (-4, -1), (-1, -1))
 Format = Callable[[float], str]
 Points = tuple[tuple[float, float], ...]
 
@@ -108,16 +110,23 @@ def drawing(says: str, height: float, *children: Child, width: float = WIDTH) ->
     )
 
 
+def form(style: int) -> int:
+    """Which dash and mark a style has: all six differ, and where colours begin again, the next one goes with each."""
+    return (style + style // SERIES) % SERIES
+
+
 def mark(x: float, y: float, style: int, hollow: bool = False) -> Markup:
-    """Circle, square, triangle or diamond of about 7 units; hollow where the value is only a bound."""
+    """A circle, a polygon or a cross of about 7 units; hollow where the value is only a bound."""
     class_ = f"mark s{style % SERIES} {'hollow' if hollow else f'f{style % SERIES}'}"
-    if style % 4 == 0:
+    if form(style) == 0:
         return tag("circle", cx=x, cy=y, r=3.2, class_=class_)
     corners = {
         1: ((-3, -3), (3, -3), (3, 3), (-3, 3)),
         2: ((0, -4), (3.6, 3), (-3.6, 3)),
         3: ((0, -4.2), (4.2, 0), (0, 4.2), (-4.2, 0)),
-    }[style % 4]
+        4: ((0, 4), (3.6, -3), (-3.6, -3)),
+        5: CROSS,
+    }[form(style)]
     return tag("polygon", points=" ".join(f"{x + a:.2f},{y + b:.2f}" for a, b in corners), class_=class_)
 
 
@@ -128,7 +137,7 @@ def legend(names: Sequence[tuple[str, int]], *, lines: bool = True) -> Markup | 
 
     def sample(style: int) -> Markup:
         stroke = tag(
-            "path", d="M0 6H28", class_=f"plot s{style % SERIES}", fill="none", stroke_dasharray=DASHES[style % 4]
+            "path", d="M0 6H28", class_=f"plot s{style % SERIES}", fill="none", stroke_dasharray=DASHES[form(style)]
         )
         return tag("svg", stroke if lines else None, mark(14, 6, style), viewBox="0 0 28 12", aria_hidden="true")
 
@@ -207,7 +216,7 @@ def chart(
         if lines and len(at) > 1:
             way = "M" + "L".join(f"{a:g} {b:g}" for a, b in at)
             look = f"plot s{s.style % SERIES}"
-            body.append(tag("path", d=way, class_=look, fill="none", stroke_dasharray=DASHES[s.style % 4]))
+            body.append(tag("path", d=way, class_=look, fill="none", stroke_dasharray=DASHES[form(s.style)]))
         for (_, b), (px, _), e in zip(s.points, at, s.errors, strict=False):
             if e:
                 body.append(tag("path", d=f"M{px:g} {y(b - e):g}V{y(b + e):g}", class_=f"plot s{s.style % SERIES}"))
@@ -243,11 +252,11 @@ def cropped(found: Sequence[Series], higher_is_better: bool) -> tuple[list[Serie
     """Series without their first steep way, where it would squeeze all else, and the value at which they are cut.
 
     What comes after a fifth of the training is drawn, and before it what is no further off than that spans; the edge
-    is None where nothing is cut.
+    is None where nothing is cut, as where no line would be left of trainings that were evaluated twice.
     """
-    late = [b for s in found for a, b in s.points if a >= 0.2 * max(p[0] for p in s.points)]
-    every = [b for s in found for _, b in s.points]
-    if not late or max(late) - min(late) > 0.5 * (max(every) - min(every)):
+    ends = [[b for a, b in s.points if a >= 0.2 * max(p[0] for p in s.points)] for s in found]
+    late, every = [b for end in ends for b in end], [b for s in found for _, b in s.points]
+    if max(map(len, ends), default=0) < 2 or max(late) - min(late) > 0.5 * (max(every) - min(every)):
         return list(found), None
     sign, span = 1 if higher_is_better else -1, max(late) - min(late)
     limit = min(sign * b for b in late) - span

@@ -21,6 +21,11 @@ class Rung:
     size: int
     share: Fraction
 
+    @property
+    def length(self) -> str:
+        """`1/4 of the full length`, `the full length`."""
+        return "the full length" if self.share == 1 else f"{self.share} of the full length"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -61,10 +66,7 @@ def climb(
         last = rung is rungs[-1]
         names = {c.name for c in alive}
         extra = [c for c in beside(alive) if c.name not in names] if last else []
-        say(
-            f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also(extra)}, "
-            f"{rung.share} of the full length"
-        )
+        say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also(extra)}, {rung.length}")
         found = attempt(rung, [*alive, *extra])
         results.append(found)
         alive = ordered(alive, found)

@@ -23,7 +23,7 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
         points = [(c.parameters, results[n].score) for n, c in outcome.everyone.items() if n in results]
         known = [(x, scale * score.value) for x, score in points if score]
-        axes.scatter(*zip(*known, strict=True), label=f"{rung.share} of the full length", s=18 + 14 * rung.number)
+        axes.scatter(*zip(*known, strict=True), label=rung.length, s=18 + 14 * rung.number)
     last = outcome.rungs[-1]
     everyone = outcome.everyone
     line = sorted((everyone[n].parameters, scale * outcome.scores(n)[-1].value) for n in pareto(outcome))
@@ -31,7 +31,8 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     if score := last[outcome.original.name].score:
         axes.scatter([outcome.original.parameters], [scale * score.value], marker="x", color="black", label="source")
     for name in [c.name for c in (outcome.winner, outcome.control) if c and outcome.scores(c.name)]:
-        axes.annotate(name, (everyone[name].parameters, scale * outcome.scores(name)[-1].value), fontsize=8)
+        at = (everyone[name].parameters, scale * outcome.scores(name)[-1].value)
+        axes.annotate(name, at, (6, -3), textcoords="offset points", fontsize=8)
     axes.set_xlabel("parameters")
     axes.set_ylabel(f"{label.label}{' (%)' if label.percent else ''}")
     axes.legend(fontsize=8)
