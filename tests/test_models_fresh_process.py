@@ -14,6 +14,8 @@ TINY = dict(vocab_size=40, hidden_size=20, num_hidden_layers=2, num_attention_he
 TINY |= dict(max_position_embeddings=24, head_dim=7)
 GPT2 = dict(vocab_size=40, n_embd=20, n_layer=2, n_head=3, n_inner=24, n_positions=24, head_dim=7)
 GPT2 |= dict(bos_token_id=0, eos_token_id=1)
+BART = dict(vocab_size=40, d_model=20, encoder_layers=2, decoder_layers=1, encoder_ffn_dim=24, decoder_ffn_dim=24)
+BART |= dict(encoder_attention_heads=3, encoder_head_dim=7, decoder_attention_heads=2, decoder_head_dim=5)
 CASES = [
     ("crammed_bert", "AutoModelForMaskedLM", TINY),
     ("crammed_bert", "AutoModelForSequenceClassification", TINY | {"num_labels": 3, "classifier_hidden_size": 16}),
@@ -26,6 +28,7 @@ CASES = [
     ("decoupled_roberta", "AutoModelForSequenceClassification", TINY | {"num_labels": 3}),
     ("decoupled_gpt2", "AutoModelForCausalLM", GPT2),
     ("decoupled_gpt2", "AutoModelForSequenceClassification", GPT2 | {"pad_token_id": 0, "num_labels": 3}),
+    ("decoupled_bart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
 ]
 ALONE = """
 import importlib.abc, json, sys

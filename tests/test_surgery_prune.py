@@ -20,7 +20,8 @@ from tests.conftest import example, output
 
 NOTHING = Calibration("none", "nothing", "0" * 64, [], [], [])
 # family -> share of heads, (heads, key/value heads) that are left of 4
-CASES = {"bert": (0.5, 2, 2), "vit": (0.5, 2, 2), "gpt2": (0.25, 3, 3), "llama": (0.5, 2, 1), "t5": (0.5, 2, 2)}
+HALF = (0.5, 2, 2)
+CASES = {"bert": HALF, "vit": HALF, "gpt2": (0.25, 3, 3), "llama": (0.5, 2, 1), "t5": HALF, "bart": HALF}
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -107,8 +108,8 @@ def test_healing_with_whole_key_value_groups(saved, tmp_path):
 
 
 def test_what_no_config_can_hold_is_refused(saved):
-    folder, _ = saved("bart")
-    with pytest.raises(UnsupportedModel, match="derives head_dim of bart"):
+    folder, _ = saved("mbart")
+    with pytest.raises(UnsupportedModel, match="derives head_dim of mbart"):
         prune.check(open_source(str(folder)), 0.5)
 
 

@@ -1,9 +1,11 @@
 """BART and mBART: an encoder and a decoder with config keys of their own, so their heads may differ.
 
-The library derives head_dim from the width, the same in both stacks. A decoder layer attends to itself and to the
-encoder's output; both attentions have the decoder's heads. BART normalises after each part, mBART before it and at
-the end.
+The library derives head_dim from the width, the same in both stacks; the decoupled form of BART has one for each. A
+decoder layer attends to itself and to the encoder's output; both attentions have the decoder's heads. BART normalises
+after each part, mBART before it and at the end.
 """
+
+from dataclasses import replace
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
 from leansurgeon.architectures.tensors import Blocks
@@ -83,6 +85,25 @@ BART = Architecture(
     forget=("num_hidden_layers", "num_attention_heads"),
     norm="post",
     init_std="init_std",
+    decoupled="leansurgeon_bart",
+)
+
+LEAN_BART = derive(
+    BART,
+    name="leansurgeon_bart",
+    library="leansurgeon",
+    model_types=("leansurgeon_bart",),
+    keys=replace(BART.keys, head_dim="encoder_head_dim"),
+    stages=tuple(
+        replace(blocks, keys=replace(blocks.keys, head_dim=f"{side}_head_dim"))
+        for side, blocks in zip(("encoder", "decoder"), BART.stages, strict=True)
+    ),
+    decoupled=None,
+    modelling="decoupled_bart.py",
+    classes={
+        f"Bart{head}": f"LeanBart{head}"
+        for head in ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering")
+    },
 )
 
 MBART = derive(
@@ -91,4 +112,5 @@ MBART = derive(
     model_types=("mbart",),
     outer=(*BART.outer, *norm("encoder.layer_norm"), *norm("decoder.layer_norm")),
     norm="pre",
+    decoupled=None,
 )

@@ -270,6 +270,8 @@ def outcome(found: dict[str, Any]) -> list[str]:
             f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
             "heads by what the others can take over instead, and kept more where it was measured."
         )
+    else:
+        lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
     return lines
 
 
