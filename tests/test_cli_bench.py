@@ -94,7 +94,7 @@ def test_remarks_name_cuts_that_are_not_faster_and_head_sizes_that_hopper_pads()
     assert "other is not shown to be faster here (step 1.10 x" in unclear[0]
     said = bench.remarks(rows, hopper=False)
     assert "less will not be faster here" in said[0] and "with fewer parameters" in said[0]
-    assert "is not faster than the model before surgery" in said[1]
+    assert "is not shown to be faster than the model before surgery" in said[1]
     assert "head_dim 20 is no multiple of 8" in said[2] and said[2].startswith("On Hopper")
     assert "head_dim 32 is under 64" in said[3]
     assert bench.hopper_warnings([64, 128]) == []

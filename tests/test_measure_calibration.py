@@ -59,6 +59,14 @@ def test_parts_of_a_task_share_no_sample(tmp_path):
 PARTS = ("fit", "guard", "heldout")
 
 
+def test_a_tasks_list_is_read_back_from_the_name_that_is_printed():
+    """As in `surgery.json` and `search`: several files of text are a list."""
+    options = {"data": ["a.txt", "b c.txt"], "seq_len": 64, "shuffle": True}
+    typed = ",".join(["masked-lm", *(f"{key}={value}" for key, value in options.items())])
+    assert calibration.parse_task(typed) == ("masked-lm", options)
+    assert calibration.parse_task("x,a=[1,2],b=[3,4],c=5") == ("x", {"a": [1, 2], "b": [3, 4], "c": 5})
+
+
 def test_the_digest_follows_the_samples(tmp_path):
     source = open_source("digits-vit")
     digests = [

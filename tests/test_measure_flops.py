@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from leansurgeon import architectures
+from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure import flops
 from leansurgeon.surgery.plan import plan
@@ -33,6 +35,22 @@ def test_closed_form_is_what_torch_counts(family, saved):
     assert flops.counted(source.config, source.architecture, 12) == found.total
 
 
+def test_a_bart_with_added_heads_is_counted_in_closed_form_too(saved):
+    """Six heads, which need not divide the width."""
+    source = open_source(str(saved("bart")[0]))
+    steps = plan(source, Wanted(heads="6", head_dim="keep"))
+    assert steps.architecture.name == "leansurgeon_bart"
+    config = steps.architecture.with_shape(
+        convert_config(source.config, source.architecture, steps.architecture), steps.after
+    )
+    assert steps.flops_after.total == flops.counted(config, steps.architecture)
+
+
+def test_the_form_with_a_free_head_dim_is_as_plain_as_its_family():
+    known = architectures.known()
+    assert {known[name].decoupled for name in flops.PLAIN} - {None} <= flops.PLAIN
+
+
 PRESETS = ["vit-b", "bert-crammed", "gpt2-tinystories", "deit-l"]
 
 
@@ -43,8 +61,6 @@ def test_presets_and_their_cuts_are_what_torch_counts(preset):
     steps = plan(source, Wanted(heads="2x", layers="3", mlp_ratio="2"))
     config = steps.architecture.with_shape(source.config, steps.after)
     if steps.architecture.name != source.architecture.name:
-        from leansurgeon.checkpoints.family import convert_config
-
         config = steps.architecture.with_shape(
             convert_config(source.config, source.architecture, steps.architecture), steps.after
         )

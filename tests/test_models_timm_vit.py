@@ -11,7 +11,7 @@ import leansurgeon.models.timm_vit  # noqa: F401  registers the entry point
 from leansurgeon import architectures
 from leansurgeon.architectures import timm_vit as declaration
 from leansurgeon.checkpoints.model import load
-from leansurgeon.checkpoints.source import open_source
+from leansurgeon.checkpoints.source import complete, open_source
 from leansurgeon.errors import UnsupportedModel
 
 TINY = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=4, mlp_ratio=2, num_classes=5)
@@ -140,6 +140,25 @@ def test_a_file_of_timms_own_may_hold_what_differs_from_the_name_only(tmp_path):
         assert open_source(str(tmp_path)).parameters.total == sum(p.numel() for p in model.parameters())
         with torch.no_grad():
             assert torch.equal(load(tmp_path).model.eval()(pixels), model(pixels))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"model_args": None}, {"model_args": {"img_size": 32}}], ids=["no", "null", "size"]
+)
+def test_pixels_are_prepared_as_the_file_says_and_not_as_another_tag_of_its_name(given):
+    """timm/vit_small_patch16_224.dino has ImageNet's mean; the tag that its name stands for has 0.5."""
+    dino = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_pct": 0.875}
+    outer = {"architecture": "vit_small_patch16_224", "num_classes": 0} | given
+    for file in (outer | {"pretrained_cfg": dino}, outer | dino):  # early files have no `pretrained_cfg`
+        found = complete(file)
+        assert {key: found["pretrained_cfg"][key] for key in dino} == dino
+        assert found["model_args"]["num_classes"] == 0
+        assert found["pretrained_cfg"]["input_size"][1] == (given.get("model_args") or {}).get("img_size", 224)
+
+
+def test_model_args_that_timm_does_not_take_are_one_sentence():
+    with pytest.raises(UnsupportedModel, match=r"model_args .*nonsense"):
+        complete({"architecture": "vit_tiny_patch16_224", "model_args": {"nonsense": 1}})
 
 
 @pytest.mark.parametrize(

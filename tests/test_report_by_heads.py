@@ -90,8 +90,13 @@ def test_an_original_that_began_with_trained_weights_is_not_from_scratch(tmp_pat
             {2: (32, 64), 4: (16, 32), 8: (8, 16)},
             {"7 layers, inner width 64": [2, 4, 8], "7 layers, inner width 128": [2, 4, 8]},
         ),
+        (  # an arm may stand on a curve of each kind
+            {2: (32, 8), 4: (16, 8), 8: (8,)},
+            {"7 layers, head_dim 8": [2, 4, 8], "7 layers, inner width 64": [2, 4, 8]},
+        ),
+        ({2: (16,), 4: (16,), 8: (8,)}, {}),  # neither stays: these differ in more than their heads
     ],
-    ids=["one-inner-width", "two-head-dims", "two-inner-widths"],
+    ids=["one-inner-width", "two-head-dims", "two-inner-widths", "one-of-each", "mixed"],
 )
 def test_arms_of_another_head_dim_are_on_a_curve_of_their_own(tried, names, tmp_path):
     for heads, dims in tried.items():

@@ -72,8 +72,8 @@ def test_heads_seem_to_help_from_two_standard_errors_on(source, margin, says):
 def test_the_space_is_counted_in_words(source):
     nine = [candidate(source, 8, m, 1) for m in range(1, 10)]
     said = table.space_line(Found(tuple(nine), 19, 7, {"no": 3}))
-    assert said == "19 shapes: 3 cannot be, 7 are too large and 9 fit the budget in parameters."
-    assert table.space_line(Found(tuple(nine), 9, 0, {})) == "9 shapes: 9 can be."  # --memory alone
+    assert said == "19 shapes: 3 cannot be made, 7 are too large and 9 fit the budget in parameters."
+    assert table.space_line(Found(tuple(nine), 9, 0, {})) == "9 shapes: 9 can be made."  # --memory alone
 
 
 def test_what_foretold_the_scores_is_scipys_tau_with_the_better_side_up(source):

@@ -57,6 +57,23 @@ def test_a_signal_that_was_lost_at_the_very_end_is_raised_there():
         _lose(signal.SIGTERM, "callback")
 
 
+def test_work_that_fails_with_a_signal_just_lost_leaves_nothing_behind(monkeypatch):
+    """Also where the alarm comes just before it is called off."""
+    before, alarms = (sys.unraisablehook, signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGTERM)), []
+
+    def late(which: int, seconds: float) -> None:
+        alarms.append(seconds)
+        if not seconds:
+            os.kill(os.getpid(), signal.SIGALRM)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    with pytest.raises(ValueError, match="of its own"), raising("Stopped."):
+        _lose(signal.SIGTERM, "callback")
+        raise ValueError("of its own")
+    assert len(alarms) == 2 and alarms[1] == 0  # set, and called off
+    assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGTERM)) == before
+
+
 def test_a_signal_in_a_memory_rehearsal_is_no_model_without_memory(monkeypatch):
     """A model whose memory cannot be predicted is said and passed over; a signal meanwhile is not such a model."""
     monkeypatch.setattr(search.limits, "training_memory", lambda *rest: os.kill(os.getpid(), signal.SIGTERM))

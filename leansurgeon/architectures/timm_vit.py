@@ -139,7 +139,7 @@ def source_config(name: str, model: Any = None) -> Config:
 
 def skeleton(name: str, args: Config | None = None) -> Any:
     """A timm model, built with `args`, on the meta device; timm 1.0.20 cannot build it so, and it costs its weights for
-    a moment.
+    a moment. Raises `UnsupportedModel` for a name that timm does not have, and arguments that it does not take.
     """
     import timm
     import torch
@@ -152,6 +152,10 @@ def skeleton(name: str, args: Config | None = None) -> Any:
             return timm.create_model(name, **(args or {}))
     except (RuntimeError, NotImplementedError):
         return timm.create_model(name, **(args or {}))
+    except TypeError as error:
+        if not args:
+            raise
+        raise UnsupportedModel(f"timm cannot build {name} with the model_args of config.json: {error}.") from None
 
 
 def plain_numbers(model: Any) -> Config:

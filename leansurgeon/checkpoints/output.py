@@ -87,7 +87,7 @@ def look(path: Path, force: bool) -> None:
         raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, not a folder.")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
+    above = next((folder for folder in path.absolute().parents if folder.exists()), path)  # "/" has none
     if not above.is_dir() or not os.access(above, os.W_OK):
         why = "cannot be written to" if above.is_dir() else "is a file"
         raise UsageError(f"The folder {path} cannot be made: {above} {why}.", "Choose another folder with -o.")

@@ -291,19 +291,21 @@ def convert_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> P
 
 def complete(config: Config) -> Config:
     """A timm config with the constructor's arguments; many on the hub leave some or all out, since the name says the
-    rest.
+    rest. How pixels are prepared stays as the file says it, since a name's weights differ in that.
     """
     if not is_timm(config):
         return config
-    given = {"num_classes": config.get("num_classes", 1000)} | config.get("model_args", {})
+    given = {"num_classes": config.get("num_classes", 1000)} | (config.get("model_args") or {})
     whole = config | {"model_args": given}
-    if "model_args" in config:
+    if config.get("model_args"):
         try:
             tuple(architectures.of(whole).tensors(whole))
             return whole
         except LeanSurgeonError:
             pass  # the file holds only what differs from the name's model
-    return timm_config(config["architecture"], given)
+    built, said = timm_config(config["architecture"], given), config.get("pretrained_cfg") or config
+    pixels = {key: said[key] for key in ("mean", "std", "interpolation", "crop_pct") if said.get(key)}
+    return built | {"pretrained_cfg": built["pretrained_cfg"] | pixels}
 
 
 def timm_config(name: str, args: Config | None = None) -> Config:

@@ -211,7 +211,7 @@ def remarks(rows: list[Row], *, hopper: bool) -> list[str]:
         spread = f"{mid:.2f} x, middle half {low:.2f} to {high:.2f}"
         if row.contender.name == "before surgery":
             # The first row is the cut: it is faster where the original takes longer.
-            words = {"slower": "is faster than", "same": "is not faster than", "faster": "is slower than"}
+            words = {"slower": "is faster than", "same": "is not shown to be faster than", "faster": "is slower than"}
             said.append(
                 f"This cut {words[row.verdict]} the model before surgery here (whose step takes {spread} of the cut's)."
             )

@@ -155,7 +155,7 @@ def parse_task(text: str) -> tuple[str, dict[str, Any]]:
     """`imagenet,data=/images,crop_pct=0.9` as a task's name and its options."""
     import yaml
 
-    name, *pairs = text.split(",")
+    name, *pairs = re.split(r",(?![^\[]*\])", text)  # a list stands in brackets
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

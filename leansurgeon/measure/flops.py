@@ -18,9 +18,9 @@ from leansurgeon.shape import Shape
 # Families whose every block is full attention of all tokens with all tokens and an MLP on each of them. The others
 # (pyramids, windows, landmarks, class attention) are counted by torch alone.
 PLAIN = {
-    "bart", "mbart", "bert", "roberta", "leansurgeon_bert", "leansurgeon_roberta", "clip_vision_model",
-    "crammed_bert", "llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "vit", "deit", "dinov2",
-    "dinov2_with_registers", "dinov3_vit", "distilbert", "electra", "gpt2", "leansurgeon_gpt2", "gpt_neox",
+    "bart", "leansurgeon_bart", "mbart", "bert", "roberta", "leansurgeon_bert", "leansurgeon_roberta",
+    "clip_vision_model", "crammed_bert", "llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "vit", "deit",
+    "dinov2", "dinov2_with_registers", "dinov3_vit", "distilbert", "electra", "gpt2", "leansurgeon_gpt2", "gpt_neox",
     "modernbert", "opt", "t5", "mt5", "timm_vit", "leansurgeon_vit", "tinystories_gpt",
 }  # fmt: skip
 ATTENTION = ("q", "k", "v", "qk", "qkv", "vkq", "o")

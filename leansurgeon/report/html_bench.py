@@ -44,20 +44,20 @@ def bench(name: str, found: dict[str, Any]) -> Markup | None:
     kind = text(found.get("peak_memory_kind"))
     remarks = [text(said) for key in ("skipped", "remarks") for said in as_list(found.get(key)) if text(said)]
     return join(
-        table(says, [*heads, "step against the first"], [cells(row) for row in rows]),
+        table(says, [*heads, "step against the first"], [cells(row, first=row is rows[0]) for row in rows]),
         tag("p", f"Peak: {kind}.", class_="quiet") if kind else None,
         prose(remarks),
     )
 
 
-def cells(row: dict[str, Any]) -> list[Child]:
+def cells(row: dict[str, Any], *, first: bool) -> list[Child]:
     def figure(value: float | None, shown: str) -> Markup:
         return data(shown if value is not None else NONE, value)
 
     times = [number(part(row, "seconds", key, "median")) for key, _ in LATENCY]
     rates = [number(row.get(key)) for key in ("training_per_second", "forward_per_second")]
     peak, ratio = number(row.get("peak_memory")), number(part(row, "step_against_first", "median"))
-    verdict = text(part(row, "step_against_first", "verdict"))
+    verdict = "" if first else text(part(row, "step_against_first", "verdict"))
     verdict = {"same": "not told apart"}.get(verdict, verdict)  # the rounds do not agree; that is no sameness
     return [
         text(row.get("name"), "?"),

@@ -6,6 +6,7 @@ and why, conditioning, heads, cost, the paper, and how to do it again. What was 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def write(path: Path, found: Sequence[Section], collection: Collection) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
     try:
-        write_text(path.resolve(), page(found, collection))
+        write_text(Path(os.path.realpath(path)), page(found, collection))
     except UsageError as error:
         raise UsageError(f"--html {error.message}", "Choose another file.") from None
 

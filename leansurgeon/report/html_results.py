@@ -99,7 +99,7 @@ def accuracy_chart(section: Section) -> Markup | None:
 
 
 def heads_charts(section: Section) -> list[Markup | None]:
-    """Metric and kappa against heads, one curve for every depth and MLP: the paper's figures 3 and 5."""
+    """Metric and kappa against heads, one line for every curve of `by_heads`: the paper's figures 3 and 5."""
     found, task = by_heads.sweep(section), section.task
     if task is None or not found:
         return []

@@ -178,7 +178,7 @@ def candidates(found: list[Any]) -> Markup | None:
         rows,
         cards=False,
     )
-    both = {"part", "all"} <= {c.get("data") for c in known}
+    both = {"part", "all"} <= {text(c.get("data")) for c in known}
     return join(made, tag("p", TWICE, class_="quiet") if both else None)
 
 

@@ -154,9 +154,9 @@ def _section(kind: str, entries: list[Entry]) -> Section:
     return Section(kind, f"{name}, {own}" if own else name, task, tuple(rows), tuple(notes))
 
 
-def by_number(name: str) -> list[str | int]:
+def by_number(name: str) -> str:
     """A key that puts `h2` before `h10`."""
-    return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", name)]
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
 
 
 def _role(arm: str, control_of: str | None, summary: dict[str, Any]) -> str:

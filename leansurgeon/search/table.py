@@ -94,11 +94,11 @@ def candidates_table(ranked: list[Candidate], numbers: dict[str, Cheap], most: i
 
 
 def space_line(found: Found) -> str:
-    """`180 shapes: 12 cannot be, 100 are too large and 68 fit the budget in parameters.`"""
-    parts = [f"{sum(found.refused.values()):,} cannot be"] if found.refused else []
+    """`180 shapes: 12 cannot be made, 100 are too large and 68 fit the budget in parameters.`"""
+    parts = [f"{sum(found.refused.values()):,} cannot be made"] if found.refused else []
     parts += [f"{found.too_large:,} are too large"] if found.too_large else []
     # Without a limit of parameters, or where it excludes nothing, this says nothing of the other limits.
-    parts += [f"{len(found.candidates):,} {'fit the budget in parameters' if found.too_large else 'can be'}"]
+    parts += [f"{len(found.candidates):,} {'fit the budget in parameters' if found.too_large else 'can be made'}"]
     return f"{plural(found.looked_at, 'shape')}: {listed(parts)}."
 
 

@@ -148,6 +148,7 @@ def insisting() -> Iterator[None]:
         yield
         again(signal.SIGALRM, None)
     finally:
+        lost.clear()  # an alarm in here would leave the rest undone
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
         signal.signal(signal.SIGALRM, alarm if alarm is not None else signal.SIG_DFL)
