@@ -39,6 +39,14 @@ LOST = {
 }
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard():
+    """A job that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("how", ["callback", "finalizer"])
 @pytest.mark.parametrize("case", LOST)
 def test_a_signal_in_a_finalizer_ends_the_work_all_the_same(case, how):
