@@ -156,15 +156,6 @@ def test_pixels_are_prepared_as_the_file_says_and_not_as_another_tag_of_its_name
         assert found["pretrained_cfg"]["input_size"][1] == (given.get("model_args") or {}).get("img_size", 224)
 
 
-def test_numbers_that_the_file_leaves_out_are_those_of_the_name():
-    """Patches of 32, where ours are of 16 if nothing is said."""
-    args = {"embed_dim": 48, "depth": 2, "num_heads": 3}
-    found = complete({"architecture": "vit_base_patch32_224", "model_args": args, "num_classes": 10})
-    built = timm.create_model("vit_base_patch32_224", num_classes=10, **args)
-    assert found["model_args"]["patch_size"] == 32
-    assert architectures.of(found).count(found).total == sum(p.numel() for p in built.parameters())
-
-
 def test_model_args_that_timm_does_not_take_are_one_sentence():
     with pytest.raises(UnsupportedModel, match=r"model_args .*nonsense"):
         complete({"architecture": "vit_tiny_patch16_224", "model_args": {"nonsense": 1}})

@@ -297,23 +297,15 @@ def complete(config: Config) -> Config:
         return config
     given = {"num_classes": config.get("num_classes", 1000)} | (config.get("model_args") or {})
     whole = config | {"model_args": given}
-    if config.get("model_args") and says_all(whole):
-        return whole
+    if config.get("model_args"):
+        try:
+            tuple(architectures.of(whole).tensors(whole))
+            return whole
+        except LeanSurgeonError:
+            pass  # the file holds only what differs from the name's model
     built, said = timm_config(config["architecture"], given), config.get("pretrained_cfg") or config
     pixels = {key: said[key] for key in ("mean", "std", "interpolation", "crop_pct") if said.get(key)}
     return built | {"pretrained_cfg": built["pretrained_cfg"] | pixels}
-
-
-def says_all(config: Config) -> bool:
-    """Whether a timm config holds all numbers by itself; of a model of timm's own, what is missing is what its name
-    says, and not what the declaration takes by default.
-    """
-    family = architectures.of(config)
-    try:
-        tuple(family.tensors(config))
-    except LeanSurgeonError:
-        return False
-    return family.modelling is not None or family.defaults.keys() <= config["model_args"].keys()
 
 
 def timm_config(name: str, args: Config | None = None) -> Config:
