@@ -15,6 +15,7 @@ from PIL import Image
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import calibration, images
+from leansurgeon.measure.task_spec import parse_task, spell_task
 from leansurgeon.tasks.vocab import make
 from tests.conftest import build
 
@@ -61,10 +62,11 @@ PARTS = ("fit", "guard", "heldout")
 
 def test_a_tasks_list_is_read_back_from_the_name_that_is_printed():
     """As in `surgery.json` and `search`: several files of text are a list."""
-    options = {"data": ["a.txt", "b c.txt"], "seq_len": 64, "shuffle": True}
-    typed = ",".join(["masked-lm", *(f"{key}={value}" for key, value in options.items())])
-    assert calibration.parse_task(typed) == ("masked-lm", options)
-    assert calibration.parse_task("x,a=[1,2],b=[3,4],c=5") == ("x", {"a": [1, 2], "b": [3, 4], "c": 5})
+    options = {"data": ["a.txt", "b c.txt"], "seq_len": 64, "shuffle": True, "limit": None}
+    typed = spell_task("masked-lm", options)
+    assert typed == "task:masked-lm,data=['a.txt', 'b c.txt'],seq_len=64,shuffle=True,limit=null"
+    assert parse_task(typed) == ("masked-lm", options)
+    assert parse_task("task:x,a=[1,2],b=[3,4],c=5") == ("x", {"a": [1, 2], "b": [3, 4], "c": 5})
 
 
 def test_the_digest_follows_the_samples(tmp_path):

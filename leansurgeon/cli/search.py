@@ -16,6 +16,7 @@ from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
 from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.task_spec import spell_task
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -313,8 +314,7 @@ def shrink_command(
         "--seed": seed or None,
     }
     if training and opened.learned and trained_on(source) is None:
-        options = "".join(f",{key}={value}" for key, value in training.task.options.items())
-        flags["--calibrate"] = f"task:{training.task.name}{options}"
+        flags["--calibrate"] = spell_task(training.task.name, training.task.options)
     words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     return shlex.join(["leansurgeon", "shrink", source, *words])
 

@@ -20,6 +20,7 @@ import numpy as np
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import images
+from leansurgeon.measure.task_spec import PREFIX, parse_task, spell_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,8 +88,8 @@ def open_calibration(
     Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
     """
     refuse_two_inputs(source)
-    if spec.startswith("task:"):
-        name, options = parse_task(spec.removeprefix("task:"))
+    if spec.startswith(PREFIX):
+        name, options = parse_task(spec)
         return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
     try:
         return replace(from_names(spec, source, cache=cache, samples=samples, seed=seed, say=say), name=spec)
@@ -149,23 +150,6 @@ def outputs(source: Source) -> int:
     if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
         return 0
     return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
-
-
-def parse_task(text: str) -> tuple[str, dict[str, Any]]:
-    """`imagenet,data=/images,crop_pct=0.9` as a task's name and its options."""
-    import yaml
-
-    name, *pairs = re.split(r",(?![^\[]*\])", text)  # a list stands in brackets
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--calibrate task:{text}: '{pair}' is no option; write key=value.")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            options[key] = value
-    return name, options
 
 
 def window(source: Source) -> int:
@@ -234,8 +218,7 @@ def from_task(
     if not scores(task, source):
         task = None
         parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
-    typed = ",".join([f"task:{name}", *(f"{key}={value}" for key, value in options.items())])
-    return Calibration(typed, says, used, **parts, task=task)
+    return Calibration(spell_task(name, options), says, used, **parts, task=task)
 
 
 def images_wanted(probe: Batch) -> dict[str, int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.measure import inputs
 from leansurgeon.shape import Shape
@@ -18,10 +19,9 @@ from leansurgeon.shape import Shape
 # Families whose every block is full attention of all tokens with all tokens and an MLP on each of them. The others
 # (pyramids, windows, landmarks, class attention) are counted by torch alone.
 PLAIN = {
-    "bart", "leansurgeon_bart", "mbart", "bert", "roberta", "leansurgeon_bert", "leansurgeon_roberta",
-    "clip_vision_model", "crammed_bert", "llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "vit", "deit",
-    "dinov2", "dinov2_with_registers", "dinov3_vit", "distilbert", "electra", "gpt2", "leansurgeon_gpt2", "gpt_neox",
-    "modernbert", "opt", "t5", "mt5", "timm_vit", "leansurgeon_vit", "tinystories_gpt",
+    "bart", "mbart", "bert", "roberta", "clip_vision_model", "crammed_bert", "llama", "mistral", "qwen2", "qwen3",
+    "gemma", "smollm3", "vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit", "distilbert", "electra", "gpt2",
+    "gpt_neox", "modernbert", "opt", "t5", "mt5", "timm_vit", "tinystories_gpt",
 }  # fmt: skip
 ATTENTION = ("q", "k", "v", "qk", "qkv", "vkq", "o")
 MLP = ("up", "gate", "down")
@@ -49,6 +49,12 @@ class Flops:
         return asdict(self) | {"total": self.total}
 
 
+def is_plain(name: str) -> bool:
+    """Whether a family is plain; its form with a free head_dim is then, too."""
+    known = architectures.known()
+    return name in PLAIN or any(known[family].decoupled == name for family in PLAIN)
+
+
 def closed_form(
     specs: Iterable[TensorSpec], shape: Shape, config: Config, architecture: Architecture, tokens: int | None = None
 ) -> Flops | None:
@@ -57,7 +63,7 @@ def closed_form(
     A matrix of an attention or MLP is multiplied with every token: 2 * rows * columns * N. Queries with keys and
     weights with values: 4 * N^2 * heads * head_dim for every attention (a causal mask saves nothing that is counted).
     """
-    if architecture.name not in PLAIN:
+    if not is_plain(architecture.name):
         return None
     specs = list(specs)
     n, patches = sample_tokens(specs, config, architecture, tokens)
