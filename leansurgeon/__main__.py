@@ -1,6 +1,16 @@
 """`python -m leansurgeon` is the same as `leansurgeon`."""
 
 from leansurgeon.cli.main import main
+from leansurgeon.ending import leave
+
+
+def run() -> None:
+    """Entry point: carries out what was typed and ends the process."""
+    try:
+        main()
+    except SystemExit as end:
+        leave(end.code or 0)
+
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -12,6 +12,13 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import pytest
 
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto` one more than there are cores: a quarter of the time a test waits for a process."""
+    return (os.cpu_count() or 1) + 1
+
+
 ENCODER = dict(num_hidden_layers=4, num_attention_heads=4, hidden_size=32, intermediate_size=48)
 DECODER = ENCODER | dict(num_key_value_heads=2, head_dim=16, vocab_size=61, max_position_embeddings=64)
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)

@@ -24,6 +24,7 @@ ORDER = [
     "architectures",
     "shape",
     "errors",
+    "ending",
 ]
 GROUND = {"models": set(), "tasks": {"errors"}}
 USES_GROUND = {

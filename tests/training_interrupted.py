@@ -31,6 +31,10 @@ from leansurgeon.training.loop import train
 from tests.patience import working_until
 from tests.training_standin import Dots, StandIn, recipe
 
+# The first backward pass of a process decides whether another may be forked from it and compute gradients. Behind a
+# FakeTensorMode (a memory prediction in a test before) torch would start threads for a GPU that is not there.
+torch.ones((), requires_grad=True).backward()
+
 SETTINGS = {
     "duration": "16st",
     "batch": 16,

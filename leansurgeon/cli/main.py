@@ -115,10 +115,16 @@ def is_mine_to_say(error: LeanSurgeonError) -> bool:
 
 
 def main() -> None:
-    """Entry point. LEANSURGEON_DEBUG=1 shows the traceback of an expected error too."""
+    """Carry out what was typed; always ends with `SystemExit`, but for an error that nobody expects.
+
+    LEANSURGEON_DEBUG=1 shows the traceback of an expected error too.
+    """
     try:
         with sigterm_as_exception():  # so that temporary folders go whatever the command
-            app()
+            try:
+                app()
+            finally:
+                sys.stdout.flush()  # a closed pipe or a full disk shows here at the latest
     except LeanSurgeonError as error:
         if os.environ.get("LEANSURGEON_DEBUG"):
             raise

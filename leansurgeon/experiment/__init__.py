@@ -58,5 +58,5 @@ def run(
     if done:
         say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
-        drive(jobs, done, first, parallel, samples, say)
+        drive(jobs, done, first, parallel, samples, say, source.architecture.library)
     return [done[name, seed] for name in recipe.arms for seed in recipe.seeds]

@@ -9,15 +9,18 @@ from pathlib import Path
 # Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
 # fork).
 PRELOAD = ["leansurgeon.training.loop", "leansurgeon.checkpoints.model", "leansurgeon.measure.kappa", "accelerate"]
+TRANSFORMERS = ["transformers.modeling_utils", "transformers.modeling_layers", "transformers.models.auto.modeling_auto"]
 
 
-def fresh_processes(parallel: int) -> multiprocessing.context.BaseContext:
-    """How processes start: each from a clean state, so memory is measured from there."""
+def fresh_processes(parallel: int, library: str) -> multiprocessing.context.BaseContext:
+    """How processes start: each from a clean state, so memory is measured from there. `library` is what the models are
+    of (`Architecture.library`).
+    """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // parallel)))
     forks = not has_gpu() and "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
-        context.set_forkserver_preload(PRELOAD)
+        context.set_forkserver_preload(PRELOAD + (["timm"] if library == "timm" else TRANSFORMERS))
     return context
 
 

@@ -32,9 +32,12 @@ def drive(
     parallel: int,
     samples: int,
     say: Callable[[str], None],
+    library: str,
 ) -> None:
-    """Start every job whose original is trained, until all are done; the first failure ends the experiment."""
-    context = fresh_processes(parallel * max(job.processes for job in jobs.values()))
+    """Start every job whose original is trained, until all are done; the first failure ends the experiment. `library`
+    says what the models are of.
+    """
+    context = fresh_processes(parallel * max(job.processes for job in jobs.values()), library)
     waiting = [key for key in jobs if key not in done]
     running: dict[Connection, tuple[tuple[str, int], multiprocessing.Process]] = {}
     with ExitStack() as ends:

@@ -13,6 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
+from leansurgeon.ending import leave
 from leansurgeon.errors import LeanSurgeonError
 
 _LOOK_EVERY = 2.0  # seconds
@@ -69,4 +70,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    leave(main(Path(sys.argv[1])))
