@@ -16,7 +16,9 @@ import pytest
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto` one more than there are cores: a quarter of the time a test waits for a process."""
-    return (os.cpu_count() or 1) + 1
+    from leansurgeon.experiment.machine import cores
+
+    return cores() + 1
 
 
 ENCODER = dict(num_hidden_layers=4, num_attention_heads=4, hidden_size=32, intermediate_size=48)
