@@ -263,6 +263,9 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).as_dict()
     record = {"plan": {}, "source": {"name": "m"}, "decided": {"calibration": data}}
     assert shlex.split(shrink_command(record, {}))[-2:] == ["--calibrate", str(text)]
+    record["decided"]["calibration"] = own
+    told = ["--calibrate", "task:digits,split_seed=3", "--calibration-samples", "8"]
+    assert shlex.split(shrink_command(record, {}))[-4:] == told
 
 
 def test_the_papers_row_stands_beside_ours_and_only_for_its_own_shape(tmp_path):

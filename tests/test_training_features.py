@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
-import math
 import time
 
 import numpy as np
@@ -14,11 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from leansurgeon.errors import Diverged, OutOfMemory, UsageError
+from leansurgeon.errors import UsageError
 from leansurgeon.training import (
     engine,
     flops,
-    guards,
     mixing,
     optimizer,
     order,
@@ -28,24 +25,12 @@ from leansurgeon.training import (
     stochastic_depth,
 )
 from leansurgeon.training.durations import parse_duration
-from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import Train
 from leansurgeon.training.schedule import lr_at
 from leansurgeon.training.settings import Optim, Schedule
 from leansurgeon.training.step import Trainer
 from tests import training_interrupted as cut
-from tests.training_standin import Dots, Words, dot_model, recipe, word_model
-
-
-def _run(folder, *, loaded=None, task=None, say=lambda text: None, **settings):
-    loaded, task = loaded or word_model(), task or Words()
-    summary = train(recipe(**settings), folder, folder / "run", loaded=loaded, task=task, cpu=True, say=say)
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    return summary, rows
-
-
-def _losses(rows, kind="train"):
-    return [row["loss"] for row in rows if row["type"] == kind]
+from tests.training_standin import Dots, Words, dot_model, losses, trained, word_model
 
 
 def _train(**changes) -> Train:
@@ -94,7 +79,9 @@ def test_a_timed_training_follows_the_clock_between_looks(tmp_path):
     other = pace.Pace(made)
     other.restore(clock.state())
     assert other.place(201) == clock.place(201)
-    summary, rows = _run(tmp_path, duration="1s", schedule={"name": "triangle"}, eval={"every": "100ep", "batch": 13})
+    summary, rows = trained(
+        tmp_path, duration="1s", schedule={"name": "triangle"}, eval={"every": "100ep", "batch": 13}
+    )
     assert summary["steps"] > 5 and 0.9 < summary["seconds"] < 10
     rates = [row["lr"] for row in rows if row["type"] == "train"]
     assert rates[-1] < 0.5 * max(rates)  # it fell at the end
@@ -112,7 +99,7 @@ def test_a_timed_training_knows_its_pace_long_before_the_first_line(tmp_path, mo
 
     monkeypatch.setattr(Trainer, "step", step)
     settings = {"schedule": {"name": "triangle", "base": 0.0}, "log_every": 1000}
-    summary, _ = _run(tmp_path, duration="2s", eval={"every": "100ep", "batch": 13}, **settings)
+    summary, _ = trained(tmp_path, duration="2s", eval={"every": "100ep", "batch": 13}, **settings)
     assert len(rates) == summary["steps"] > 5
     assert max(rates) > 0.5 * 1e-2 and rates[-1] < 0.5 * max(rates)
     assert sum(rate > 0 for rate in rates) >= len(rates) - 2
@@ -150,7 +137,7 @@ def test_every_epoch_shows_every_sample_once_whatever_the_ramp(ramp, processes):
 
 def test_a_ramp_trains_and_evaluates_at_epoch_ends(tmp_path):
     ramp = {"start": 4, "until": "2ep"}
-    summary, rows = _run(tmp_path, duration="4ep", batch_ramp=ramp, eval={"every": "1ep", "batch": 13})
+    summary, rows = trained(tmp_path, duration="4ep", batch_ramp=ramp, eval={"every": "1ep", "batch": 13})
     evaluated = [row["step"] for row in rows if row["type"] == "eval"]
     assert len(evaluated) == 5 and evaluated[-1] == summary["steps"]
     assert np.diff(evaluated)[0] > np.diff(evaluated)[-1]  # small batches: more steps an epoch
@@ -253,7 +240,9 @@ def test_the_average_is_evaluated_and_exported(tmp_path):
             states.append((split, copy.deepcopy(loaded.model.state_dict())))
             return super().batch(split, indices, **rest)
 
-    summary, _ = _run(tmp_path, loaded=loaded, task=Watched(), ema={"decay": 0.7}, eval={"every": "8st", "batch": 13})
+    summary, _ = trained(
+        tmp_path, loaded=loaded, task=Watched(), ema={"decay": 0.7}, eval={"every": "8st", "batch": 13}
+    )
     weights = [*[state for split, state in states if split == "train"][1:], states[-1][1]]
     average = {name: value.clone() for name, value in weights[0].items()}  # timm: the first update copies
     for state in weights[1:]:
@@ -290,10 +279,10 @@ def test_optimizers_are_those_of_torch_and_timm(name, theirs):
 
 
 def test_half_precision_with_scaled_losses_learns_what_fp32_does(tmp_path):
-    _, full = _run(tmp_path / "fp32")
-    _, half = _run(tmp_path / "fp16", precision="fp16")
-    assert _losses(half) == pytest.approx(_losses(full), abs=1e-2)
-    assert _losses(half) != _losses(full)
+    _, full = trained(tmp_path / "fp32")
+    _, half = trained(tmp_path / "fp16", precision="fp16")
+    assert losses(half) == pytest.approx(losses(full), abs=1e-2)
+    assert losses(half) != losses(full)
     # Clipped and told as they are, not as they were scaled: AdamW alone would not show the difference.
     norms = [(a["grad_norm"], b["grad_norm"]) for a, b in zip(full, half, strict=True) if b.get("grad_norm")]
     assert len(norms) >= 6 and all(ours == pytest.approx(wanted, rel=0.05) for wanted, ours in norms)
@@ -302,23 +291,23 @@ def test_half_precision_with_scaled_losses_learns_what_fp32_does(tmp_path):
 
 
 def test_label_smoothing_is_for_training_alone(tmp_path):
-    _, plain = _run(tmp_path / "plain", loaded=dot_model(), task=Dots(), duration="1st")
-    _, smooth = _run(tmp_path / "smooth", loaded=dot_model(), task=Dots(), duration="1st", label_smoothing=0.2)
+    _, plain = trained(tmp_path / "plain", loaded=dot_model(), task=Dots(), duration="1st")
+    _, smooth = trained(tmp_path / "smooth", loaded=dot_model(), task=Dots(), duration="1st", label_smoothing=0.2)
     rows = order.global_batch(0, 0, 64, 16)[1]
     batch = Dots().batch("train", rows, seed=0, epoch=0)
     logits = dot_model().model(batch["pixel_values"])
     wanted = F.cross_entropy(logits, batch["labels"], label_smoothing=0.2).item()
-    assert _losses(smooth)[0] == pytest.approx(wanted, abs=1e-6)
-    assert _losses(smooth, "eval")[0] == _losses(plain, "eval")[0]
+    assert losses(smooth)[0] == pytest.approx(wanted, abs=1e-6)
+    assert losses(smooth, "eval")[0] == losses(plain, "eval")[0]
     with pytest.raises(UsageError, match="label_smoothing is for classification"):
-        _run(tmp_path / "words", label_smoothing=0.1)
+        trained(tmp_path / "words", label_smoothing=0.1)
 
 
 def test_compiling_and_averaging_leave_the_names_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "COMPILE_BACKEND", "eager")
-    _, plain = _run(tmp_path / "plain")
-    summary, compiled = _run(tmp_path / "compiled", compile=True, ema={"decay": 0.5})
-    assert _losses(compiled) == pytest.approx(_losses(plain), abs=1e-5)
+    _, plain = trained(tmp_path / "plain")
+    summary, compiled = trained(tmp_path / "compiled", compile=True, ema={"decay": 0.5})
+    assert losses(compiled) == pytest.approx(losses(plain), abs=1e-5)
     saved = torch.load(tmp_path / "compiled" / "run" / "model" / "weights.pt", weights_only=True)
     assert saved.keys() == word_model().model.state_dict().keys()
     assert summary["status"] == "done"
@@ -346,108 +335,6 @@ def test_activations_are_forgotten_and_gradients_are_the_same():
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*gradients, strict=True))
     with pytest.raises(UsageError, match="cannot checkpoint their activations"):
         engine.checkpoint_activations(word_model().model, "WordModel")
-
-
-def test_early_stopping_counts_evaluations_without_gain(tmp_path):
-    summary, rows = _run(
-        tmp_path,
-        optim={"lr": 1e-12},
-        duration="40st",
-        eval={"every": "2st", "batch": 13},
-        early_stopping={"patience": 3, "min_delta": 0.01},
-    )
-    assert summary["stopped_early"] and summary["steps"] == 8  # the first is the best, three bring nothing
-    assert len(_losses(rows, "eval")) == 5 and summary["status"] == "done"
-
-
-class _Poisoned(Words):
-    """One training batch, by its samples, gives no number."""
-
-    def batch(self, split, indices, **rest):
-        batch = super().batch(split, indices, **rest)
-        batch["_bad"] = torch.tensor(float(split == "train" and tuple(indices)[:3] == self.bad))
-        return batch
-
-    bad = tuple(order.global_batch(0, 4, 64, 16)[1][:3])
-
-    def score(self, logits, batch, **options):
-        score = super().score(logits, batch, **options)
-        return score._replace(loss_sum=score.loss_sum / (1 - batch["_bad"]))
-
-
-def test_a_bad_step_is_left_out_where_the_recipe_says_so(tmp_path):
-    with pytest.raises(Diverged, match="step 5 of 8"):
-        _run(tmp_path / "stop", task=_Poisoned())
-    said = []
-    ema = {"decay": 0.8}  # it would count the weights of a step that was left out twice
-    skipped, rows = _run(tmp_path / "skip", task=_Poisoned(), nan="skip", ema=ema, say=said.append)
-    assert skipped["left_out_steps"] == [5] and any("left out" in line for line in said)
-    settings = {"nan": "rollback", "log_every": 4, "checkpoint": {"every": "3st"}, "ema": ema}
-    back, again = _run(tmp_path / "back", task=_Poisoned(), **settings)
-    assert back["left_out_steps"] == [5] and back["final"] == skipped["final"]
-    a, b = (torch.load(tmp_path / n / "run" / "last" / "weights.pt", weights_only=True) for n in ("skip", "back"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert [row["step"] for row in again if row["type"] == "train"] == [4, 8]
-    assert all(math.isfinite(loss) for loss in _losses(rows))
-
-
-def test_rolling_back_has_an_end(tmp_path):
-    with pytest.raises(Diverged, match="last of 3 rollbacks"):
-        _run(tmp_path, optim={"lr": 1e30}, clip_grad=0.0, duration="40st", nan="rollback", checkpoint={"every": "1st"})
-
-
-class _Greedy(nn.Module):
-    """A model for which only so many samples fit in memory, and fewer beside its gradients."""
-
-    def __init__(self, most: int, inner: nn.Module, *, beside: int = 99) -> None:
-        super().__init__()
-        self.most, self.inner, self.beside = most, inner, beside
-
-    def forward(self, x):
-        gradients = any(parameter.grad is not None for parameter in self.parameters())
-        if self.training and len(x) > (min(self.most, self.beside) if gradients else self.most):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return self.inner(x)
-
-
-def test_the_micro_batch_shrinks_and_the_global_batch_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(guards, "PROBED", ("cpu",))
-    _, plain = _run(tmp_path / "plain")
-    loaded, said = word_model(), []
-    loaded.model = _Greedy(5, loaded.model)
-    summary, rows = _run(tmp_path / "greedy", loaded=loaded, say=said.append)
-    assert summary["micro_batch"] == 4 and any("8 does not fit in memory; 4 x 4" in line for line in said)
-    assert _losses(rows) == pytest.approx(_losses(plain), abs=1e-5)
-    loaded = word_model()
-    loaded.model = _Greedy(0, loaded.model)
-    with pytest.raises(OutOfMemory, match="micro batch of 1") as error:
-        _run(tmp_path / "never", loaded=loaded)
-    assert error.value.exit_code == 4 and not (tmp_path / "never" / "run").exists()
-    monkeypatch.setattr(guards, "PROBED", ())
-    with pytest.raises(OutOfMemory, match="micro batch of 16") as error:
-        _run(tmp_path / "late", loaded=loaded)
-    assert "train.micro_batch=8" in error.value.hint
-
-
-def test_the_second_micro_batch_of_a_step_has_to_fit_beside_the_gradients_of_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(guards, "PROBED", ("cpu",))
-    loaded = word_model()
-    loaded.model = _Greedy(5, loaded.model, beside=2)
-    assert _run(tmp_path, loaded=loaded)[0]["micro_batch"] == 2
-
-
-def _shrink_on(folder) -> None:
-    import os
-
-    guards.PROBED = ("cpu",)
-    loaded = word_model()
-    loaded.model = _Greedy(5 if os.environ["RANK"] == "1" else 99, loaded.model)
-    train(recipe(), folder, folder / "run", loaded=loaded, task=Words(), cpu=True, say=lambda text: None)
-
-
-def test_one_process_short_of_memory_shrinks_all(tmp_path):
-    assert cut.processes(2, _shrink_on, tmp_path) == [0, 0]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["micro_batch"] == 4
 
 
 def test_flops_are_those_of_the_formula():

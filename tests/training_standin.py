@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from leansurgeon.tasks.base import Metric, Options, Score, Task, classification_score, token_score
+from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import TrainingRecipe
 
 
@@ -123,3 +125,15 @@ def recipe(**train) -> TrainingRecipe:
         "log_every": 1,
     }
     return TrainingRecipe(name="stand-in", task={"name": "digits"}, train=settings | train, measure=None)
+
+
+def trained(folder, *, loaded=None, task=None, say=lambda text: None, **settings):
+    """The summary of a training on the CPU in FOLDER/run, and the rows of its metrics.jsonl."""
+    loaded, task = loaded or word_model(), task or Words()
+    summary = train(recipe(**settings), folder, folder / "run", loaded=loaded, task=task, cpu=True, say=say)
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return summary, rows
+
+
+def losses(rows, kind="train"):
+    return [row["loss"] for row in rows if row["type"] == kind]

@@ -54,6 +54,7 @@ class Calibration:
     guard: list[Batch]
     heldout: list[Batch]
     task: Task | None = field(default=None, repr=False, compare=False)
+    asked: int | None = None  # samples to fit on, where somebody said how many
 
     def mask(self, batch: Batch) -> Tensor | None:
         """(batch, tokens) bool, True at real tokens; None where all are."""
@@ -71,7 +72,8 @@ class Calibration:
 
     def as_dict(self) -> dict[str, Any]:
         samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
-        return {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}
+        known = {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}
+        return known | ({} if self.asked is None else {"asked": self.asked})
 
 
 def open_calibration(
@@ -218,7 +220,7 @@ def from_task(
     if not scores(task, source):
         task = None
         parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
-    return Calibration(spell_task(name, options), says, used, **parts, task=task)
+    return Calibration(spell_task(name, options), says, used, **parts, task=task, asked=samples)
 
 
 def images_wanted(probe: Batch) -> dict[str, int]:
@@ -333,7 +335,8 @@ def from_lines(names: list[str], source: Source, samples: int | None, seed: int)
         texts = [lines[i] for i in (outer if part == "heldout" else inner)[chosen]]
         parts[part] = tokenised(texts, tokenizer, source)
     counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
-    return Calibration("lines", f"{', '.join(f.name for f in files)}: {counts} (sentences)", digest(parts), **parts)
+    says = f"{', '.join(f.name for f in files)}: {counts} (sentences)"
+    return Calibration("lines", says, digest(parts), **parts, asked=samples)
 
 
 def sentences(text: str) -> list[str]:

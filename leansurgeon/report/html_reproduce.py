@@ -185,6 +185,7 @@ def shrink_command(record: dict[str, Any], steps: dict[str, Any]) -> str:
     used = part(record, "decided", "calibration")
     if isinstance(used, dict):
         words += ["--calibrate", shlex.quote(text(used.get("name"), "DATA"))]
+        words += ["--calibration-samples", str(whole(used.get("asked")))] if whole(used.get("asked")) else []
     seed = whole(steps.get("seed"))
     return " ".join([*words, *(["--seed", str(seed)] if seed else [])])
 
