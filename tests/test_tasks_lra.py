@@ -285,3 +285,13 @@ def test_no_reviews_are_one_sentence(tmp_path):
     for data, words in (*cases, (tmp_path / "tables" / "train.jsonl", "is one table, so nothing would be left")):
         with pytest.raises(UsageError, match=words):
             prepared(tmp_path / "cache", "lra-text", data=str(tmp_path / data))
+
+
+@pytest.mark.parametrize("name", ["lra-text", "lra-retrieval", "lra-image", "listops", "pathfinder"])
+def test_a_model_with_too_few_positions_is_refused_before_any_data_is_made(name, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    task = tasks.make(name, {"data": str(tmp_path)} if name.startswith("lra-") else {})
+    with pytest.raises(UsageError, match=r"seq_len is \d+ and the model .* has 512 positions"):
+        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+    assert not (tmp_path / "cache").exists()

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 
 import leansurgeon
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.tasks import base, ragged
+from leansurgeon.tasks import base, ragged, vocab
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, command, read_chunk
 
@@ -68,6 +68,7 @@ class ListOps(base.Task):
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options
+        vocab.check_length(self.seq_len, model_dir)
         grammar = Grammar(o.max_depth, o.max_args, o.min_length, o.max_length)
         sizes = {"train": o.train, "eval": o.eval} | ({"test": o.test} if o.test else {})
         key = {"version": _VERSION, "seed": o.seed, "sizes": list(sizes.items()), "grammar": vars(grammar)}

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, cifar10, hub, image_files, ragged, tables
+from leansurgeon.tasks import base, cifar10, hub, image_files, ragged, tables, vocab
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ class LraText(_Bytes):
     source, licence = "IMDb reviews (Maas et al., 2011), its published split", "none stated by its authors"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        vocab.check_length(self.options.seq_len, model_dir)
         data = self.options.data
         splits = _imdb(data)
         stamps = {s: [image_files.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
@@ -174,6 +175,7 @@ class LraRetrieval(_Bytes):
     source, licence = "AAN pairs of the Long Range Arena release", "as its authors say"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        vocab.check_length(self.options.seq_len, model_dir)
         files = _pairs_files(Path(self.options.data).expanduser())
         key = {"version": 1, "files": {split: image_files.stamp(path) for split, path in files.items()}}
 
@@ -199,6 +201,7 @@ class LraImage(_Sequences):
     source, licence = "CIFAR-10 (Krizhevsky, 2009), grey", "none stated by its authors"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        vocab.check_length(32 * 32, model_dir)
         self._open(cifar10.entry(cache, self.options.data, say))
         there = self._info["sizes"]
         held = there["train"] // 10

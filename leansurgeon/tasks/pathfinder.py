@@ -23,7 +23,7 @@ from pydantic import Field
 
 import leansurgeon
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.tasks import base
+from leansurgeon.tasks import base, vocab
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.pathfinder_dashes import Style
 from leansurgeon.tasks.pathfinder_draw import CONTOUR_LENGTH, chunk, command, read_chunk
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1  # of the generator: a change that changes the data changes this
 GENERATED = "generated"
+TOKENS = 32 * 32
 _FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 _HINT = (
     "It is in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave `data` out, and the "
@@ -61,6 +62,7 @@ class Pathfinder(base.Task):
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options
+        vocab.check_length(TOKENS, model_dir)
         if o.data == GENERATED:
             style = Style(contour_length=CONTOUR_LENGTH[o.difficulty])
             key = {"version": _VERSION, "style": vars(style), "samples": o.samples, "seed": o.seed}
