@@ -1,27 +1,30 @@
-"""BART with a free head_dim in each stack against transformers' own BART."""
+"""BART and mBART with a free head_dim in each stack against transformers' own."""
 
 import pytest
 import torch
 import transformers as tf
 
 from leansurgeon import architectures
-from leansurgeon.models import decoupled_bart
+from leansurgeon.models import decoupled_bart, decoupled_mbart
 
 NUMBERS = dict(vocab_size=60, d_model=24, max_position_embeddings=40, scale_embedding=True, num_labels=2) | {
     f"{side}_{key}": number for side in ("encoder", "decoder") for key, number in (("layers", 2), ("ffn_dim", 40))
 }
-LEAN = architectures.known()["leansurgeon_bart"]
+MODULES = {"bart": decoupled_bart, "mbart": decoupled_mbart}
+LEAN = {family: architectures.known()[f"leansurgeon_{family}"] for family in MODULES}
+PAIRS = [pair for lean in LEAN.values() for pair in lean.classes.items()]
+PREFIX = {"bart": "Bart", "mbart": "MBart"}
 ODD = dict(heads=(5, 3), encoder_head_dim=7, decoder_head_dim=9)  # neither divides the width of 24
 
 
 def build(name, *, heads=(4, 2), **changes):
     """A class of the library or of ours, by its name, with weights far from the small start."""
     torch.manual_seed(0)
-    ours = name.startswith("Lean")
-    config = (decoupled_bart.LeanBartConfig if ours else tf.BartConfig)(
-        **NUMBERS, encoder_attention_heads=heads[0], decoder_attention_heads=heads[1], **changes
-    )
-    model = getattr(decoupled_bart if ours else tf, name)(config).eval()
+    family = "mbart" if "MBart" in name else "bart"
+    module = MODULES[family] if name.startswith("Lean") else tf
+    cls = getattr(module, name)
+    config = cls.config_class(**NUMBERS, encoder_attention_heads=heads[0], decoder_attention_heads=heads[1], **changes)
+    model = cls(config).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2)
     return model
@@ -37,7 +40,7 @@ def batch():
     return {"input_ids": ids, "attention_mask": (ids != 1).long()}
 
 
-@pytest.mark.parametrize(("theirs", "ours"), LEAN.classes.items(), ids=LEAN.classes)
+@pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=[theirs for theirs, _ in PAIRS])
 def test_head_dims_of_the_library_give_the_library(theirs, ours, batch):
     library = build(theirs)
     for head_dims in ({}, {"encoder_head_dim": 6, "decoder_head_dim": 12}):
@@ -52,10 +55,11 @@ def test_head_dims_of_the_library_give_the_library(theirs, ours, batch):
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-def test_heads_need_not_divide_the_width_and_every_weight_learns(batch):
+@pytest.mark.parametrize("prefix", PREFIX.values())
+def test_heads_need_not_divide_the_width_and_every_weight_learns(prefix, batch):
     with pytest.raises(ValueError, match="divisible"):
-        build("BartModel", heads=(5, 3))
-    model = build("LeanBartForConditionalGeneration", **ODD)
+        build(f"{prefix}Model", heads=(5, 3))
+    model = build(f"Lean{prefix}ForConditionalGeneration", **ODD)
     assert model.model.encoder.layers[0].self_attn.q_proj.weight.shape == (35, 24)
     assert model.model.decoder.layers[1].encoder_attn.out_proj.weight.shape == (24, 27)
     model(**batch, labels=batch["input_ids"]).loss.backward()
@@ -63,17 +67,20 @@ def test_heads_need_not_divide_the_width_and_every_weight_learns(batch):
     assert still == []
 
 
-def test_generation_with_and_without_cache_agree(batch):
-    model = build("LeanBartForConditionalGeneration", **ODD)
-    kwargs = dict(max_new_tokens=8, do_sample=False, num_beams=2)
+@pytest.mark.parametrize("prefix", PREFIX.values())
+def test_generation_with_and_without_cache_agree(prefix, batch):
+    model = build(f"Lean{prefix}ForConditionalGeneration", **ODD)
+    kwargs = dict(decoder_start_token_id=2, max_new_tokens=8, do_sample=False, num_beams=2)
     assert model.generate(**batch, **kwargs).tolist() == model.generate(**batch, use_cache=False, **kwargs).tolist()
 
 
-def test_fresh_models_start_as_the_librarys():
+@pytest.mark.parametrize("prefix", PREFIX.values())
+def test_fresh_models_start_as_the_librarys(prefix):
     """The rebuilt projections are initialised by the library's rule, not by torch's."""
-    config = decoupled_bart.LeanBartConfig(**NUMBERS, encoder_attention_heads=40, encoder_head_dim=8)
+    cls = getattr(MODULES[prefix.lower()], f"Lean{prefix}ForConditionalGeneration")
+    config = cls.config_class(**NUMBERS, encoder_attention_heads=40, encoder_head_dim=8)
     torch.manual_seed(0)
-    model = decoupled_bart.LeanBartForConditionalGeneration(config)
+    model = cls(config)
     attention = model.model.encoder.layers[0].self_attn
     assert attention.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert attention.out_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -81,10 +88,12 @@ def test_fresh_models_start_as_the_librarys():
     assert model.lm_head.weight is model.model.shared.weight is model.model.decoder.embed_tokens.weight
 
 
-def test_declared_tensors_are_those_of_the_built_model():
-    model = build("LeanBartForConditionalGeneration", **ODD)
-    config = model.config.to_dict() | {"architectures": ["LeanBartForConditionalGeneration"]}
+@pytest.mark.parametrize("family", MODULES)
+def test_declared_tensors_are_those_of_the_built_model(family):
+    name, lean = f"Lean{PREFIX[family]}ForConditionalGeneration", LEAN[family]
+    model = build(name, **ODD)
+    config = model.config.to_dict() | {"architectures": [name]}
     built = {n: tuple(p.shape) for n, p in model.named_parameters()} | {"final_logits_bias": (1, 60)}
-    assert built == {spec.name: spec.shape for spec in LEAN.tensors(config)}
-    assert LEAN.modelling == decoupled_bart.__file__.rsplit("/", 1)[1]
-    assert set(LEAN.classes.values()) <= set(vars(decoupled_bart))
+    assert built == {spec.name: spec.shape for spec in lean.tensors(config)}
+    assert lean.modelling == MODULES[family].__file__.rsplit("/", 1)[1]
+    assert set(lean.classes.values()) <= set(vars(MODULES[family]))

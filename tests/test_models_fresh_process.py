@@ -29,6 +29,7 @@ CASES = [
     ("decoupled_gpt2", "AutoModelForCausalLM", GPT2),
     ("decoupled_gpt2", "AutoModelForSequenceClassification", GPT2 | {"pad_token_id": 0, "num_labels": 3}),
     ("decoupled_bart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
+    ("decoupled_mbart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
 ]
 ALONE = """
 import importlib.abc, json, sys

@@ -1,6 +1,6 @@
 """BART and mBART: an encoder and a decoder with config keys of their own, so their heads may differ.
 
-The library derives head_dim from the width, the same in both stacks; the decoupled form of BART has one for each. A
+The library derives head_dim from the width, the same in both stacks; the decoupled forms have one for each. A
 decoder layer attends to itself and to the encoder's output; both attentions have the decoder's heads. BART normalises
 after each part, mBART before it and at the end.
 """
@@ -88,29 +88,34 @@ BART = Architecture(
     decoupled="leansurgeon_bart",
 )
 
-LEAN_BART = derive(
-    BART,
-    name="leansurgeon_bart",
-    library="leansurgeon",
-    model_types=("leansurgeon_bart",),
-    keys=replace(BART.keys, head_dim="encoder_head_dim"),
-    stages=tuple(
-        replace(blocks, keys=replace(blocks.keys, head_dim=f"{side}_head_dim"))
-        for side, blocks in zip(("encoder", "decoder"), BART.stages, strict=True)
-    ),
-    decoupled=None,
-    modelling="decoupled_bart.py",
-    classes={
-        f"Bart{head}": f"LeanBart{head}"
-        for head in ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering")
-    },
-)
-
 MBART = derive(
     BART,
     name="mbart",
     model_types=("mbart",),
     outer=(*BART.outer, *norm("encoder.layer_norm"), *norm("decoder.layer_norm")),
     norm="pre",
-    decoupled=None,
+    decoupled="leansurgeon_mbart",
 )
+
+
+def lean(of: Architecture, prefix: str) -> Architecture:
+    """The decoupled form: a head_dim for each stack."""
+    heads = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering")
+    return derive(
+        of,
+        name=f"leansurgeon_{of.name}",
+        library="leansurgeon",
+        model_types=(f"leansurgeon_{of.name}",),
+        keys=replace(of.keys, head_dim="encoder_head_dim"),
+        stages=tuple(
+            replace(blocks, keys=replace(blocks.keys, head_dim=f"{side}_head_dim"))
+            for side, blocks in zip(("encoder", "decoder"), of.stages, strict=True)
+        ),
+        decoupled=None,
+        modelling=f"decoupled_{of.name}.py",
+        classes={f"{prefix}{head}": f"Lean{prefix}{head}" for head in heads},
+    )
+
+
+LEAN_BART = lean(BART, "Bart")
+LEAN_MBART = lean(MBART, "MBart")
