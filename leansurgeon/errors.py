@@ -77,8 +77,11 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def memory_is_short(error: BaseException) -> bool:
-    """Whether an error means that the machine's memory is used up (torch raises a bare RuntimeError on a CPU)."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
+    """Whether an error means that the machine's memory is used up (torch raises a bare RuntimeError on a CPU, and on a
+    GPU where cuBLAS or cuDNN find no room for themselves).
+    """
+    words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def plural(n: int | str, word: str) -> str:

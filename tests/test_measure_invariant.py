@@ -11,8 +11,9 @@ import torch
 from leansurgeon.checkpoints.model import load
 from leansurgeon.measure import attentions, invariant
 from leansurgeon.measure.jacobian import jacobian
-from leansurgeon.measure.weights import weights
+from leansurgeon.measure.weights import of_matrix, over_heads, weights
 from tests import conftest
+from tests.test_measure_importance import loaded_of
 
 F64 = torch.float64
 
@@ -88,6 +89,7 @@ def test_jacobian_is_exact_with_all_probes_and_a_lower_bound_with_fewer(family, 
     for samples in (2, 3):
         rows = jacobian(loaded, parts, [batch], mask_of, samples=samples, probes=8)
         assert [row["samples"] for row in rows] == [samples, samples]
+        assert [row["columns"] for row in rows] == [columns, columns]  # of the shortest sample
         assert [row["at_least"] for row in rows] == pytest.approx(list(np.median(each[:samples], 0)), rel=1e-4)
     before = [0.0, 0.0]
     for probes in (4, 8, 16):
@@ -107,6 +109,42 @@ def test_a_jacobian_without_full_rank_has_a_bound_that_json_can_hold(tiny) -> No
     for row in jacobian(loaded, parts, [batch], mask_of, samples=1, probes=40):
         assert not row["exact"] and 1e6 < row["at_least"] < 1e20
         json.dumps(row, allow_nan=False)
+
+
+def test_it_is_exact_where_all_samples_are_and_every_layer_has_its_mask(tiny) -> None:
+    """40 probes are all directions of five tokens and not of twelve."""
+    loaded, batch = tiny("bert", **SMALL)
+    batch["attention_mask"][0, 5:] = 0
+    parts = attentions.of(loaded)
+    for samples in (1, 2):
+        rows = jacobian(loaded, parts, [batch], mask_of, samples=samples, probes=40)
+        assert [row["exact"] for row in rows] == [samples == 1] * 2
+    rows = jacobian(loaded, parts, [batch], lambda one: [mask_of(one), None], samples=1, probes=2)
+    assert [row["columns"] for row in rows] == [5 * 8, 12 * 8]
+
+
+def test_few_samples_of_all_batches_are_probed_and_every_layer_has_its_own_weights(tiny) -> None:
+    """Of 9 samples in batches of 2, 4 and 3 the middles of two halves: the third and the seventh."""
+    loaded, _ = tiny("vit", **SMALL, image_size=4, head_dim=4)
+    images = torch.randn(9, 1, 4, 4, dtype=F64, generator=torch.Generator().manual_seed(3))
+    batches = [{"pixel_values": part} for part in images.split([2, 4, 3])]
+    found = invariant.measure(loaded, batches, mask_of, 9, probes=8)["layers"]
+    middles = [{"pixel_values": images[[2, 6]]}]
+    assert [layer["jacobian"] for layer in found] == jacobian(loaded, attentions.of(loaded), middles, mask_of, probes=8)
+    for layer, name in zip(found, loaded.projections, strict=True):
+        weight = loaded.model.get_submodule(name).weight.detach().numpy()
+        assert layer["weights"]["o"]["value"] == pytest.approx(np.linalg.cond(weight), rel=1e-5)
+
+
+def test_directions_are_found_that_chance_would_miss(tiny) -> None:
+    """8 random directions of 40 see less of the exact Jacobian than those of the estimator, in each of 100 draws."""
+    loaded, batch = tiny("vit", **SMALL, image_size=4, head_dim=4)
+    rows = jacobian(loaded, attentions.of(loaded), [batch], mask_of, samples=1, probes=8)
+    rng = np.random.default_rng(0)
+    for layer, row in enumerate(rows):
+        exact = exact_jacobian(loaded, batch, layer).numpy()
+        chance = [np.linalg.cond(exact @ np.linalg.qr(rng.normal(size=(40, 8)))[0]) for _ in range(100)]
+        assert row["at_least"] > max(chance)
 
 
 def test_jacobian_in_fp32_is_that_in_fp64(tiny) -> None:
@@ -199,6 +237,41 @@ def test_weights_against_numpy(family, tiny) -> None:
     for name, values in (("vo", vo), ("qk", qk)):
         assert found[name]["value"] == pytest.approx(np.median(values), rel=1e-6)
         assert found[name]["worst"] == pytest.approx(max(values), rel=1e-6)
+
+
+def test_stages_of_other_sizes_have_weights_of_their_own() -> None:
+    """A Swin, whose four stages have heads of 8, 16, 16 and 32; the fused q, k and v taken apart by hand."""
+    loaded, _ = loaded_of("timm swin")
+    found = weights(loaded, attentions.of(loaded))
+    for name, layer in zip(loaded.projections, found, strict=True):
+        attention = loaded.model.get_submodule(name.rpartition(".")[0])
+        heads = attention.num_heads
+        _, _, v = attention.qkv.weight.detach().numpy().reshape(3, heads, -1, attention.qkv.in_features)
+        out = attention.proj.weight.detach().numpy().reshape(attention.proj.out_features, heads, -1)
+        sigmas = [np.linalg.svd(out[:, h] @ v[h], compute_uv=False) for h in range(heads)]
+        kappas = [s[0] / s[min(v.shape[1], len(s)) - 1] for s in sigmas]
+        assert layer["vo"]["value"] == pytest.approx(np.median(kappas), rel=1e-5)
+        assert layer["o"]["value"] == pytest.approx(np.linalg.cond(attention.proj.weight.detach().numpy()), rel=1e-5)
+
+
+def test_an_encoder_without_its_head_has_weights_under_shorter_names(tmp_path) -> None:
+    model = conftest.build("bert")
+    model.bert.save_pretrained(tmp_path / "bare")
+    loaded = load(tmp_path / "bare")
+    for row, layer in zip(weights(loaded, attentions.of(loaded)), model.bert.encoder.layer, strict=True):
+        assert row["q"]["value"] == pytest.approx(np.linalg.cond(layer.attention.self.query.weight.detach().double()))
+
+
+def test_what_storing_weights_in_fp32_hides_is_no_figure() -> None:
+    """Singular values from 1 to 1e-10, stored in fp32: what is read for the last is rounding, and so is its kappa."""
+    rng = np.random.default_rng(0)
+    u, v = (np.linalg.qr(rng.normal(size=(64, 64)))[0] for _ in range(2))
+    values = np.logspace(0, -10, 64)
+    stored = ((u * values) @ v).astype(np.float32).astype(np.float64)
+    value, bound = of_matrix(stored)
+    assert 1e7 < np.linalg.cond(stored) < value == np.inf and 1e5 < bound < 1e8
+    found = over_heads((u * values)[None, :, ::4], v[None, ::4])  # one head of 16 values
+    assert found["value"] is None and found["deficient"] == 1 and 1e5 < found["lower_bound"] < 1e9
 
 
 def test_a_silent_head_is_counted_and_no_number(tiny) -> None:

@@ -163,8 +163,8 @@ def test_even_cuts_take_whole_groups_and_the_same_heads_where_a_stack_shares_pos
     grouped = [site(0, 4, shared=2)]
     assert pruning.even(grouped, np.array([9.0, 0, 4, 4]), [1]).tolist() == [True, True, False, False]
     stack = [site(0, 4, in_step=True), site(1, 4, in_step=True)]
-    unequal = np.array([4.0, 1, 3, 2, 0, 1, 2, 5])  # sums 4, 2, 5, 7: alone, the first layer would keep heads 1 and 3
-    assert pruning.even(stack, unequal, [2, 2]).tolist() == [False, False, True, True] * 2
+    unequal = np.array([9.0, 0, 3, 2, 0, 8, 4, 5])  # sums 9, 8, 7, 7; alone, the layers would keep 0 and 2, 1 and 3
+    assert pruning.even(stack, unequal, [2, 2]).tolist() == [True, True, False, False] * 2
 
 
 def test_the_document_holds_all_of_it(trained):

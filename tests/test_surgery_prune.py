@@ -127,6 +127,12 @@ def test_a_share_is_rounded_to_the_nearest_whole_group_and_one_stays(family, ask
     assert prune.check(source, prune.share(asked)).after.stages[0].heads == heads
 
 
+def test_heads_that_all_share_one_key_are_cut_one_by_one(saved):
+    source = open_source(str(saved("llama", num_key_value_heads=1)[0]))
+    (stage,) = prune.check(source, 0.5).after.stages
+    assert (stage.heads, stage.kv_heads) == (2, 1)
+
+
 def test_less_than_a_head_is_refused_with_the_least_share(saved):
     assert prune.share("37.5%") == 0.375
     folder, _ = saved("llama")

@@ -13,6 +13,7 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import kappa
 from leansurgeon.measure.batches import inner
+from leansurgeon.measure.importance import importance
 from leansurgeon.training import recipefile
 from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import TrainingRecipe
@@ -100,6 +101,19 @@ def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits)
         found = kappa.measure(load(saved), [batch], digits.token_mask, 8)
         for one, other in zip(row["layers"], found["layers"], strict=True):
             assert one["median"] == pytest.approx(other["median"], rel=1e-5)
+
+
+def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits) -> None:
+    from leansurgeon.measure.judge import Bench, Labelled
+    from leansurgeon.measure.sites import sites
+
+    loaded = load(model)
+    judge, places = Labelled(loaded, digits), sites(loaded)
+    fit, judged = (digits.batch(split, inner(digits.size(split), 8), seed=0, epoch=0) for split in ("train", "eval"))
+    values, (first, *_) = importance(judge, places, [fit]), of(measured[1], "heads")
+    shares = [value for layer in first["importance"]["share"] for value in layer]
+    assert shares == pytest.approx((values / values.sum()).tolist(), rel=1e-4)
+    assert first["curve"][0]["loss"] == pytest.approx(Bench(judge, places, [judged]).whole.loss, rel=1e-4)
 
 
 class Interrupted:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.batches import first_rows, rows_of
+from leansurgeon.measure.precision import full_fp32
 from leansurgeon.measure.samples import Conditioning, ceiling, over_layers, over_samples, summarise
 from leansurgeon.measure.spectrum import conditioning
 
@@ -128,15 +129,13 @@ def capped(layer: dict, forward: str) -> bool:
 def measuring(model: torch.nn.Module, device: torch.device, half: torch.dtype | None = None) -> Iterator[None]:
     """Eval mode, no gradients, no TF32, no autocast (or one of `half`); everything as it was afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    precision = torch.get_float32_matmul_precision()
     model.eval()
-    torch.set_float32_matmul_precision("highest")
+    autocast = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
     try:
         # Not inference_mode: buffers that a model caches in its forward (rotary tables) must stay usable in training.
-        with torch.no_grad(), torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False):
+        with torch.no_grad(), full_fp32(), autocast:
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
         for module, training in modes:
             module.training = training
 

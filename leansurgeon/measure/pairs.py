@@ -88,10 +88,15 @@ def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: i
 
 
 def written_pairs(text: str, tokenizer: Any) -> Iterator[Pair]:
-    """Inputs and answers as a `.tsv` file gives them. Raises `UsageError` for a line without a tab."""
+    """Inputs and answers as a `.tsv` file gives them, each line once: repeated, it would be calibrated and judged on.
+
+    Raises `UsageError` for a line without a tab.
+    """
+    seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+        if not line.strip() or line in seen:
             continue
+        seen.add(line)
         before, tab, after = line.partition("\t")
         if not tab or not before.strip() or not after.strip():
             raise UsageError(f"--data: line {number} is not input<TAB>answer.")

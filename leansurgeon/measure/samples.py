@@ -93,11 +93,10 @@ def interval(values: Sequence[float]) -> list[float | None] | None:
     """
     import numpy as np  # here, so that reports start without it
 
-    known = np.array([v for v in values if not math.isnan(v)])
-    if len(known) < 2:
+    if len(values) < 2:
         return None
-    drawn = np.random.default_rng(0).integers(len(known), size=(RESAMPLES, len(known)))
-    medians = np.sort(np.median(known[drawn], axis=1))
+    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    medians = np.sort(np.median(np.array(values)[drawn], axis=1))
     ends = medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1]
     return [float(end) if math.isfinite(end) else None for end in ends]
 

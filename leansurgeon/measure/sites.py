@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.precision import full_fp32
 
 
 @dataclass(frozen=True)
@@ -151,13 +152,10 @@ def switched_off(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> 
 def at_rest(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Eval mode, no autocast, no TF32; every module's mode is put back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    precision = torch.get_float32_matmul_precision()
     model.eval()
-    torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(device.type, enabled=False):
+        with full_fp32(), torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
         for module, training in modes:
             module.training = training

@@ -100,8 +100,9 @@ class Bench:
         return other
 
     def to(self, device: str | torch.device) -> None:
-        """Model and optimizer elsewhere, so that peaks can be measured with one model on the device."""
+        """Model, optimizer and inputs elsewhere, so that peaks can be measured with one model on the device."""
         self.model.to(device)
+        self.large, self.single = ({k: v.to(device) for k, v in x.items()} for x in (self.large, self.single))
         for state in self.optimizer.state.values():
             state.update({k: v.to(device) for k, v in state.items() if isinstance(v, torch.Tensor)})
 
@@ -161,9 +162,10 @@ def kernel(backend: str) -> Any:
 
 
 def runs(bench: Bench) -> str | None:
-    """Why a backend cannot run this model here; None where it can. torch raises where it has no such kernel.
+    """Why a backend that was forced cannot run this model here; None where it can. torch raises where it has no such
+    kernel, cuDNN also later, in its own words.
 
-    Raises `OutOfMemory` where the device is too small.
+    Raises `OutOfMemory` where the device is too small, and what torch raises with its own choice.
     """
     import warnings
 
@@ -177,9 +179,12 @@ def runs(bench: Bench) -> str | None:
             raise OutOfMemory(
                 f"{bench.load.batch} samples need more memory than there is.", "Give a smaller --batch."
             ) from None
-        if "kernel" not in str(error).lower():
+        if bench.backend in ("auto", "eager"):
             raise
-        return "torch has no such kernel for this model, precision and device"
+        bench.optimizer.zero_grad(set_to_none=True)  # a backward pass may have come half way
+        if any(words in str(error) for words in ("No available kernel", "No viable backend")):
+            return "torch has no such kernel for this model, precision and device"
+        return f"it failed ({(str(error) or type(error).__name__).splitlines()[0][:160]})"
     return None
 
 

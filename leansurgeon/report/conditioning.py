@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from leansurgeon.measure.samples import HALF_CEILING
+from leansurgeon.measure.samples import ceiling
 from leansurgeon.report.humans import number, part, spread, text, whole
 
 # Condition numbers of weights, by their keys in a summary: those of the matrices as they stand depend on the basis of
@@ -82,11 +82,11 @@ def kappa_of(found: list[Any]) -> Kappa | None:
     if not found:
         return None
     dtype = text(found[0].get("forward_dtype"))
-    ceiling = next((limit for name, limit in HALF_CEILING.items() if name in dtype.split(", ")), None)
+    limit = ceiling(dtype)
 
     def over(pick: Callable[[Any], Any], key: str, bound: str) -> Bound | None:
         merged = _mean_bound([(number(part(pick(k), key)), number(part(pick(k), bound))) for k in found])
-        return Bound(merged.value, False) if merged and ceiling and merged.value > ceiling else merged
+        return Bound(merged.value, False) if merged and limit and merged.value > limit else merged
 
     def layer(i: int) -> LayerKappa:
         def pick(k: Any) -> Any:

@@ -81,6 +81,7 @@ class Task(ABC):
     head: ClassVar[str]
     metric: ClassVar[Metric]
     Options: ClassVar[type[Options]]
+    draws_globally: ClassVar[bool] = False  # whether `batch` seeds the generators of the whole process (`draws`)
 
     def __init__(self, options: Options) -> None:
         self.options: Any = options

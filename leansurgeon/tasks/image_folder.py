@@ -90,6 +90,7 @@ class ImageFolder(base.Task):
     head = "image-classification"
     metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
     Options = Options
+    draws_globally = True  # timm's and torchvision's transforms
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options

@@ -10,6 +10,7 @@ from typing import Any
 
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.training.engine import COLLECTIVE_TIMEOUT
 
 
 class LostOthers(LeanSurgeonError):
@@ -37,7 +38,9 @@ class Council:
         if processes > 1:
             import torch.distributed as dist
 
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            # A group of its own would have gloo's patience of half an hour.
+            alone = dist.get_backend() == "gloo"
+            self._group = dist.group.WORLD if alone else dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def largest(self, values: list[float]) -> list[float]:
         """The largest of each value over the processes."""

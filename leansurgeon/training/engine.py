@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from leansurgeon.training.settings import Train
 
-_COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
+COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
 def start(
@@ -40,6 +40,8 @@ def start(
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
 
+    from leansurgeon.measure.precision import set_tf32
+
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     # Without a word Accelerate would let every process that torchrun starts on a machine without GPUs train alone.
@@ -48,6 +50,7 @@ def start(
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     aside = environment.set_aside()
+    set_tf32()  # "precision: fp32" means it
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=cpu,
@@ -55,7 +58,7 @@ def start(
         # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
         kwargs_handlers=[
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=_COLLECTIVE_TIMEOUT),
+            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
         ],
     )
     if accelerator.num_processes != wanted:

@@ -1,7 +1,7 @@
 """Batches on their way to the device. `order` and the task decide what a batch holds; here is only transport.
 
 A batch is a pure function of (seed, epoch, indices), so it makes no difference who makes it and when: this process, a
-thread ahead of the GPU, or `train.workers` processes.
+thread ahead of the GPU (not of tasks that seed the generators of the whole process), or `train.workers` processes.
 """
 
 from __future__ import annotations
@@ -47,17 +47,22 @@ def train_batches(
                     yield epoch, row
 
     # Here and not at the first `next`, so that processes are started by the main thread, before any other is.
-    return _steps(made(task, "train", rows(), seed=seed, workers=workers), plan, device, start)
+    batches = made(task, "train", rows(), seed=seed, workers=workers)
+    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
+    # the cores from the model. Nor may it where it would make samples with the generators of this process: the steps
+    # seed them meanwhile (dropout, mixup), and samples would follow from who comes first.
+    alone = device.type != "cuda" or (workers == 0 and task.draws_globally)
+    return _steps(batches, plan, device, start, alone)
 
 
-def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: int) -> Iterator[list[Batch]]:
+def _steps(
+    batches: Iterator[Batch], plan: Plan, device: torch.device, start: int, alone: bool
+) -> Iterator[list[Batch]]:
     def grouped() -> Iterator[list[Batch]]:
         for step in range(start, plan.steps):
             yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
-    # the cores from the model.
-    source = ahead(grouped(), depth=2) if device.type == "cuda" else grouped()
+    source = grouped() if alone else ahead(grouped(), depth=2)
     try:
         for micro_batches in source:
             yield [to_device(batch, device) for batch in micro_batches]

@@ -241,7 +241,9 @@ def _optimizer_in(
         like = parameters[int(index)]
         state.setdefault(int(index), {})[key] = shards.parted(tensor, like) if tensor.shape == like.shape else tensor
     for group, saved in zip(whole["param_groups"], groups, strict=True):
-        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+        # Which kernel takes the step is the device's to say, which may be another one now.
+        saved = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+        group.update(saved | {"fused": group.get("fused")} if "fused" in group else saved)
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from leansurgeon.measure.kappa import measure
-from leansurgeon.measure.spectrum import conditioning, spectrum
+from leansurgeon.measure.spectrum import _eigenvalues, _gram, conditioning, spectrum
 
 ROUNDS = 15
 SVD_CLAIM, FORWARD_CLAIM = 3.0, 0.10
@@ -108,11 +108,35 @@ def test_kappa_against_the_forward_pass() -> None:
 @pytest.mark.gpu
 @pytest.mark.benchmark
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_eigenvalues_on_the_gpu_or_on_the_host() -> None:
-    grams = torch.randn(64, 197, 768, device="cuda", dtype=torch.float64)
-    grams = grams @ grams.mT
-    found = ratios(lambda: torch.linalg.eigvalsh(grams.cpu()), lambda: torch.linalg.eigvalsh(grams))
-    print(f"\neigvalsh on the host / on the GPU, 64 of 197 x 197: {statistics.median(found):.2f}")
+@pytest.mark.parametrize(
+    "shape", [(64, 197, 768), (256, 197, 768), (64, 128, 768), (64, 197, 64), (64, 17, 192)], ids=str
+)
+def test_spectra_on_the_gpu_or_on_the_host(shape) -> None:
+    """Of blocks that a forward pass leaves on the GPU: as `conditioning` does it there, with the eigenvalues on the
+    host (what comes back are the Gram matrices), and with everything there (blocks come back).
+    """
+    torch.manual_seed(0)
+    block = torch.randn(shape, device="cuda")
+
+    def eigenvalues(place: str) -> None:
+        _eigenvalues(_gram(block, None).to(place), block, None, centred=False)
+
+    alone = ratios(lambda: eigenvalues("cpu"), lambda: eigenvalues("cuda"), rounds=5)
+    for name, centred in (("raw", False), ("raw and centred", True)):
+        found = ratios(
+            lambda c=centred: conditioning(block.cpu(), centred=c),
+            lambda c=centred: conditioning(block, centred=c),
+            rounds=5,
+        )
+        spent = 1000 * seconds(lambda c=centred: conditioning(block, centred=c))
+        print(f"\n{shape} {name}: {spent:.1f} ms on the GPU; host (one thread) / GPU: {statistics.median(found):.2f}")
+    print(f"{shape} raw, eigenvalues alone on the host / on the GPU: {statistics.median(alone):.2f}")
+
+
+@pytest.mark.gpu
+@pytest.mark.benchmark
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kappa_against_the_forward_pass_on_the_gpu() -> None:
     loaded, batch = Model("cuda"), {"pixel_values": torch.randn(64, 3, 224, 224, device="cuda")}
     found = ratios(lambda: measure(loaded, [batch], lambda _: None, 64), lambda: loaded.forward(batch), rounds=5)
     print(f"forward with A and A W_o of every layer / forward of ViT-B, 64 images: {statistics.median(found):.3f}")
