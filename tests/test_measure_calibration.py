@@ -229,10 +229,14 @@ def test_sentences_run_through_the_library(language_model, text, tmp_path, famil
             assert torch.isfinite(model(**batch)[0]).all()
 
 
+LISTOPS = "task:listops,train=8,eval=4,test=4,min_length=8"
+
+
 @pytest.mark.parametrize(
     ("family", "spec", "says"),
     [
-        ("bert", "task:listops", "samples of .* tokens, and .* takes at most 40"),
+        ("bert", f"{LISTOPS},seq_len=60,max_length=50", "seq_len is 60 and the model .* has 40 positions"),
+        ("nystromformer", f"{LISTOPS},seq_len=30,max_length=24", "samples of 30 tokens, and .* takes exactly 12"),
         ("gpt2", "task:masked-lm", "is a causal language model"),
         ("bert", "task:causal-lm", "is a masked language model"),
         ("t5", "TEXT", "an encoder and a decoder.*--uncalibrated"),
@@ -241,13 +245,8 @@ def test_sentences_run_through_the_library(language_model, text, tmp_path, famil
 )
 def test_data_that_the_model_cannot_run_on_is_refused(language_model, text, tmp_path, family, spec, says):
     source, _ = language_model(family)
-    spec = (
-        str(text)
-        if spec == "TEXT"
-        else spec + ",train=8,eval=4,test=4,seq_len=60,min_length=8,max_length=50" * (spec == "task:listops")
-    )
     with pytest.raises(UsageError, match=says):
-        calibration.open_calibration(spec, source, cache=tmp_path / "cache")
+        calibration.open_calibration(str(text) if spec == "TEXT" else spec, source, cache=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("what", "hint"), [("short", "Give more text."), ("no tokenizer", "Name a folder that holds")])
