@@ -1,5 +1,7 @@
 """`python -m leansurgeon` is the same as `leansurgeon`."""
 
+import os
+
 from leansurgeon.cli.main import main
 from leansurgeon.ending import leave
 
@@ -9,6 +11,8 @@ def run() -> None:
     try:
         main()
     except SystemExit as end:
+        if os.environ.get("LEANSURGEON_DEBUG"):
+            raise
         leave(end.code or 0)
 
 

@@ -15,10 +15,10 @@ import pytest
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto` one more than there are cores: a quarter of the time a test waits for a process."""
+    """For `-n auto` one more than there are cores, since many tests wait for processes that they have started."""
     from leansurgeon.experiment.machine import cores
 
-    return cores() + 1
+    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", cores() + 1))
 
 
 ENCODER = dict(num_hidden_layers=4, num_attention_heads=4, hidden_size=32, intermediate_size=48)

@@ -35,7 +35,7 @@ def test_a_forward_pass_leaves_that_much_less_behind():
     ids = torch.randint(3, 61, (8, 40))
 
     def kept(**more) -> int:
-        loaded._quiet = more
+        loaded._no_cache = more
         with Storages("any", granule=1) as count:
             logits = loaded.forward({"input_ids": ids})
             return sum(count.live.values()) + 0 * len(logits)

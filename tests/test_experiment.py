@@ -19,7 +19,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_of, wanted_shapes
 from leansurgeon.experiment.jobs import carry_out_job, digest, make_jobs, prepare_data
-from leansurgeon.experiment.side_by_side import running_line
+from leansurgeon.experiment.side_by_side import drive, running_line
 from leansurgeon.surgery.plan import plan
 from leansurgeon.training.recipe import ExperimentRecipe
 from leansurgeon.training.recipefile import load, shipped
@@ -71,7 +71,7 @@ def check_arms(recipe, by_arm):
     assert lean["source"].endswith(start) and control["source"] == lean["source"]
 
 
-@pytest.mark.parametrize("name", [AS_TYPED[0], pytest.param(AS_TYPED[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", AS_TYPED)
 def test_a_shipped_experiment_runs_in_its_debug_variant(name, tmp_path, own_cache):
     done = leansurgeon("run", name, "--debug", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -89,7 +89,7 @@ def test_a_shipped_experiment_runs_in_its_debug_variant(name, tmp_path, own_cach
     assert report.returncode == 0 and "control" in report.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != AS_TYPED[0]])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in AS_TYPED])
 def test_the_arms_of_every_other_experiment_train_in_their_debug_variant(name, tmp_path, own_cache):
     """Without the command, the processes and the proof, which the same command for another recipe has gone through."""
     sets = []
@@ -179,6 +179,18 @@ def test_no_training_outlives_its_experiment(how, tmp_path):
     assert "Traceback" not in said
     assert how != signal.SIGINT or said.endswith("finished arms are kept, run the same command again.\n")
     assert not (log.parent / "summary.json").exists()
+
+
+def test_what_is_done_already_needs_no_job(tmp_path):
+    """A search of a trained model has nothing to train for the model itself."""
+    opened = open_source("digits-vit")
+    whole = recipe(train={"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}}, task={"name": "digits"})
+    jobs = make_jobs(whole, tmp_path, wanted_shapes(whole, opened), "original", parallel=1)
+    done = {("original", 0): {}}
+    told = []
+    drive({("original", 0): None, ("lean", 0): replace(jobs["lean", 0], source="digits-vit", prove=False)}, done,
+          "original", 1, 8, told.append, "transformers")  # fmt: skip
+    assert done["lean", 0]["steps"] == 1 and told[0].startswith("[2/2] lean, seed 0: top-1")
 
 
 def test_trainings_side_by_side_say_how_far_they_are(tmp_path):

@@ -1,5 +1,8 @@
 """BART and mBART with a free head_dim in each stack against transformers' own."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as tf
@@ -53,6 +56,13 @@ def test_head_dims_of_the_library_give_the_library(theirs, ours, batch):
                     model.set_attn_implementation(implementation)
                 found, expected = lean(**batch)[0], library(**batch)[0]
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_both_files_say_the_same_of_their_library():
+    """Each travels alone with its checkpoints, so one cannot be made of the other."""
+    bart, mbart = (ast.unparse(ast.parse(Path(MODULES[family].__file__).read_text())) for family in ("bart", "mbart"))
+    renamed = mbart.replace("MBart", "Bart").replace("mbart", "bart").replace("mBART", "BART")
+    assert renamed.split("import copy")[1] == bart.split("import copy")[1]
 
 
 @pytest.mark.parametrize("prefix", PREFIX.values())

@@ -97,7 +97,8 @@ def test_kappa_and_heads_are_those_of_the_cpu(family, monkeypatch):
 
 def test_no_tf32_while_measuring_nor_in_training():
     """torch's own default rounds what convolutions read to ten bits on a GPU: pixels and patch embeddings."""
-    before = precision.set_tf32("medium", True)
+    before = precision.forbid_tf32()
+    precision.allow("medium", True)
     try:
         for quiet in (sites.at_rest(torch.nn.Linear(1, 1), torch.device("cpu")), precision.full_fp32()):
             with quiet:
@@ -106,7 +107,7 @@ def test_no_tf32_while_measuring_nor_in_training():
         engine.start(cpu=True)
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
     finally:
-        precision.set_tf32(*before)
+        precision.allow(*before)
 
 
 # -- bench ----------------------------------------------------------------------------------------
@@ -274,11 +275,18 @@ def test_samples_do_not_follow_from_who_draws_first(apart, gpu):
     assert apart or all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_what_is_not_fitting_at_evaluation_is_said_so(tmp_path):
+LACKS = {
+    "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 52.00 GiB."),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS.values(), ids=LACKS)
+def test_what_is_not_fitting_at_evaluation_is_said_so(lack, tmp_path):
     class Large(Words):
         def score(self, logits, batch, **rest):
             if not torch.is_grad_enabled():
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 52.00 GiB.")
+                raise lack
             return super().score(logits, batch, **rest)
 
     with pytest.raises(OutOfMemory, match="evaluate 4 samples") as caught:

@@ -44,12 +44,12 @@ class Loaded:
     config: Config
     folder: Path
     surgery: dict | None
-    _quiet: dict[str, bool] = field(init=False, repr=False)  # what a forward pass is told beside the batch
+    _no_cache: dict[str, bool] = field(init=False, repr=False)  # what a forward pass is told beside the batch
 
     def __post_init__(self) -> None:
         # Decoders of transformers copy keys and values of every layer into a cache, in training too, if nobody objects.
         caches = "use_cache" in inspect.signature(self.model.forward).parameters
-        self._quiet = {"use_cache": False} if caches else {}
+        self._no_cache = {"use_cache": False} if caches else {}
 
     def forward(self, batch: Mapping[str, torch.Tensor], model: torch.nn.Module | None = None) -> torch.Tensor:
         """Logits of a batch; `model` may be a wrapper (DDP, compiled) of this one. Labels stay out of the model."""
@@ -57,7 +57,7 @@ class Loaded:
         if self.architecture.library == "timm":
             return model(batch["pixel_values"])
         inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
-        return model(**inputs, **self._quiet).logits
+        return model(**inputs, **self._no_cache).logits
 
     @property
     def projections(self) -> list[str]:

@@ -117,14 +117,16 @@ def is_mine_to_say(error: LeanSurgeonError) -> bool:
 def main() -> None:
     """Carry out what was typed; always ends with `SystemExit`, but for an error that nobody expects.
 
-    LEANSURGEON_DEBUG=1 shows the traceback of an expected error too.
+    LEANSURGEON_DEBUG=1 shows the traceback of an expected error, too, and lets Python end as ever (for profilers).
     """
     try:
         with sigterm_as_exception():  # so that temporary folders go whatever the command
             try:
                 app()
-            finally:
-                sys.stdout.flush()  # a closed pipe or a full disk shows here at the latest
+            except SystemExit as end:
+                if not end.code and sys.stdout:
+                    sys.stdout.flush()  # a closed pipe or a full disk shows here at the latest
+                raise
     except LeanSurgeonError as error:
         if os.environ.get("LEANSURGEON_DEBUG"):
             raise

@@ -34,11 +34,11 @@ def drive(
     say: Callable[[str], None],
     library: str,
 ) -> None:
-    """Start every job whose original is trained, until all are done; the first failure ends the experiment. `library`
-    says what the models are of.
+    """Start every job whose original is trained, until all are done; the first failure ends the experiment. What is
+    `done` already may have no job. `library` (transformers or timm) is loaded before trainings fork.
     """
-    context = fresh_processes(parallel * max(job.processes for job in jobs.values()), library)
     waiting = [key for key in jobs if key not in done]
+    context = fresh_processes(parallel * max((jobs[key].processes for key in waiting), default=1), library)
     running: dict[Connection, tuple[tuple[str, int], multiprocessing.Process]] = {}
     with ExitStack() as ends:
         # Nothing is ever sent through it; it closes when this process ends, however it ends.

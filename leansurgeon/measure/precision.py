@@ -9,25 +9,30 @@ from contextlib import contextmanager
 import torch
 
 
-def set_tf32(products: str = "highest", convolutions: bool = False) -> tuple[str, bool]:
-    """Whether fp32 may be rounded to TF32's ten bits on NVIDIA's GPUs: not, by default. Returns what was set before.
+def forbid_tf32() -> tuple[str, bool]:
+    """fp32 is no longer rounded to TF32's ten bits on NVIDIA's GPUs. Returns what was set before, for `allow`.
 
     torch forbids it in matrix products and allows it in cuDNN's convolutions, such as the patch embedding of a ViT,
     which `torch.set_float32_matmul_precision` does not touch.
     """
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    allow("highest", False)
+    return before
+
+
+def allow(products: str, convolutions: bool) -> None:
+    """torch's precision of matrix products, and whether convolutions may use TF32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions of torch announce other names for these
-        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
-    return before
 
 
 @contextmanager
 def full_fp32() -> Iterator[None]:
     """No TF32 for a while."""
-    before = set_tf32()
+    before = forbid_tf32()
     try:
         yield
     finally:
-        set_tf32(*before)
+        allow(*before)

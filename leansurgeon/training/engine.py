@@ -40,7 +40,7 @@ def start(
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
 
-    from leansurgeon.measure.precision import set_tf32
+    from leansurgeon.measure.precision import forbid_tf32
 
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
@@ -50,7 +50,7 @@ def start(
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     aside = environment.set_aside()
-    set_tf32()  # "precision: fp32" means it
+    forbid_tf32()  # "precision: fp32" means it
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=cpu,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.tasks.base import Sums
-from leansurgeon.training import feed, order, shards
+from leansurgeon.training import engine, feed, order, shards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ def evaluate(
     may have a batch more than another. Where processes share the weights (FSDP2), the others go along with that batch
     and count nothing. `check` is called before every batch and may raise; `workers` processes make batches ahead. Sums
     are kept on the device in fp64 and read once. Raises `LeanSurgeonError` when the samples seen are not the samples
-    that exist, and `Diverged` for a loss that is no number.
+    that exist, `Diverged` for a loss that is no number, and `OutOfMemory`.
     """
     import torch
 
@@ -78,6 +78,13 @@ def evaluate(
                 if score.extra is not None:
                     extra = score.extra.to(kind) if extra is None else extra + score.extra.to(kind)
                 totals[4] += inputs["labels"].shape[0]
+    except (RuntimeError, MemoryError) as error:
+        if not memory_is_short(error):
+            raise
+        raise OutOfMemory(
+            f"{engine.device_name(accelerator)} has too little memory to evaluate {batch} samples at a time.",
+            f"Try --set train.eval.batch={max(1, batch // 2)}: it changes no result.",
+        ) from error
     finally:
         scored.train(training)
         shards.give_back(scored)

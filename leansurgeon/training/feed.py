@@ -51,18 +51,16 @@ def train_batches(
     # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
     # the cores from the model. Nor may it where it would make samples with the generators of this process: the steps
     # seed them meanwhile (dropout, mixup), and samples would follow from who comes first.
-    alone = device.type != "cuda" or (workers == 0 and task.draws_globally)
-    return _steps(batches, plan, device, start, alone)
+    here = device.type != "cuda" or (workers == 0 and task.draws_globally)
+    return _steps(batches, plan, device, start, here)
 
 
-def _steps(
-    batches: Iterator[Batch], plan: Plan, device: torch.device, start: int, alone: bool
-) -> Iterator[list[Batch]]:
+def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: int, here: bool) -> Iterator[list[Batch]]:
     def grouped() -> Iterator[list[Batch]]:
         for step in range(start, plan.steps):
             yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    source = grouped() if alone else ahead(grouped(), depth=2)
+    source = grouped() if here else ahead(grouped(), depth=2)
     try:
         for micro_batches in source:
             yield [to_device(batch, device) for batch in micro_batches]

@@ -271,13 +271,6 @@ def _evaluate(run: Run) -> Evaluation:
             check=run.stops.raise_if_asked,
             workers=run.recipe.train.workers,
         )
-    except torch.OutOfMemoryError as error:
-        samples = run.recipe.train.eval.batch
-        raise OutOfMemory(
-            f"{engine.device_name(run.trainer.accelerator)} has too little memory to evaluate {samples} samples at a "
-            "time.",
-            f"Try --set train.eval.batch={max(1, samples // 2)}: it changes no result.",
-        ) from error
     except Diverged as error:
         if done and run.recipe.train.nan == "rollback":
             raise guards.RollBack(done - 1, error.message) from None

@@ -243,7 +243,7 @@ def _optimizer_in(
     for group, saved in zip(whole["param_groups"], groups, strict=True):
         # Which kernel takes the step is the device's to say, which may be another one now.
         saved = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
-        group.update(saved | {"fused": group.get("fused")} if "fused" in group else saved)
+        group.update(saved | ({"fused": group["fused"]} if "fused" in group else {}))
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 
