@@ -56,8 +56,8 @@ class Trainings:
             left = {key: job for key, job in jobs.items() if key[0] not in failed}
             done = given | {key: old for key, job in left.items() if (old := finished(job))}
             try:
-                todo = left | dict.fromkeys(given)
-                drive(todo, done, ORIGINAL, parallel, samples, self.say, self.source.architecture.library)
+                known = left | dict.fromkeys(given)
+                drive(known, done, ORIGINAL, parallel, samples, self.say, self.source.architecture.library)
             except Diverged as error:  # a shape may not learn at this rate; the others may
                 name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
                 if name is None:
