@@ -22,33 +22,16 @@ from leansurgeon.measure.judge import Bench, Labelled, Scores, Unlabelled
 from leansurgeon.measure.sites import Site, sites, switched_off
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.heads import trim_map
-from leansurgeon.tasks.base import classification_score
 from tests.conftest import build
-
-
-class Classes:
-    """Cross-entropy of a class."""
-
-    head = "sequence-classification"
-
-    def score(self, logits, batch, *, label_smoothing=0.0):
-        return classification_score(logits, batch["labels"], label_smoothing)
+from tests.small_classifier import Rule, classifier
 
 
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
     """A random BERT of 2 layers and 4 heads each, in training mode and with dropout."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=16, num_labels=3, initializer_range=0.3, hidden_dropout_prob=0.5,
-        architectures=["BertForSequenceClassification"],
-    )  # fmt: skip
-    model = transformers.BertForSequenceClassification(config).train()
-    config = model.config.to_dict() | {"architectures": ["BertForSequenceClassification"]}
-    return Loaded(model, architectures.of(config), config, None, None)
+    return classifier(
+        vocab_size=20, num_attention_heads=4, num_labels=3, initializer_range=0.3, hidden_dropout_prob=0.5
+    )
 
 
 def batch_of(size: int, seed: int = 0) -> dict:
@@ -65,7 +48,7 @@ def parts(batch: dict, *sizes: int) -> list[dict]:
 
 
 def test_importance_is_the_mean_over_samples_whatever_the_batches_and_without_dropout(loaded):
-    judge, places, whole = Labelled(loaded, Classes()), sites(loaded), batch_of(12)
+    judge, places, whole = Labelled(loaded, Rule()), sites(loaded), batch_of(12)
     assert loaded.model.training
     values = importance(judge, places, [whole])
     assert importance(judge, places, parts(whole, 5, 4, 3)) == pytest.approx(values, rel=1e-4)
@@ -78,7 +61,7 @@ def test_importance_is_the_mean_over_samples_whatever_the_batches_and_without_dr
 
 
 def test_what_single_heads_leave_is_corrected_for_the_number_of_layers(loaded):
-    bench = Bench(Labelled(loaded, Classes()), sites(loaded), [batch_of(40)])
+    bench = Bench(Labelled(loaded, Rule()), sites(loaded), [batch_of(40)])
     only = ablation.all_but_one(bench, np.arange(8.0))
     low, high = sorted(row["p"] for row in only)
     assert sorted(row["p_holm"] for row in only) == pytest.approx([min(1, 2 * low), min(1, max(2 * low, high))])
@@ -129,7 +112,7 @@ def test_only_losses_of_tokens_are_perplexities(head):
 def test_what_is_no_number_or_did_not_run_is_refused(loaded):
     broken = replace(loaded, model=copy.deepcopy(loaded.model))
     broken.model.classifier.weight.data.fill_(torch.nan)
-    judge, places = Labelled(broken, Classes()), sites(broken)
+    judge, places = Labelled(broken, Rule()), sites(broken)
     with pytest.raises(Diverged, match="heads cannot be judged"):
         _ = Bench(judge, places, [batch_of(4)]).whole
     with pytest.raises(Diverged, match="heads have no importance"):
@@ -231,8 +214,8 @@ def test_heads_that_all_share_one_key_go_one_by_one():
 def test_what_a_training_is_told(loaded):
     """Importance of training batches, scores of evaluation batches, least important heads first."""
     fit, judged = batch_of(16, 1), batch_of(24, 2)
-    found = pruning.at_epoch(loaded, Classes(), [fit], [judged], steps=4, tolerance=10.0)
-    judge, places = Labelled(loaded, Classes()), sites(loaded)
+    found = pruning.at_epoch(loaded, Rule(), [fit], [judged], steps=4, tolerance=10.0)
+    judge, places = Labelled(loaded, Rule()), sites(loaded)
     values = importance(judge, places, [fit])
     assert np.concatenate(found["importance"]["share"]) == pytest.approx(values / values.sum())
     order, bench = np.argsort(values), Bench(judge, places, [judged])
@@ -246,7 +229,7 @@ def test_what_a_training_is_told(loaded):
 
 
 def test_options_of_a_study_reach_what_they_name(loaded):
-    data = Calibration("noise", "noise", "0" * 64, [batch_of(16, 1)], [], [batch_of(30, 2)], task=Classes())
+    data = Calibration("noise", "noise", "0" * 64, [batch_of(16, 1)], [], [batch_of(30, 2)], task=Rule())
     quick = {"curve": False}
 
     def of(**options) -> dict:
@@ -256,7 +239,7 @@ def test_options_of_a_study_reach_what_they_name(loaded):
         return np.array([entry["importance"] for entry in document["attentions"]])
 
     raw = values(of(**quick))
-    judge, places = Labelled(loaded, Classes()), sites(loaded)
+    judge, places = Labelled(loaded, Rule()), sites(loaded)
     by_batch = importance(judge, places, data.fit, reduction="batch").reshape(2, 4)
     assert values(of(**quick, reduction="batch")) == pytest.approx(by_batch) and not np.allclose(raw, by_batch)
     assert np.linalg.norm(values(of(**quick, normalise="layer")), axis=1) == pytest.approx([1.0, 1.0])

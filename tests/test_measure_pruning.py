@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure import ablation, heads, pruning
 from leansurgeon.measure.batches import halves, rows_of, thin
@@ -18,20 +17,11 @@ from leansurgeon.measure.heads import Options, study
 from leansurgeon.measure.importance import importance
 from leansurgeon.measure.judge import Bench, Labelled, Scores, Unlabelled
 from leansurgeon.measure.sites import Site, count, sites
-from leansurgeon.tasks.base import Metric, classification_score
-
-
-class Rule:
-    """Which token stands at one place: only attention can bring it to the first one, where the classifier reads."""
-
-    name, head, metric = "rule", "sequence-classification", Metric("accuracy", "accuracy", True, True)
-
-    def score(self, logits, batch, *, label_smoothing=0.0):
-        return classification_score(logits, batch["labels"], label_smoothing)
+from tests.small_classifier import Rule, classifier
 
 
 def batch_of(size: int, seed: int) -> dict:
-    """The class is the token at place 3."""
+    """The class is the token at place 3: only attention can bring it to the first one, where the classifier reads."""
     ids = torch.randint(2, 10, (size, 8), generator=torch.Generator().manual_seed(seed))
     ids[:, 0] = 0
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 3] - 2}
@@ -40,15 +30,10 @@ def batch_of(size: int, seed: int) -> dict:
 @pytest.fixture(scope="module")
 def trained() -> Loaded:
     """A BERT of 2 layers and 8 heads each, after 120 steps."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=10, hidden_size=32, num_hidden_layers=2, num_attention_heads=8, intermediate_size=64,
-        max_position_embeddings=16, num_labels=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        architectures=["BertForSequenceClassification"],
-    )  # fmt: skip
-    model = transformers.BertForSequenceClassification(config)
+    loaded = classifier(
+        vocab_size=10, num_attention_heads=8, num_labels=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    model = loaded.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for step in range(120):
         batch = batch_of(64, 100 + step)
@@ -56,8 +41,8 @@ def trained() -> Loaded:
         F.cross_entropy(model(**batch).logits, labels).backward()
         optimizer.step()
         optimizer.zero_grad()
-    config = model.config.to_dict() | {"architectures": ["BertForSequenceClassification"]}
-    return Loaded(model.eval(), architectures.of(config), config, None, None)
+    model.eval()
+    return loaded
 
 
 @pytest.fixture(scope="module")
