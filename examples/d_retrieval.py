@@ -15,7 +15,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from leansurgeon import experiment
-from leansurgeon.training.recipefile import load
+from leansurgeon.training.recipe.reading import load
 
 
 def short() -> list[dict]:

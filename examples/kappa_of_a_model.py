@@ -10,10 +10,10 @@ import numpy as np
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints import load, open_source
-from leansurgeon.measure import kappa
-from leansurgeon.surgery.plan import plan
+from leansurgeon.measure.kappa import blocks as kappa
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
-from leansurgeon.surgery.wanted import Wanted
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from leansurgeon.checkpoints import open_source
-from leansurgeon.surgery.plan import plan
+from leansurgeon.report.tables.plan import plan_table
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
-from leansurgeon.surgery.table import plan_table
-from leansurgeon.surgery.wanted import Wanted
 
 
 def tiny_checkpoint(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import torch
 
-from leansurgeon.measure.spectrum import conditioning
+from leansurgeon.measure.kappa.spectrum import conditioning
 
 HEAD_DIM, SAMPLES = 64, 4
 HEADS = {197: (1, 2, 3, 4, 6, 8, 12, 16, 18), 128: (1, 2, 4, 8, 12, 18)}

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
 from leansurgeon.errors import OutOfMemory
-from leansurgeon.measure import importance, judge, sites
-from leansurgeon.measure.kappa import measure
-from leansurgeon.measure.spectrum import conditioning
-from leansurgeon.training import loop
+from leansurgeon.measure.heads import importance, judge, sites
+from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.spectrum import conditioning
+from leansurgeon.training import train as loop
 from tests.conftest import architecture, build, example
-from tests.training_standin import Words, recipe, word_model
+from tests.support.training_standin import Words, recipe, word_model
 
 pytestmark = pytest.mark.gpu
 BACKENDS = {"auto", "math", "flash", "efficient", "cudnn", "eager"}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.patience import family, left, working_until
+from tests.support.patience import family, left, working_until
 
 SLEEP, SPIN = "import time; time.sleep(600)", "while True: pass"
 CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"

@@ -21,13 +21,18 @@ from typer.testing import CliRunner
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.cli.main import app
 from leansurgeon.errors import OutOfMemory, memory_is_short
-from leansurgeon.measure import importance, invariant, judge, precision, sites, speed
+from leansurgeon.measure.costs import precision, speed
+from leansurgeon.measure.heads import importance, judge, sites
+from leansurgeon.measure.kappa import invariant
 from leansurgeon.tasks import draws
-from leansurgeon.training import agree, engine, feed, loop, plan
-from leansurgeon.training.settings import Train
+from leansurgeon.training import plan
+from leansurgeon.training import train as loop
+from leansurgeon.training.data import feed
+from leansurgeon.training.processes import agree, engine
+from leansurgeon.training.recipe.settings import Train
 from tests.conftest import architecture, build, example
-from tests.pretend_gpu import CUDA, Mixed, plugged_in
-from tests.training_standin import Dots, Words, dot_model, recipe, word_model
+from tests.support.pretend_gpu import CUDA, Mixed, plugged_in
+from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError, plural
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.bench import Row
+    from leansurgeon.measure.costs.bench import Row
 
 
 def bench(
@@ -46,9 +46,9 @@ def bench(
     from contextlib import ExitStack
 
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure import bench as benches
+    from leansurgeon.measure.costs import bench as benches
     from leansurgeon.report.folder import BENCH
-    from leansurgeon.training import runfolder
+    from leansurgeon.training.runs import folder as runfolder
 
     sweep = benches.parse_sweep(sweep_heads)
     with ExitStack() as keep:
@@ -57,7 +57,8 @@ def bench(
         found, skipped = benches.contenders(source, sweep)
         import torch
 
-        from leansurgeon.measure import inputs, speed
+        from leansurgeon.measure.costs import speed
+        from leansurgeon.measure.data import inputs
 
         wanted = chosen_backends(backends, speed.BACKENDS)
         device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
@@ -94,7 +95,7 @@ def bench(
 
 def show(document: dict[str, Any], rows: list[Row], model: str) -> None:
     """The table and what follows from it, in 80 columns."""
-    from leansurgeon.measure import bench as benches
+    from leansurgeon.measure.costs import bench as benches
 
     load = document["load"]
     print(benches.table(rows, document["unit"] == "images"))

@@ -10,7 +10,7 @@ import typer
 from leansurgeon.cli.text import runs, short, wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.diff import Compared, Diff
+    from leansurgeon.checkpoints.diff import Compared, Diff
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
 ROOM = 24  # columns of the terminal for a value of the config
@@ -31,8 +31,8 @@ def diff(
     """Shape, parameters, config and every tensor of A and B side by side; layers matched by surgery.json."""
     from contextlib import ExitStack
 
+    from leansurgeon.checkpoints.diff import diff as compare
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.surgery.diff import diff as compare
 
     with ExitStack() as keep:
         sources = [open_source(name, allow_pickle=allow_pickle, keep=keep) for name in (a, b)]
@@ -94,7 +94,7 @@ def configs(found: Diff) -> list[str]:
 
 
 def text(value: object) -> str:
-    from leansurgeon.surgery.diff import ABSENT
+    from leansurgeon.checkpoints.diff import ABSENT
 
     return "-" if value is ABSENT else json.dumps(value)
 

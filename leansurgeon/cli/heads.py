@@ -16,7 +16,7 @@ from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.calibration import Calibration
+    from leansurgeon.measure.data.calibration import Calibration
 
 EVERY = 10.0  # seconds between two lines of progress
 
@@ -76,12 +76,12 @@ def heads(
     asked = checked(data, reduction, normalize, prune, out, plots, force)
     from leansurgeon.checkpoints.model import load
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure import pairs
-    from leansurgeon.measure.heads import Options, study
+    from leansurgeon.measure.data import pairs
+    from leansurgeon.measure.heads.document import Options, study
     from leansurgeon.report.folder import HEADS
     from leansurgeon.report.heads import describe
     from leansurgeon.surgery.shrink import blaming_weights
-    from leansurgeon.training import runfolder
+    from leansurgeon.training.runs import folder as runfolder
 
     opened = open_source(model, allow_pickle=allow_pickle)
     if opened.weights is None:
@@ -173,8 +173,8 @@ def check_prune(opened: Source, asked: float, out: Path) -> None:
 def sample_data(opened: Source, data: str | None, model: str, samples: int | None, seed: int) -> Calibration:
     """What --data names, or the data of the run."""
     from leansurgeon.cli.shrink import trained_on
-    from leansurgeon.measure import calibration, pairs
-    from leansurgeon.training.runfolder import cache_dir
+    from leansurgeon.measure.data import calibration, pairs
+    from leansurgeon.training.runs.folder import cache_dir
 
     task = None if data else trained_on(model)
     if data is None and task is None:

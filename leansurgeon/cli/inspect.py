@@ -15,7 +15,7 @@ from leansurgeon.cli.text import short, wrap
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.inspection import Inspection
-    from leansurgeon.surgery.doctor import Check
+    from leansurgeon.surgery.check.doctor import Check
 
 MARKS = {True: "ok", False: "WRONG", None: "not tested"}
 UNFIT = 3  # exit code: the files contradict each other, or the declaration does not fit the model
@@ -55,7 +55,7 @@ def inspect(
         found = inspection.inspect(source)
         checks = None
         if doctor:
-            from leansurgeon.surgery.doctor import examine
+            from leansurgeon.surgery.check.doctor import examine
 
             print("Testing the declaration on the model; it is loaded several times ...", file=sys.stderr)
             checks = examine(source)
@@ -75,7 +75,7 @@ def inspect(
 
 def kept(source: Source) -> dict | None:
     """The kappa that the training of this run's model has left in its summary."""
-    from leansurgeon.training.runfolder import LAST, SUMMARY
+    from leansurgeon.training.runs.folder import LAST, SUMMARY
 
     folder = source.folder
     summary = folder.parent / SUMMARY if folder else None

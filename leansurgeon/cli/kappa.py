@@ -14,7 +14,7 @@ from leansurgeon.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.calibration import Calibration
+    from leansurgeon.measure.data.calibration import Calibration
 
 SAMPLES, PROBES = 256, 16
 PRECISIONS = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
@@ -53,7 +53,7 @@ def kappa(
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.collect import KAPPA
-    from leansurgeon.training import runfolder
+    from leansurgeon.training.runs import folder as runfolder
 
     opened = open_source(model, allow_pickle=allow_pickle)
     sample = sample_data(opened, data, model, seed)
@@ -95,8 +95,9 @@ def measured(
 
     from leansurgeon.checkpoints.model import load
     from leansurgeon.cli import heads
-    from leansurgeon.measure import invariant, jacobian, sites
-    from leansurgeon.measure.batches import rows_of, thin
+    from leansurgeon.measure.data.batches import rows_of, thin
+    from leansurgeon.measure.heads import sites
+    from leansurgeon.measure.kappa import invariant, jacobian
 
     loaded = load(opened.folder)
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)

@@ -70,11 +70,11 @@ def plan(
     from dataclasses import replace
 
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure import gpus
-    from leansurgeon.measure.memory import Setting
-    from leansurgeon.surgery.costs import costs
-    from leansurgeon.surgery.costs_table import costs_table
-    from leansurgeon.surgery.wanted import Wanted
+    from leansurgeon.measure.costs import gpus
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.report.tables.costs import costs_table
+    from leansurgeon.surgery.plan.costs import costs
+    from leansurgeon.surgery.plan.wanted import Wanted
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
     wanted.check()

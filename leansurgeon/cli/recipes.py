@@ -13,7 +13,7 @@ import typer
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
-    from leansurgeon.training.recipe import Recipe
+    from leansurgeon.training.recipe.schema import Recipe
 
 recipes = typer.Typer(
     help="The recipes that come with leansurgeon: list them, show one, copy one to change it.", no_args_is_help=True
@@ -23,7 +23,7 @@ recipes = typer.Typer(
 @recipes.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
     """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
-    from leansurgeon.training import recipefile
+    from leansurgeon.training.recipe import reading as recipefile
 
     rows = [_row(name, recipefile.load(name)) for name in recipefile.shipped()]
     if as_json:
@@ -45,7 +45,7 @@ def show(
     ] = False,
 ) -> None:
     """Print a recipe with its comments: expected result, hardware, where each number comes from."""
-    from leansurgeon.training import recipefile
+    from leansurgeon.training.recipe import reading as recipefile
 
     base = name in recipefile.bases() and not resolved  # a base says too little to be a recipe
     recipe = None if base else recipefile.load(name)
@@ -62,7 +62,8 @@ def copy(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
 ) -> None:
     """Copy a recipe here, to change it and use it by its path."""
-    from leansurgeon.training import recipefile, runfolder
+    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.runs import folder as runfolder
 
     source = recipefile.find(name)
     target = Path(to or source.name).expanduser()
@@ -96,7 +97,7 @@ def _row(name: str, recipe: Recipe) -> dict[str, str]:
 
 def _hardware(name: str) -> str:
     """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
-    from leansurgeon.training import recipefile
+    from leansurgeon.training.recipe import reading as recipefile
 
     found = re.search(r"^# Hardware +(.*)$", recipefile.shipped()[name].read_text(encoding="utf-8"), re.MULTILINE)
     return re.split(r" \(|[,.;:]| with ", found[1])[0] if found else ""

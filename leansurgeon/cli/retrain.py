@@ -16,7 +16,7 @@ import typer
 from leansurgeon.errors import Terminated, UsageError
 
 if TYPE_CHECKING:
-    from leansurgeon.training.recipe import TrainingRecipe
+    from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
 def retrain(
@@ -69,7 +69,9 @@ def retrain(
     ] = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
-    from leansurgeon.training import launch, recipefile, runfolder
+    from leansurgeon.training.processes import launch
+    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.runs import folder as runfolder
 
     if gpus is not None and cpu_processes is not None:
         raise UsageError("--gpus and --cpu-processes exclude each other.")
@@ -124,7 +126,7 @@ def sigterm_as_exception() -> Iterator[None]:
     """SIGTERM raises `Terminated` here, so that a training says what was kept. Processes forked from this one end as
     SIGTERM ends them.
     """
-    from leansurgeon.training.signals import insisting
+    from leansurgeon.training.processes.signals import insisting
 
     owner = os.getpid()
 
@@ -161,7 +163,7 @@ def surgery_of(folder: Path) -> dict[str, Any] | None:
 
 def has_learned(folder: Path) -> bool:
     """Whether the weights in `folder` come from somewhere: surgery that started fresh is trained as from scratch."""
-    from leansurgeon.training import runfolder
+    from leansurgeon.training.runs import folder as runfolder
 
     surgery = surgery_of(folder) or {}
     return runfolder.is_trained(folder) or surgery.get("initialised") != "fresh"
@@ -186,10 +188,11 @@ def bound_recipe(folder: Path) -> str:
 
 def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, folder: Path, resume: str) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
-    from leansurgeon.training import launch, runfolder
+    from leansurgeon.training.processes import launch
+    from leansurgeon.training.runs import folder as runfolder
 
     if resume not in ("auto", "never"):
-        from leansurgeon.training import checkpoint
+        from leansurgeon.training.runs import checkpoint
 
         run_dir = checkpoint.located(Path(resume))[0]
         if out is not None and out.resolve() != run_dir.resolve():
@@ -200,7 +203,7 @@ def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, fol
     new = runfolder.new_run(workspace, settings.name, settings.train.seed)
     if launch.rank() > 0:
         return new  # rank 0 says which
-    from leansurgeon.training.resume import interrupted
+    from leansurgeon.training.runs.resume import interrupted
 
     found = interrupted(workspace, settings, folder) if workspace.is_dir() else None
     if found is not None and resume == "auto":
@@ -211,7 +214,7 @@ def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, fol
 
 
 def _say(text: str) -> None:
-    from leansurgeon.training import launch
+    from leansurgeon.training.processes import launch
 
     if launch.rank() == 0:
         print(text, file=sys.stderr, flush=True)

@@ -37,9 +37,9 @@ def run(
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment, report
     from leansurgeon.report.table import check_format
-    from leansurgeon.training import runfolder
-    from leansurgeon.training.recipe import ExperimentRecipe
-    from leansurgeon.training.recipefile import dump, load
+    from leansurgeon.training.recipe.reading import dump, load
+    from leansurgeon.training.recipe.schema import ExperimentRecipe
+    from leansurgeon.training.runs import folder as runfolder
 
     check_format(format)
     if gpus is not None and cpu_processes is not None:
@@ -61,7 +61,7 @@ def run(
     if debug:
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
     if gpus is not None:
-        from leansurgeon.training.launch import check_gpus
+        from leansurgeon.training.processes.launch import check_gpus
 
         check_gpus(gpus)
     summaries = experiment.run(

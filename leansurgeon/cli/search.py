@@ -16,15 +16,15 @@ from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
 from leansurgeon.cli.text import short, wrap
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.task_spec import spell_task
+from leansurgeon.measure.data.task_spec import spell_task
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.calibration import Calibration
-    from leansurgeon.measure.memory import Setting
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.search import Outcome
     from leansurgeon.search.space import Candidate
-    from leansurgeon.training.recipe import TrainingRecipe
+    from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
 def search(
@@ -176,7 +176,7 @@ def run(
     """The search itself, by heals or by trainings."""
     from leansurgeon import search as room
     from leansurgeon.search.evidence import gather
-    from leansurgeon.training.runfolder import cache_dir
+    from leansurgeon.training.runs.folder import cache_dir
 
     evidence = gather(opened, sample, cache_dir(), seeds[0], say)
     if evidence.says:
@@ -199,7 +199,7 @@ def show(
 ) -> None:  # fmt: skip
     """The outcome as text or as one JSON document, which also lies in the search's folder."""
     from leansurgeon.search import table, verdict
-    from leansurgeon.training.runfolder import write_json
+    from leansurgeon.training.runs.folder import write_json
 
     document = verdict.document(outcome, command, extra)
     write_json(folder / "search.json", document)
@@ -225,7 +225,7 @@ def show(
 
 def recipe_of(opened: Source, name: str | None, sets: list[str] | None) -> TrainingRecipe | None:
     """The recipe to train by; None where candidates are healed. Raises `UsageError` where there must be one."""
-    from leansurgeon.training.recipefile import load_training
+    from leansurgeon.training.recipe.reading import load_training
 
     bound = opened.preset.recipe if opened.preset and not opened.learned else None
     if name is None and opened.learned:
@@ -242,8 +242,8 @@ def recipe_of(opened: Source, name: str | None, sets: list[str] | None) -> Train
 def config_changes(recipe: str | None, source: str) -> dict[str, Any] | None:
     """What an experiment changes in the config of its source, where that is this preset."""
     from leansurgeon.architectures.presets import PRESETS
-    from leansurgeon.training.recipe import ExperimentRecipe
-    from leansurgeon.training.recipefile import load
+    from leansurgeon.training.recipe.reading import load
+    from leansurgeon.training.recipe.schema import ExperimentRecipe
 
     name = recipe or (PRESETS[source].recipe if source in PRESETS else None)
     loaded = load(name) if name and source in PRESETS else None
@@ -265,7 +265,7 @@ def samples_of(
 
 def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:
     """How a model is trained when its memory is predicted."""
-    from leansurgeon.measure.memory import OPTIMIZERS, Setting
+    from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 
     first = sample.fit[0]
     tokens = first["input_ids"].shape[-1] if "input_ids" in first else None
@@ -323,7 +323,7 @@ def write_winner(
     opened: Source, winner: Candidate, sample: Calibration, seed: int, fit: int, target: Path, *, force: bool
 ) -> None:
     """What `shrink_command` would do, with the sample data at hand."""
-    from leansurgeon.surgery.method import Method
+    from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.shrink import carry_out, decide
 
     say(f"Writing the winner to {target} ...")

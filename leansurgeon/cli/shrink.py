@@ -85,11 +85,11 @@ def shrink(
     from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.cli.decided import table as decided_table
-    from leansurgeon.surgery.method import Method
-    from leansurgeon.surgery.plan import plan
+    from leansurgeon.report.tables.plan import plan_table
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.plan.wanted import Wanted
     from leansurgeon.surgery.shrink import carry_out, decide
-    from leansurgeon.surgery.table import plan_table
-    from leansurgeon.surgery.wanted import Wanted
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     wanted.check()
@@ -103,7 +103,7 @@ def shrink(
     steps = plan(opened, wanted, seed, how, calibrated=has_data)
     folder = out or workspace / default_name(opened.slug, steps)
     if compare:
-        from leansurgeon.surgery import compare as comparison
+        from leansurgeon.surgery.check import compare as comparison
 
         comparison.refuse_unlearned(opened, wanted)
     if has_data and steps.init == "fresh":
@@ -158,15 +158,15 @@ def trained_on(source: str):
     recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
     if not recipes or not ((folder / "config.json").exists() or (folder / "model" / "config.json").exists()):
         return None
-    from leansurgeon.training.recipefile import load
+    from leansurgeon.training.recipe.reading import load
 
     return load(str(recipes[0])).task
 
 
 def sample_data(opened, calibrate: str | None, task, samples: int | None, seed: int):
     """What `--calibrate` names, or the data of the run."""
-    from leansurgeon.measure import calibration
-    from leansurgeon.training.runfolder import cache_dir
+    from leansurgeon.measure.data import calibration
+    from leansurgeon.training.runs.folder import cache_dir
 
     if calibrate:
         return calibration.open_calibration(calibrate, opened, cache=cache_dir(), samples=samples, seed=seed, say=say)

@@ -26,8 +26,8 @@ def undo(
     """
     from leansurgeon.checkpoints.output import check_apart, check_free
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.surgery.table import plan_table
-    from leansurgeon.surgery.undo import carry_out, plan_undo
+    from leansurgeon.report.tables.plan import plan_table
+    from leansurgeon.surgery.write.undo import carry_out, plan_undo
 
     source = open_source(model)
     steps = plan_undo(source)

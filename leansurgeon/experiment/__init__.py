@@ -24,8 +24,8 @@ from leansurgeon.experiment.arms import base_arm, wanted_shapes
 from leansurgeon.experiment.jobs import finished, make_jobs, prepare_data
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
-from leansurgeon.training.recipe import ExperimentRecipe
-from leansurgeon.training.signals import raising
+from leansurgeon.training.processes.signals import raising
+from leansurgeon.training.recipe.schema import ExperimentRecipe
 
 
 def run(

@@ -8,10 +8,10 @@ from typing import Any
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.plan import count, plan
-from leansurgeon.surgery.wanted import Wanted, resolve
-from leansurgeon.training.recipe import Arm, ExperimentRecipe
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import count, plan
+from leansurgeon.surgery.plan.wanted import Wanted, resolve
+from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe
 
 
 def base_arm(recipe: ExperimentRecipe) -> str:

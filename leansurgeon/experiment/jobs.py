@@ -11,13 +11,13 @@ from pathlib import Path
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.experiment.arms import method_of
 from leansurgeon.experiment.machine import cores
-from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided
-from leansurgeon.surgery.wanted import Wanted
-from leansurgeon.training import runfolder
-from leansurgeon.training.recipe import ExperimentRecipe
-from leansurgeon.training.recipefile import dump
+from leansurgeon.training.recipe.reading import dump
+from leansurgeon.training.recipe.schema import ExperimentRecipe
+from leansurgeon.training.runs import folder as runfolder
 
 CUT_FROM = runfolder.LAST + ", calibrated"  # in the digest: arms cut in another way are not taken over
 
@@ -136,7 +136,7 @@ def carry_out_job(job: Job) -> dict:
     import torch
 
     from leansurgeon.surgery.shrink import carry_out
-    from leansurgeon.training.launch import train_on
+    from leansurgeon.training.processes.launch import train_on
 
     torch.set_num_threads(job.threads)
     changes = job.experiment.source_config or None
@@ -165,7 +165,7 @@ def start_of(job: Job, source: Source) -> Decided:
     near = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate).exactness == "near"
     data = None
     if near and job.calibrate and source.learned:
-        from leansurgeon.measure.calibration import from_task
+        from leansurgeon.measure.data.calibration import from_task
 
         task = job.experiment.task_of(job.arm)
         data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)

@@ -8,7 +8,12 @@ from pathlib import Path
 
 # Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
 # fork).
-PRELOAD = ["leansurgeon.training.loop", "leansurgeon.checkpoints.model", "leansurgeon.measure.kappa", "accelerate"]
+PRELOAD = [
+    "leansurgeon.training.train",
+    "leansurgeon.checkpoints.model",
+    "leansurgeon.measure.kappa.blocks",
+    "accelerate",
+]
 TRANSFORMERS = ["transformers.modeling_utils", "transformers.modeling_layers", "transformers.models.auto.modeling_auto"]
 
 

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection, wait
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.experiment.jobs import Job, carry_out_job
 from leansurgeon.experiment.machine import fresh_processes
-from leansurgeon.training import runfolder
 from leansurgeon.training.plan import make as make_plan
+from leansurgeon.training.runs import folder as runfolder
 
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
 SAVING = 60.0  # seconds that a training has for its last checkpoint

@@ -13,8 +13,8 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean
 from leansurgeon.paper.base import Exhibit, Row, Words, agreement
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan import as_family
-from leansurgeon.surgery.wanted import Target, Wanted, per_stage, resolve
+from leansurgeon.surgery.plan.planning import as_family
+from leansurgeon.surgery.plan.wanted import Target, Wanted, per_stage, resolve
 
 COUNTS = ("meta", "formula")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report.humans import number, part
-from leansurgeon.training.runfolder import METRICS, STARTS, SUMMARY
+from leansurgeon.training.runs.folder import METRICS, STARTS, SUMMARY
 
 SURGERY = "surgery.json"
 SCHEMA_VERSION = 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from leansurgeon.measure.samples import ceiling
+from leansurgeon.measure.kappa.figures import ceiling
 from leansurgeon.report.humans import number, part, spread, text, whole
 
 # Condition numbers of weights, by their keys in a summary: those of the matrices as they stand depend on the basis of

@@ -11,7 +11,7 @@ from typing import Any
 
 from leansurgeon.report.collect import Entry
 from leansurgeon.report.humans import number
-from leansurgeon.training.runfolder import EXPERIMENT, METRICS, RECIPE
+from leansurgeon.training.runs.folder import EXPERIMENT, METRICS, RECIPE
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
 POINTS = 240  # of a curve at most: more than a drawing of 360 units can show

@@ -20,7 +20,7 @@ from leansurgeon.report.html_style import STYLE
 from leansurgeon.report.notes import notes, title
 from leansurgeon.report.rows import Section
 from leansurgeon.report.verdict import sentences, verdicts, warnings
-from leansurgeon.training.runfolder import write_text
+from leansurgeon.training.runs.folder import write_text
 
 # The browser itself refuses what the page must not do: run a script, load anything, send a form.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leansurgeon.errors import plural
-from leansurgeon.measure.samples import ceiling
+from leansurgeon.measure.kappa.figures import ceiling
 from leansurgeon.report.columns import bound_cell, rank_cell
 from leansurgeon.report.conditioning import MATRICES, PRODUCTS, Bound, Kappa
 from leansurgeon.report.humans import NONE, plain

@@ -10,7 +10,7 @@ from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.report import folder
 from leansurgeon.report.collect import Entry
 from leansurgeon.report.humans import number, part, text
-from leansurgeon.training.runfolder import BEST, LAST
+from leansurgeon.training.runs.folder import BEST, LAST
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 
@@ -53,8 +53,8 @@ def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> dict[str, Any]
     if not isinstance(config, dict):
         return None
     from leansurgeon import architectures
-    from leansurgeon.measure.memory import Setting
-    from leansurgeon.measure.memory import predict as rehearse
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.measure.costs.memory import predict as rehearse
 
     try:
         found = rehearse(config, architectures.of(config), Setting(**dict(setting)))

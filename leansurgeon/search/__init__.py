@@ -24,12 +24,12 @@ from leansurgeon.search.halving import Result, Rung, climb, ordered, schedule
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Found, Space, control, enumerate_shapes
-from leansurgeon.surgery.wanted import Wanted
-from leansurgeon.training.runfolder import write_json
-from leansurgeon.training.signals import raising
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.training.processes.signals import raising
+from leansurgeon.training.runs.folder import write_json
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.memory import Setting
+    from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.search.evidence import Evidence
     from leansurgeon.search.heals import Heals
     from leansurgeon.search.trainings import Trainings

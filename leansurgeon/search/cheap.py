@@ -22,8 +22,8 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.search.score import ranks
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan import target_specs
-from leansurgeon.surgery.wanted import holder
+from leansurgeon.surgery.plan.planning import target_specs
+from leansurgeon.surgery.plan.wanted import holder
 
 if TYPE_CHECKING:
     from leansurgeon.search.evidence import Evidence

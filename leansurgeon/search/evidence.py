@@ -17,11 +17,11 @@ from typing import Any
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.measure.calibration import Calibration
-from leansurgeon.surgery.plan import plan
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
-from leansurgeon.surgery.wanted import Wanted
-from leansurgeon.training.runfolder import write_json
+from leansurgeon.training.runs.folder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
 VERSION = 2  # how samples are chosen: what an older state has measured, here or in a search's folder, is not taken up
@@ -85,8 +85,8 @@ def identity(source: Source) -> str:
 def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | None], float]:
     """Median kappa of every layer (its lower bound where blocks lack rank), and tokens of a sample."""
     from leansurgeon.checkpoints.model import load
-    from leansurgeon.measure import kappa
-    from leansurgeon.measure.batches import thin
+    from leansurgeon.measure.data.batches import thin
+    from leansurgeon.measure.kappa import blocks as kappa
 
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
         folder = source.folder
@@ -113,7 +113,7 @@ def merged(values: list[float | None], depth: int) -> list[float | None]:
 def influences(source: Source, data: Calibration) -> list[float]:
     """Influence of every layer, with one block of the source in memory."""
     from leansurgeon.checkpoints.skeleton import Skeleton
-    from leansurgeon.surgery import choose_layers
+    from leansurgeon.surgery.walk import choose_layers
 
     teacher = Skeleton(source.config, source.architecture)
     teacher.fill_outer(source.weights.float32)

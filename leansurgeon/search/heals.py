@@ -20,17 +20,17 @@ import torch
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError
-from leansurgeon.measure.batches import inner
-from leansurgeon.measure.calibration import Batch, Calibration
-from leansurgeon.measure.judge import Unlabelled
+from leansurgeon.measure.data.batches import inner
+from leansurgeon.measure.data.calibration import Batch, Calibration
+from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.search.evidence import outputs
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
-from leansurgeon.surgery.apply import apply
-from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.shrink import decide
-from leansurgeon.training.runfolder import write_json
+from leansurgeon.surgery.write.apply import apply
+from leansurgeon.training.runs.folder import write_json
 
 PARTS = ("choosing", "untouched")
 

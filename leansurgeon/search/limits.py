@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.measure import inputs, memory
+from leansurgeon.measure.costs import memory
+from leansurgeon.measure.data import inputs
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan import as_family
-from leansurgeon.surgery.wanted import holder
+from leansurgeon.surgery.plan.planning import as_family
+from leansurgeon.surgery.plan.wanted import holder
 
 WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the clock runs, and how long it runs at least
 

@@ -16,9 +16,9 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.experiment.arms import equal_mlp
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.plan import plan
-from leansurgeon.surgery.wanted import Wanted
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 
 HEADS = ("1x", "4/3x", "3/2x", "2x", "3x")
 MLP = ("1x", "3/4x", "1/2x")

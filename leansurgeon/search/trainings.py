@@ -21,10 +21,10 @@ from leansurgeon.experiment.side_by_side import drive
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
-from leansurgeon.training import runfolder
-from leansurgeon.training.durations import parse_duration
-from leansurgeon.training.recipe import ExperimentRecipe, TrainingRecipe
-from leansurgeon.training.settings import Train
+from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
+from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.runs import folder as runfolder
 
 ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
 Key = tuple[str, int]

@@ -16,15 +16,15 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.measure.pruning import strengths
-from leansurgeon.measure.sites import Site
-from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.plan import Plan, plan
+from leansurgeon.measure.heads.pruning import strengths
+from leansurgeon.measure.heads.sites import Site
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import Plan, plan
+from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided
-from leansurgeon.surgery.wanted import Wanted
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.calibration import Calibration
+    from leansurgeon.measure.data.calibration import Calibration
 
 MEASURED = "of the highest measured importance"
 
@@ -76,7 +76,7 @@ def decide(
     record: dict[str, Any] = {"calibration": calibration.as_dict()}
     if not heal:
         return Decided(steps, record=record, calibration=calibration)
-    from leansurgeon.surgery.calibrated import Options, calibrate
+    from leansurgeon.surgery.walk.calibrated import Options, calibrate
 
     say("Refitting output projections ...")
     try:

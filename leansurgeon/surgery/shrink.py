@@ -15,16 +15,16 @@ from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
-from leansurgeon.surgery.apply import apply
-from leansurgeon.surgery.drop_layers import Choice
-from leansurgeon.surgery.method import LAYERS, Method, kept_numbers
-from leansurgeon.surgery.plan import Plan, plan
-from leansurgeon.surgery.wanted import Wanted
+from leansurgeon.surgery.plan.drop_layers import Choice
+from leansurgeon.surgery.plan.method import LAYERS, Method, kept_numbers
+from leansurgeon.surgery.plan.planning import Plan, plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.write.apply import apply
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from leansurgeon.measure.calibration import Calibration
+    from leansurgeon.measure.data.calibration import Calibration
 
 Say = Callable[[str], None]
 
@@ -54,14 +54,14 @@ def decide(
     method = method or Method()
     first = plan(source, wanted, seed, method, calibrated=calibration is not None)
     if first.exactness != "near" or calibration is None:
-        from leansurgeon.surgery.uncalibrated import SplitTensors, resizes_heads
+        from leansurgeon.surgery.layer.uncalibrated import SplitTensors, resizes_heads
 
         if calibration and (method.fit or LAYERS[method.layers]):
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
         edits = SplitTensors(first, source) if resizes_heads(first) else {}
         record = {"calibration": calibration.as_dict()} if calibration else {}
         return Decided(first, edits, record, calibration)
-    from leansurgeon.surgery.calibrated import Options, calibrate
+    from leansurgeon.surgery.walk.calibrated import Options, calibrate
 
     options = Options(criterion=method.layers, keep=kept_numbers(method.keep), heal=method.heal, fit=method.fit)
     say(f"Calibrating on {calibration.says} ...")

@@ -23,21 +23,21 @@ from leansurgeon.tasks.base import Metric, Options, Score, Sums, Task
 __all__ = ["TASKS", "Metric", "Options", "Score", "Sums", "Task", "make", "options_of"]
 
 TASKS: dict[str, str] = {
-    "digits": "leansurgeon.tasks.digits:Digits",
-    "fashion-mnist": "leansurgeon.tasks.fashion_mnist:FashionMnist",
-    "cifar10": "leansurgeon.tasks.cifar10:Cifar10",
-    "imagenet": "leansurgeon.tasks.image_folder:ImageNet",
-    "folder": "leansurgeon.tasks.image_folder:ImageFolder",
-    "listops": "leansurgeon.tasks.listops:ListOps",
-    "lra-text": "leansurgeon.tasks.lra:LraText",
-    "lra-retrieval": "leansurgeon.tasks.lra:LraRetrieval",
-    "lra-image": "leansurgeon.tasks.lra:LraImage",
-    "pathfinder": "leansurgeon.tasks.pathfinder:Pathfinder",
-    "d-retrieval": "leansurgeon.tasks.d_retrieval:DRetrieval",
-    "causal-lm": "leansurgeon.tasks.language:CausalLM",
-    "masked-lm": "leansurgeon.tasks.language:MaskedLM",
-    "text-classification": "leansurgeon.tasks.text_classification:TextClassification",
-    "glue": "leansurgeon.tasks.glue:Glue",
+    "digits": "leansurgeon.tasks.images.digits:Digits",
+    "fashion-mnist": "leansurgeon.tasks.images.fashion_mnist:FashionMnist",
+    "cifar10": "leansurgeon.tasks.images.cifar10:Cifar10",
+    "imagenet": "leansurgeon.tasks.images.folder:ImageNet",
+    "folder": "leansurgeon.tasks.images.folder:ImageFolder",
+    "listops": "leansurgeon.tasks.long_range.listops:ListOps",
+    "lra-text": "leansurgeon.tasks.long_range.lra:LraText",
+    "lra-retrieval": "leansurgeon.tasks.long_range.lra:LraRetrieval",
+    "lra-image": "leansurgeon.tasks.long_range.lra:LraImage",
+    "pathfinder": "leansurgeon.tasks.long_range.pathfinder:Pathfinder",
+    "d-retrieval": "leansurgeon.tasks.long_range.d_retrieval:DRetrieval",
+    "causal-lm": "leansurgeon.tasks.text.language:CausalLM",
+    "masked-lm": "leansurgeon.tasks.text.language:MaskedLM",
+    "text-classification": "leansurgeon.tasks.text.classification:TextClassification",
+    "glue": "leansurgeon.tasks.text.glue:Glue",
 }
 
 

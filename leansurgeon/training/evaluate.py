@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.tasks.base import Sums
-from leansurgeon.training import engine, feed, order, shards
+from leansurgeon.training.data import feed, order
+from leansurgeon.training.processes import engine, shards
 
 if TYPE_CHECKING:
     import numpy as np

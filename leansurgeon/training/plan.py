@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training.durations import Duration, parse_duration
-from leansurgeon.training.schedule import lr_at, momentum_at
-from leansurgeon.training.settings import Train
+from leansurgeon.training.recipe.durations import Duration, parse_duration
+from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.update.schedule import lr_at, momentum_at
 
 ENDLESS = 2**62  # steps of a training that ends by the clock
 TICKS = 1_000_000.0  # such a training's schedule runs over so many ticks of its time

@@ -16,13 +16,17 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, plural
-from leansurgeon.training import engine, feed, flops, launch, plan, recipefile, setup
+from leansurgeon.training import plan, setup
+from leansurgeon.training.data import feed
+from leansurgeon.training.data.limit import Limited
+from leansurgeon.training.data.synthetic import Synthetic
 from leansurgeon.training.evaluate import evaluate
-from leansurgeon.training.limit import Limited
-from leansurgeon.training.recipe import TrainingRecipe
-from leansurgeon.training.settings import Train
-from leansurgeon.training.step import Scored
-from leansurgeon.training.synthetic import Synthetic
+from leansurgeon.training.processes import engine, launch
+from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.update.step import Scored
+from leansurgeon.training.watch import flops
 
 LONG = 10.0  # seconds
 

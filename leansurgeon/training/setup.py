@@ -11,36 +11,26 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError, plural
-from leansurgeon.training import (
-    checkpoint,
-    dropout,
-    engine,
-    flops,
-    guards,
-    launch,
-    optimizer,
-    order,
-    plan,
-    resume,
-    runfolder,
-    shards,
-    state,
-    stochastic_depth,
-    trackers,
-)
-from leansurgeon.training.agree import Council
-from leansurgeon.training.averaging import Average
-from leansurgeon.training.feed import to_device
-from leansurgeon.training.limit import Limited
-from leansurgeon.training.memory import PeakMemory
-from leansurgeon.training.mixing import Mixing
-from leansurgeon.training.pace import Pace
-from leansurgeon.training.progress import Progress
-from leansurgeon.training.recipe import TrainingRecipe
-from leansurgeon.training.recipefile import dump
-from leansurgeon.training.signals import Stops
+from leansurgeon.training import plan, state
+from leansurgeon.training.data import order
+from leansurgeon.training.data.feed import to_device
+from leansurgeon.training.data.limit import Limited
+from leansurgeon.training.processes import engine, launch, shards
+from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.processes.signals import Stops
+from leansurgeon.training.recipe.reading import dump
+from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.runs import checkpoint, resume
+from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.step import Scored, Trainer
+from leansurgeon.training.update import dropout, optimizer, stochastic_depth
+from leansurgeon.training.update.averaging import Average
+from leansurgeon.training.update.mixing import Mixing
+from leansurgeon.training.update.pace import Pace
+from leansurgeon.training.update.step import Scored, Trainer
+from leansurgeon.training.watch import flops, guards, trackers
+from leansurgeon.training.watch.memory import PeakMemory
+from leansurgeon.training.watch.progress import Progress
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -183,7 +173,7 @@ def make_trainer(
     average = Average(loaded, train.ema) if train.ema else None
     distillation = None
     if train.distill:
-        from leansurgeon.training.distill import Distillation
+        from leansurgeon.training.update.distill import Distillation
 
         distillation = Distillation(train.distill, loaded, task, model_dir, device)
 
@@ -239,7 +229,7 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
 
 def blocks_of(loaded: Any) -> list[torch.nn.Module]:
     """The blocks of a model whose weights are borrowed together; none where its family is not known."""
-    from leansurgeon.training.distill import blocks
+    from leansurgeon.training.update.distill import blocks
 
     return blocks(loaded) if hasattr(loaded, "architecture") else []
 

@@ -16,19 +16,20 @@ import numpy as np
 import torch
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training import checkpoint, shards
+from leansurgeon.training.processes import shards
+from leansurgeon.training.runs import checkpoint
 
 if TYPE_CHECKING:
     from leansurgeon.tasks import Task
-    from leansurgeon.training.agree import Council
-    from leansurgeon.training.memory import PeakMemory
     from leansurgeon.training.plan import Plan
-    from leansurgeon.training.progress import Progress
-    from leansurgeon.training.recipe import TrainingRecipe
-    from leansurgeon.training.runfolder import MetricsLog
-    from leansurgeon.training.signals import Stops
-    from leansurgeon.training.step import Scored, Trainer
-    from leansurgeon.training.trackers import Trackers
+    from leansurgeon.training.processes.agree import Council
+    from leansurgeon.training.processes.signals import Stops
+    from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.training.runs.folder import MetricsLog
+    from leansurgeon.training.update.step import Scored, Trainer
+    from leansurgeon.training.watch.memory import PeakMemory
+    from leansurgeon.training.watch.progress import Progress
+    from leansurgeon.training.watch.trackers import Trackers
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon.errors import plural
-from leansurgeon.training import runfolder
 from leansurgeon.training.evaluate import evaluate
-from leansurgeon.training.step import Scored
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.update.step import Scored
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run

@@ -20,9 +20,12 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.tasks import base
-from leansurgeon.training import engine, feed, optimizer, plan
-from leansurgeon.training.settings import Train
-from leansurgeon.training.step import Scored, Trainer
+from leansurgeon.training import plan
+from leansurgeon.training.data import feed
+from leansurgeon.training.processes import engine
+from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.update import optimizer
+from leansurgeon.training.update.step import Scored, Trainer
 from tests.benchmarks.pairs import compare
 
 BLOCK, BLOCKS, WARM_UP = 2, 48, 4
@@ -58,7 +61,7 @@ def _ours(model, task, settings):
     adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
     mixing = None
     if settings.mixes:
-        from leansurgeon.training.mixing import Mixing
+        from leansurgeon.training.update.mixing import Mixing
 
         mixing = Mixing(settings, task)
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, mixing=mixing)

@@ -17,7 +17,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
 from leansurgeon.experiment.jobs import carry_out_job, make_jobs, prepare_data
-from leansurgeon.training.recipefile import load
+from leansurgeon.training.recipe.reading import load
 
 CLAIM = 0.03
 SHORT = ["train.duration=20st", "train.eval.every=20st", "train.eval.at_start=false", "train.log_every=5"]

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from leansurgeon.measure.kappa import measure
-from leansurgeon.measure.spectrum import _eigenvalues, _gram, conditioning, spectrum
+from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.spectrum import _eigenvalues, _gram, conditioning, spectrum
 
 ROUNDS = 15
 SVD_CLAIM, FORWARD_CLAIM = 3.0, 0.10

@@ -15,9 +15,12 @@ import torch
 from torch.nn import functional as F
 
 from leansurgeon import tasks
-from leansurgeon.training import engine, feed, optimizer, order, plan
-from leansurgeon.training.recipe import Train
-from leansurgeon.training.step import Scored, Trainer
+from leansurgeon.training import plan
+from leansurgeon.training.data import feed, order
+from leansurgeon.training.processes import engine
+from leansurgeon.training.recipe.schema import Train
+from leansurgeon.training.update import optimizer
+from leansurgeon.training.update.step import Scored, Trainer
 
 BLOCK, BLOCKS, WARM_UP = 5, 120, 20
 CLAIM = 1.03

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from leansurgeon.measure import inputs
-from leansurgeon.measure.memory import Rehearsal, Setting, choose_attention, make_optimizer
-from leansurgeon.measure.speed import random_model
+from leansurgeon.measure.costs.memory import Rehearsal, Setting, choose_attention, make_optimizer
+from leansurgeon.measure.costs.speed import random_model
+from leansurgeon.measure.data import inputs
 from tests.benchmarks.test_memory_gpu import LOW, Point, real_step, shaped, table
 
 CPU = torch.device("cpu")

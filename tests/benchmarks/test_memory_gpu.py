@@ -17,9 +17,9 @@ import torch
 from leansurgeon import architectures
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.measure import inputs
-from leansurgeon.measure.memory import Setting, choose_attention, make_optimizer, predict, step
-from leansurgeon.measure.speed import random_model
+from leansurgeon.measure.costs.memory import Setting, choose_attention, make_optimizer, predict, step
+from leansurgeon.measure.costs.speed import random_model
+from leansurgeon.measure.data import inputs
 
 LOW = -0.05  # the claim: never less than the allocator by more
 TEXT = {"vocab_size": 30522, "initializer_range": 0.02}
@@ -139,7 +139,7 @@ def test_the_same_code_runs_on_a_cpu_up_to_the_allocator():
         for attention in ("sdpa", "eager"):
             config, family = shaped(name, 4, tiny=True)
             setting = Setting(2, 1 if name == "vit" else 32, precision="bf16", attention=attention)
-            from leansurgeon.measure.memory import Rehearsal
+            from leansurgeon.measure.costs.memory import Rehearsal
 
             fake = Rehearsal(config, family, setting, cuda=False).peak().total
             rows.append((Point(name, 2, 4, attention), fake, measured(config, family, setting, device)))

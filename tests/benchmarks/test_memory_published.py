@@ -1,4 +1,4 @@
-"""Predicted memory against peaks of CUDA's allocator that others measured on real GPUs (`tests/published_memory.py`).
+"""Predicted memory against peaks of CUDA's allocator that others measured on real GPUs (`support/published_memory.py`).
 
     pytest tests/benchmarks/test_memory_published.py -m benchmark -o addopts= -s
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from tests.published_memory import GPU, PUBLISHED, counted
+from tests.support.published_memory import GPU, PUBLISHED, counted
 
 
 @pytest.mark.benchmark

@@ -11,9 +11,12 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
-from leansurgeon.training import engine, feed, optimizer, plan
-from leansurgeon.training.settings import Train
-from leansurgeon.training.step import Scored, Trainer
+from leansurgeon.training import plan
+from leansurgeon.training.data import feed
+from leansurgeon.training.processes import engine
+from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.update import optimizer
+from leansurgeon.training.update.step import Scored, Trainer
 from tests.benchmarks.pairs import compare
 
 BLOCKS, ROWS, TOKENS, WIDTH = 16, 8, 128, 128

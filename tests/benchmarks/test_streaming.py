@@ -21,9 +21,9 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import RAW
-from leansurgeon.surgery.apply import Transfer, apply
-from leansurgeon.surgery.plan import plan
-from leansurgeon.surgery.wanted import Wanted
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.write.apply import Transfer, apply
 from tests.benchmarks.streaming_models import llama
 
 ROUNDS = 5
@@ -57,7 +57,7 @@ def kept(steps, source):
 
 
 def specs(steps, source):
-    from leansurgeon.surgery.plan import target_specs
+    from leansurgeon.surgery.plan.planning import target_specs
 
     return target_specs(source, steps.architecture, steps.after)
 

@@ -1,0 +1,277 @@
+"""The rows of `leansurgeon bench`: a model, its shape before surgery, attention backends one by one, and a sweep of
+heads; timed against each other in interleaved rounds. Imports torch inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.family import convert_config
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.measure.data import inputs
+from leansurgeon.shape import Shape
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.costs.speed import Load, Timing
+
+Say = Callable[[str], None]
+TIMED = ("step", "forward_1", "forward")
+FA3_BACKWARD = (64, 96, 128, 192, 256)  # head_dims instantiated in github.com/Dao-AILab/flash-attention, hopper/
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A shape of the model that is to be timed; `backend` is one of `speed.BACKENDS`."""
+
+    name: str
+    config: Config
+    architecture: Architecture
+    shape: Shape
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a contender. `peak` are bytes of a training step; `against_first` the quartiles (low,
+    median, high) of its step over that of the first row in the same round.
+    """
+
+    contender: Contender
+    parameters: int
+    times: dict[str, Timing]
+    peak: int
+    units: float  # images, or tokens of text, in a batch
+    against_first: tuple[float, float, float]
+
+    @property
+    def verdict(self) -> str:
+        """faster, slower or same: the middle half of the rounds must agree."""
+        low, _, high = self.against_first
+        return "faster" if high < 1 else "slower" if low > 1 else "same"
+
+    def as_dict(self) -> dict[str, Any]:
+        c = self.contender
+        low, mid, high = self.against_first
+        return {
+            "name": c.name,
+            "shape": c.shape.as_dict(),
+            "backend": c.backend,
+            "parameters": self.parameters,
+            "seconds": {name: timing.as_dict() for name, timing in self.times.items()},
+            "training_per_second": self.units / self.times["step"].median,
+            "forward_per_second": self.units / self.times["forward"].median,
+            "peak_memory": self.peak,
+            "step_against_first": {"low": low, "median": mid, "high": high, "verdict": self.verdict},
+        }
+
+
+# -- who takes part -------------------------------------------------------------------------------
+
+
+def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[str]]:
+    """The model, its shape before surgery where surgery.json knows it, and every number of heads of the sweep twice: at
+    the model's head_dim and at its inner width. Returns also sentences on those that cannot be.
+    """
+    shape, skipped = source.shape, []
+    found = [Contender(label(shape), source.config, source.architecture, shape)]
+    wanted = [("before surgery", before)] if (before := shape_before(source)) else []
+    for heads in sweep:
+        for stages in (same_head_dim, same_width):
+            try:
+                new = stages(shape, heads)
+                if new != shape and new not in [s for _, s in wanted]:
+                    wanted.append((label(new), new))
+            except UsageError as error:
+                skipped.append(error.message)
+    for name, new in wanted:
+        try:
+            config, architecture = holding(source, new)
+            found.append(Contender(name, config, architecture, new))
+        except LeanSurgeonError as error:
+            skipped.append(error.message)
+    return found, skipped
+
+
+def label(shape: Shape) -> str:
+    return f"{shape.column('depth')} layers, {shape.column('heads')} x {shape.column('head_dim')}"
+
+
+def shape_before(source: Source) -> Shape | None:
+    try:
+        before = Shape.from_dict(source.record["plan"]["before"])
+    except (KeyError, TypeError, LeanSurgeonError):
+        return None
+    return before if before != source.shape else None
+
+
+def key_value(stage: Any, heads: int) -> int:
+    """Key/value heads with so many heads: as many where all are, else those that there are."""
+    if stage.kv_heads == stage.heads:
+        return heads
+    if heads % stage.kv_heads:
+        raise UsageError(f"{heads} heads cannot share {stage.kv_heads} key/value heads evenly, so they are left out.")
+    return stage.kv_heads
+
+
+def same_head_dim(shape: Shape, heads: int) -> Shape:
+    return Shape(tuple(replace(s, heads=heads, kv_heads=key_value(s, heads)) for s in shape.stages))
+
+
+def same_width(shape: Shape, heads: int) -> Shape:
+    """The inner width stays, so that head_dim is inner // heads."""
+    for stage in shape.stages:
+        if stage.inner % heads:
+            raise UsageError(f"An inner width of {stage.inner} does not divide into {heads} heads, so it is left out.")
+    return Shape(
+        tuple(replace(s, heads=heads, kv_heads=key_value(s, heads), head_dim=s.inner // heads) for s in shape.stages)
+    )
+
+
+def holding(source: Source, shape: Shape) -> tuple[Config, Architecture]:
+    """Config and family that hold this shape of the model."""
+    family = source.architecture
+    if not family.holds(source.shape, shape):
+        if family.decoupled is None:
+            raise UsageError(f"{label(shape)}: {family.why_not_decoupled(shape.stages[0])}")
+        family = architectures.known()[family.decoupled]
+    config = convert_config(source.config, source.architecture, family)
+    return family.with_shape(config, shape, layers=list(range(min(shape.depth, source.shape.depth)))), family
+
+
+def parse_sweep(text: str | None) -> list[int]:
+    """`8,12,24` as numbers. Raises `UsageError`."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"--sweep-heads {text}: give numbers of heads, such as 8,12,24.")
+    return [int(word) for word in dict.fromkeys(words)]
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def measure(
+    found: list[Contender], load: Load, backends: list[str], rounds: int, device: Any, say: Say
+) -> tuple[list[Row], list[str]]:
+    """Time every contender; the first one with every backend of `backends` beside "auto".
+
+    Returns the rows and sentences on backends that do not run here. Raises `OutOfMemory`.
+    """
+    from leansurgeon.measure.costs import speed
+
+    first = speed.Bench(found[0].config, found[0].architecture, load, "auto", device)
+    speed.runs(first)
+    taking_part, skipped = [(found[0], first)], []
+    for backend in backends:
+        say(f"trying {backend}")
+        bench = first.with_backend(backend)
+        if problem := speed.runs(bench):
+            skipped.append(f"{backend}: {problem}.")
+            continue
+        taking_part.append((replace(found[0], backend=backend), bench))
+    for contender in found[1:]:
+        bench = speed.Bench(contender.config, contender.architecture, load, "auto", device)
+        speed.runs(bench)
+        taking_part.append((contender, bench))
+    benches = [bench for _, bench in taking_part]
+    times = speed.timed(benches, rounds, say)
+    units = load.batch * (load.tokens if "input_ids" in first.large else 1)
+    rows = []
+    for (contender, bench), timings in zip(taking_part, times, strict=True):
+        ratios = [a / b for a, b in zip(timings["step"].seconds, times[0]["step"].seconds, strict=True)]
+        of_first = speed.Timing.of(ratios)
+        rows.append(
+            Row(
+                contender,
+                sum(p.numel() for p in bench.model.parameters()),
+                timings,
+                0,
+                units,
+                (of_first.low, of_first.median, of_first.high),
+            )
+        )
+    # Memory last and one by one: a peak is that of the model that is alone on the device.
+    peaks = speed.peaks(benches, say)
+    return [replace(row, peak=peak) for row, peak in zip(rows, peaks, strict=True)], skipped
+
+
+# -- what follows ---------------------------------------------------------------------------------
+
+
+def remarks(rows: list[Row], *, hopper: bool) -> list[str]:
+    """What the numbers say about cuts, and what is known about head sizes on Hopper GPUs."""
+    said = []
+    first = rows[0]
+    for row in rows[1:]:
+        low, mid, high = row.against_first
+        spread = f"{mid:.2f} x, middle half {low:.2f} to {high:.2f}"
+        if row.contender.name == "before surgery":
+            # The first row is the cut: it is faster where the original takes longer.
+            words = {"slower": "is faster than", "same": "is not shown to be faster than", "faster": "is slower than"}
+            said.append(
+                f"This cut {words[row.verdict]} the model before surgery here (whose step takes {spread} of the cut's)."
+            )
+        elif row.contender.backend == "auto" and row.verdict != "faster":
+            less = row.parameters < first.parameters
+            what = "will not be faster" if row.verdict == "slower" else "is not shown to be faster"
+            said.append(
+                f"{row.contender.name} {what} here (step {spread} of the first row's)"
+                + (", with fewer parameters." if less else ".")
+            )
+    dims = sorted({s.head_dim for row in rows for s in row.contender.shape.stages})
+    said += [known if hopper else f"On Hopper GPUs: {known}" for known in hopper_warnings(dims)]
+    return said
+
+
+def hopper_warnings(head_dims: list[int]) -> list[str]:
+    """What is known, not measured, of these head sizes on Hopper GPUs; nothing of sizes that kernels are made for."""
+    odd = [str(d) for d in head_dims if d % 8]
+    small = [str(d) for d in head_dims if d < FA3_BACKWARD[0] and d % 8 == 0]
+    said = []
+    if odd:
+        said.append(
+            f"head_dim {', '.join(odd)} is no multiple of 8, so fused attention pads every head to one "
+            "(F.scaled_dot_product_attention)."
+        )
+    if small:
+        said.append(
+            f"head_dim {', '.join(small)} is under 64, the smallest that FlashAttention-3 has backward kernels for "
+            f"({', '.join(map(str, FA3_BACKWARD))}: hopper/ of Dao-AILab/flash-attention); smaller heads are padded or "
+            "take other kernels, and the exponentials grow with the number of heads. Known, not measured here."
+        )
+    return said
+
+
+def table(rows: list[Row], images: bool) -> str:
+    """80 columns; times are medians, with the quartiles of the step."""
+    from tabulate import tabulate
+
+    cells = []
+    for row in rows:
+        step = row.times["step"]
+        c = row.contender
+        cells.append(
+            [
+                f"{c.name}{'' if c.backend == 'auto' else ' ' + c.backend}"[:28],
+                f"{1000 * step.median:.3g}",
+                f"{1000 * step.low:.3g}-{1000 * step.high:.3g}",
+                f"{1000 * row.times['forward_1'].median:.3g}",
+                f"{1000 * row.times['forward'].median:.3g}",
+                f"{row.units / step.median:,.0f}",
+                f"{row.peak / 2**20:,.0f}",
+            ]
+        )
+    head = ["shape and backend", "step\nms", "middle\nhalf", "fwd 1\nms", "fwd\nms"]
+    head += ["images/s\ntraining" if images else "tokens/s\ntraining", "peak\nMiB"]
+    return tabulate(cells, headers=head, colalign=("left", *["right"] * 6), disable_numparse=True)
+
+
+def default_load_tokens(source: Source, tokens: int | None) -> int:
+    """Tokens of a sample, checked against what the model takes."""
+    chosen = tokens or inputs.default_tokens(source.config, source.architecture)
+    inputs.check_tokens(chosen, source.config, source.architecture)
+    return chosen

@@ -1,0 +1,144 @@
+"""Floating-point operations of one forward pass: in closed form without torch, and counted by torch on the library's
+model as the cross-check.
+
+A multiplication with its addition is two operations, as everywhere. A training step costs three times as many: once
+forward, twice backward. Only matrix products and convolutions count; norms, softmax and the like are small beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.measure.data import inputs
+from leansurgeon.shape import Shape
+
+# Families whose every block is full attention of all tokens with all tokens and an MLP on each of them. The others
+# (pyramids, windows, landmarks, class attention) are counted by torch alone.
+PLAIN = {
+    "bart", "mbart", "bert", "roberta", "clip_vision_model", "crammed_bert", "llama", "mistral", "qwen2", "qwen3",
+    "gemma", "smollm3", "vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit", "distilbert", "electra", "gpt2",
+    "gpt_neox", "modernbert", "opt", "t5", "mt5", "timm_vit", "tinystories_gpt",
+}  # fmt: skip
+ATTENTION = ("q", "k", "v", "qk", "qkv", "vkq", "o")
+MLP = ("up", "gate", "down")
+TABLES = ("vocab", "positions", "types", "tokens", "registers", "1")  # first axes of what is looked up, not multiplied
+WORDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Forward operations of one sample by part. `attention` are the projections, `scores` the two products of tokens
+    with tokens, `outside` embeddings and heads.
+    """
+
+    attention: int
+    scores: int
+    mlp: int
+    outside: int
+    tokens: int  # of a sample, special ones included
+
+    @property
+    def total(self) -> int:
+        return self.attention + self.scores + self.mlp + self.outside
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"total": self.total}
+
+
+def is_plain(name: str) -> bool:
+    """Whether a family is plain; its form with a free head_dim is then, too."""
+    known = architectures.known()
+    return name in PLAIN or any(known[family].decoupled == name for family in PLAIN)
+
+
+def closed_form(
+    specs: Iterable[TensorSpec], shape: Shape, config: Config, architecture: Architecture, tokens: int | None = None
+) -> Flops | None:
+    """Operations from the sizes of the tensors alone; None for families that are not plain.
+
+    A matrix of an attention or MLP is multiplied with every token: 2 * rows * columns * N. Queries with keys and
+    weights with values: 4 * N^2 * heads * head_dim for every attention (a causal mask saves nothing that is counted).
+    """
+    if not is_plain(architecture.name):
+        return None
+    specs = list(specs)
+    n, patches = sample_tokens(specs, config, architecture, tokens)
+    parts = dict.fromkeys(("attention", "scores", "mlp", "outside"), 0)
+    for spec in specs:
+        if spec.layer is None or len(spec.shape) != 2:
+            continue
+        if spec.role in ATTENTION:
+            parts["attention"] += 2 * spec.size * n
+            parts["scores"] += 4 * n * n * shape.stages[spec.stage].inner if spec.role == "o" else 0
+        elif spec.role in MLP:
+            parts["mlp"] += 2 * spec.size * n
+    parts["outside"] = outside(specs, config, architecture, n, patches)
+    return Flops(**parts, tokens=n)
+
+
+def sample_tokens(
+    specs: list[TensorSpec], config: Config, architecture: Architecture, tokens: int | None
+) -> tuple[int, int]:
+    """Tokens of a sample, and how many of them are patches of an image."""
+    if not inputs.takes_images(config, architecture):
+        return tokens or inputs.default_tokens(config, architecture), 0
+    _, height, width = inputs.image_size(config, architecture)
+    down, right = next(s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4)
+    patches = (height // down) * (width // right)
+    # Class, distillation and register tokens are tensors of their own, `1 1 width` or `1 registers width`.
+    single = ("cls_token", "class_embedding", "dist_token", "distillation_token")
+    extra = sum(s.name.endswith(single) for s in specs if s.layer is None)
+    extra += sum(s.shape[1] for s in specs if s.name.endswith("register_tokens"))
+    return patches + extra, patches
+
+
+def outside(specs: list[TensorSpec], config: Config, architecture: Architecture, n: int, patches: int) -> int:
+    """Patch embedding, projections of embeddings, and the head: on every token where it says words, else on one."""
+    name = (config.get("architectures") or [""])[0]
+    words = name.endswith(WORDS)
+    vocab = architecture.flat(config).get("vocab_size")
+    total = 0
+    # A causal classifier scores every token and picks the last one.
+    rows = n if words or (architecture.causal and name.endswith("ForSequenceClassification")) else 1
+    for spec in specs:
+        if spec.layer is not None or spec.role not in ("embedding", "head"):
+            continue
+        if len(spec.shape) == 4:
+            total += 2 * spec.size * patches
+        elif len(spec.shape) == 2 and spec.role == "embedding" and spec.axes[0] not in TABLES:
+            total += 2 * spec.size * n
+        elif len(spec.shape) == 2 and spec.role == "head" and spec.shape[0] != vocab:
+            total += 2 * spec.size * rows
+    if words:  # the output, be it tied to the embedding or not
+        table = next((s for s in specs if s.axes[:1] == ("vocab",) and len(s.shape) == 2), None)
+        total += 2 * table.size * n if table else 0
+    return total
+
+
+def counted(config: Config, architecture: Architecture, tokens: int | None = None) -> int | None:
+    """Forward operations of one sample, counted by torch's own counter on the library's model without memory.
+
+    Attention is spelled out for it: of a fused kernel on a CPU it counts nothing. None where the model looks at its
+    numbers, which are not there.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from leansurgeon.measure.costs.cuda_rules import CudaRules
+    from leansurgeon.measure.costs.memory import choose_attention, fake_model, leaving_no_fakes, quietly
+
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
+    model = fake_model(config, architecture, mode)
+    choose_attention(model, "sdpa")
+    tokens = tokens or inputs.default_tokens(config, architecture)
+    try:
+        with quietly(), leaving_no_fakes(model), mode, counter, CudaRules(fused=False), torch.no_grad():
+            inputs.run(model, inputs.make(config, architecture, 1, tokens, "cpu"))
+    except RuntimeError:  # torch's word for it, and for a library that cannot do without a mask
+        return None
+    return counter.get_total_flops()

@@ -1,0 +1,361 @@
+"""Peak memory of a training, predicted without a GPU (`training/memory.py` measures it).
+
+The real model takes a real training step on tensors that have sizes and no memory (torch's FakeTensorMode), while
+every storage that lives is counted as CUDA's allocator would count it:
+
+    found = predict(source.config, source.architecture, Setting(batch=128))
+    found.total, found.activations                       # bytes
+
+In the order of `training/step.py`: autocast forward, loss in fp32, backward, clipping, optimizer. The step that counts
+comes after the optimizer has its state. What CUDA does otherwise than the CPU stands in `cuda_rules.py`. Not seen:
+the CUDA context (about 0.5 GiB, which no torch counter shows), workspaces of cuDNN, and torch.compile. Imports torch
+inside functions only.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.data import inputs
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = ("bf16", "fp16", "fp32")
+ATTENTION = ("sdpa", "eager")
+OPTIMIZERS = ("adamw", "adamw-foreach", "adam", "sgd")
+EMPTY = types.CellType()  # of a closure that is not filled yet
+PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
+MIB = 2**20
+# What torch keeps for cuBLAS, once for the thread of the forward pass and once for that of the backward pass:
+# aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize. The larger one where the GPU is not known.
+WORKSPACE = {"hopper": 2 * 32 * MIB, "older": 2 * (2 * 4096 + 8 * 16) * 1024}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is trained. `batch` is the micro batch of one GPU, `tokens` the length of a text sample (None: what
+    the model takes, at most 1024), `world_size` the number of GPUs of a DDP training.
+    """
+
+    batch: int = 1
+    tokens: int | None = None
+    precision: str = "bf16"
+    attention: str = "sdpa"
+    optimizer: str = "adamw"
+    checkpointing: bool = False
+    world_size: int = 1
+
+    def check(self) -> None:
+        """Raises `UsageError` for a word that is not known or a number below 1."""
+        for value, known, flag in (
+            (self.precision, PRECISIONS, "--precision"),
+            (self.attention, ATTENTION, "--attention"),
+            (self.optimizer, OPTIMIZERS, "--optimizer"),
+        ):
+            if value not in known:
+                raise UsageError(f"{flag} {value}: give {', '.join(known[:-1])} or {known[-1]}.")
+        for number, flag in ((self.batch, "--batch"), (self.tokens, "--tokens"), (self.world_size, "--world-size")):
+            if number is not None and number < 1:
+                raise UsageError(f"{flag} must be at least 1, and {number} was asked for.")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes at the moment of the peak, by what they are for, and when that moment is. `temporary` holds what the
+    backward pass and the optimizer need for a moment, and `workspace` bytes that torch keeps for cuBLAS.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    temporary: int
+    workspace: int
+    when: str  # forward, backward or update
+    setting: Setting
+
+    @property
+    def total(self) -> int:
+        """What `torch.cuda.max_memory_allocated` would say."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"total": self.total, "unit": "bytes"}
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's search for cycles, which would look at a million objects of the libraries seven times: a second
+    of the five that a prediction may take. Nor can it then free a tensor at a moment that differs from run to run.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@uncollected()
+def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu: str = "hopper") -> Prediction:
+    """Peak memory of one GPU in a training step of a model with this config. `gpu` is a key of `WORKSPACE`.
+
+    Raises `UsageError` for a setting that does not exist and `UnsupportedModel` for a model that cannot run on tensors
+    without numbers.
+    """
+    return Rehearsal(config, architecture, setting).peak(gpu=gpu)
+
+
+class Rehearsal:
+    """A model on tensors without memory, whose training step can be tried with several batch sizes."""
+
+    @uncollected()
+    def __init__(self, config: Config, architecture: Architecture, setting: Setting, *, cuda: bool = True) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        setting.check()
+        tokens = setting.tokens or inputs.default_tokens(config, architecture)
+        inputs.check_tokens(tokens, config, architecture)
+        self.config, self.architecture, self.setting = config, architecture, replace(setting, tokens=tokens)
+        self.cuda = cuda
+        self.known: dict[int, Any] = {}  # what a step with so many samples took
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.model = fake_model(config, architecture, self.mode)
+        choose_attention(self.model, setting.attention)
+        if setting.checkpointing:
+            checkpoint_activations(self.model, architecture.name)
+
+    @uncollected()
+    def peak(self, batch: int | None = None, *, gpu: str = "hopper") -> Prediction:
+        """The peak with this many samples (the setting's own where none is given)."""
+        setting = replace(self.setting, batch=batch or self.setting.batch)
+        try:
+            if (count := self.known.get(setting.batch)) is None:
+                with quietly(), leaving_no_fakes(self.model), self.mode:
+                    count = self.known[setting.batch] = step(self.model, setting, self._batch, cuda=self.cuda)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} does not run on tensors without numbers, so that its memory cannot be "
+                f"predicted ({reason}).",
+                "Measure it with `leansurgeon bench`.",
+            ) from error
+        parts = {part: count.at_peak[part] for part in PARTS}
+        workspace = WORKSPACE[gpu] if self.cuda else 0
+        parts["temporary"] += workspace
+        return Prediction(**parts, workspace=workspace, when=count.peak_label, setting=setting)
+
+    def _batch(self, setting: Setting) -> dict[str, torch.Tensor]:
+        return inputs.make(self.config, self.architecture, setting.batch, setting.tokens, "cpu")
+
+    def largest_batch(self, memory: int, *, gpu: str = "hopper", most: int = 2**20) -> int:
+        """The most samples whose peak stays within `memory` bytes, every answer tried; 0 where not even one does.
+
+        The peak is the largest of a few straight lines, one for each moment of the step, so it is convex: the chord
+        between a batch that fits and one that does not lies above it, and where it crosses `memory` is safe.
+        """
+
+        def needs(batch: int) -> int:
+            return self.peak(batch, gpu=gpu).total
+
+        fits, too_many = 0, min(self.setting.batch, most)
+        above = needs(too_many)
+        if above > memory:
+            fits, below = 1, needs(1) if too_many > 1 else above
+            if below > memory:
+                return 0
+        while above <= memory:
+            fits, below = too_many, above
+            if fits == most:
+                return most
+            too_many = min(4 * fits, most)
+            above = needs(too_many)
+            if above <= memory and fits > 1:  # far beyond the bend the line tells where to look
+                slope = max(1.0, (above - below) / (too_many - fits))
+                fits, below = too_many, above
+                too_many = min(most, fits + int((memory - above) / slope) + 2)
+                above = needs(too_many)
+        while too_many - fits > 1:
+            trial = fits + int((memory - below) * (too_many - fits) / (above - below))
+            if trial <= fits:
+                break
+            fits, below = trial, needs(trial)
+        return fits
+
+
+def step(model: torch.nn.Module, setting: Setting, batch: Any, *, cuda: bool = True) -> Any:
+    """One training step after the optimizer's first; returns the `Storages` that counted it.
+
+    Works on fake and on real CPU tensors. `cuda` counts as CUDA would, else as the CPU does.
+    """
+    import torch
+
+    from leansurgeon.measure.costs.cuda_rules import CudaRules
+    from leansurgeon.measure.costs.storages import GRANULE, Storages
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setting.precision)
+    model.train()
+    with ExitStack() as stack:
+        count = stack.enter_context(Storages("weights", GRANULE if cuda else 1))
+        count.tag([*model.parameters(), *model.buffers()], "weights")
+        optimizer = make_optimizer(parameters, setting.optimizer)
+        count.kind = "optimizer"
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()  # makes its state
+        optimizer.zero_grad(set_to_none=True)
+        count.kind = "gradients"
+        hooks = bucket_hooks(parameters, setting.world_size)
+
+        def made(parameter: torch.nn.Parameter) -> None:
+            if parameter.grad is not None:  # T5's cross-attention has a table that gets none
+                count.tag([parameter.grad], "gradients")
+
+        hooks += [p.register_post_accumulate_grad_hook(made) for p in parameters]
+        if cuda:
+            stack.enter_context(CudaRules(fused=setting.attention == "sdpa"))
+        count.kind, count.label = "activations", "forward"
+        count.mark()
+        sample = batch(setting)
+        scaler = torch.full((), 65536.0) if setting.precision == "fp16" else None
+        with torch.autocast("cpu", dtype=narrow, enabled=narrow is not None):
+            loss = inputs.loss(inputs.run(model, sample))
+        count.kind, count.label = "temporary", "backward"
+        backward(loss if scaler is None else loss * scaler)
+        count.label = "update"
+        if scaler is not None:  # in place
+            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / 65536)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        optimizer.step()
+        for hook in hooks:
+            hook.remove()
+        optimizer.zero_grad(set_to_none=True)
+    return count
+
+
+def backward(loss: torch.Tensor) -> None:
+    """`loss.backward()` with function modes on. torch takes that for a function of its own, inside which `CudaRules`
+    would be off while checkpointed activations are computed again; so the engine is called as torch calls it.
+    """
+    import torch
+
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def bucket_hooks(parameters: list[torch.nn.Parameter], world_size: int) -> list[Any]:
+    """DDP with `gradient_as_bucket_view`: gradients live in buckets that are there all the time, and what autograd
+    makes is copied into them. Nothing where there is one process.
+    """
+    if world_size == 1:
+        return []
+    import torch
+
+    def move(bucket: torch.Tensor) -> Any:
+        def hook(parameter: torch.nn.Parameter) -> None:
+            parameter.grad = bucket
+
+        return hook
+
+    return [p.register_post_accumulate_grad_hook(move(torch.empty_like(p).detach())) for p in parameters]
+
+
+def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:
+    """As `training/optimizer.py` makes it on CUDA: the fused form; `adamw-foreach` is torch's own default there."""
+    import torch
+
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
+    if name == "adamw-foreach":
+        return torch.optim.AdamW(parameters, foreach=True)
+    return (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)(parameters, fused=True)
+
+
+def fake_model(config: Config, architecture: Architecture, mode: Any) -> torch.nn.Module:
+    """The library's model on fake CPU tensors, built without memory; tied parameters stay tied."""
+    import torch
+
+    from leansurgeon.checkpoints.model import buildable
+    from leansurgeon.checkpoints.skeleton import built_without_memory
+
+    model = built_without_memory(*buildable(config, architecture))
+    made: dict[int, Any] = {}
+    with mode:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                        made[id(tensor)] = (
+                            torch.nn.Parameter(new, tensor.requires_grad) if table is module._parameters else new
+                        )
+                    table[name] = made[id(tensor)]
+    return model
+
+
+@contextmanager
+def leaving_no_fakes(model: torch.nn.Module) -> Iterator[None]:
+    """Empty the caches of the library's functions afterwards: DINOv3 keeps the coordinates of its patches in one, and a
+    real model of the same size would get tensors without numbers.
+    """
+    try:
+        yield
+    finally:
+        classes = {cls for module in model.modules() for cls in type(module).__mro__}
+        homes = [*classes, *{sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules}]
+        for function in (value for home in homes for value in list(vars(home).values()) if callable(value)):
+            cells = getattr(function, "__closure__", None) or ()
+            for cached in (function, *(cell.cell_contents for cell in cells if cell != EMPTY)):
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without torch's own account of what failed on fake tensors; the error is told by us."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def choose_attention(model: torch.nn.Module, attention: str) -> None:
+    """Fused or eager attention in the library's own way; models of ours that only call torch's fused function are
+    handled by `CudaRules`.
+    """
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):  # timm
+            module.fused_attn = attention == "sdpa"
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(attention)
+
+
+def checkpoint_activations(model: torch.nn.Module, family: str) -> None:
+    """As `training/engine.py` does. Raises `UsageError` for a model whose library offers no such thing."""
+    if getattr(model, "supports_gradient_checkpointing", False):
+        new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+        getattr(model, new if hasattr(model, new) else old)()
+    elif hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)
+    else:
+        raise UsageError(f"{family} models cannot checkpoint their activations.", "Leave --checkpointing out.")

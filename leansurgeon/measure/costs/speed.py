@@ -1,0 +1,220 @@
+"""How fast a model is here: seconds of a training step and of a forward pass, and the peak memory of the step.
+
+Several models or attention backends are timed in interleaved rounds, so that a noisy neighbour slows all of them; what
+is told are medians with the middle half of the rounds. Imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import nn
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
+from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
+from leansurgeon.measure.data import inputs
+
+BACKENDS = ("auto", "math", "flash", "efficient", "cudnn", "eager")
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: the median of the rounds and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+    seconds: tuple[float, ...]  # round by round
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Timing:
+        several = len(seconds) > 1
+        low, high = quantiles(seconds, n=4, method="inclusive")[::2] if several else (seconds[0], seconds[0])
+        return cls(median(seconds), low, high, tuple(seconds))
+
+    def as_dict(self) -> dict[str, float | int]:
+        return {"median": self.median, "low": self.low, "high": self.high, "rounds": len(self.seconds)}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is timed: samples of a training step and of the large forward pass, tokens of a text sample."""
+
+    batch: int
+    tokens: int
+    precision: str = "fp32"
+    checkpointing: bool = False
+
+
+class Bench:
+    """One model with one attention backend on one device, ready to be timed."""
+
+    def __init__(
+        self, config: Config, architecture: Architecture, load: Load, backend: str, device: torch.device
+    ) -> None:
+        self.config, self.architecture, self.load, self.backend, self.device = (
+            config, architecture, load, backend, device,
+        )  # fmt: skip
+        self.model = random_model(config, architecture).to(device)
+        choose_attention(self.model, "eager" if backend == "eager" else "sdpa")
+        if load.checkpointing:
+            checkpoint_activations(self.model, architecture.name)
+        self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad], "adamw")
+        self.large = inputs.make(config, architecture, load.batch, load.tokens, device)
+        self.single = inputs.make(config, architecture, 1, load.tokens, device)
+
+    def step(self) -> None:
+        """Forward, backward, clipping and update of one micro batch."""
+        self.model.train()
+        with kernel(self.backend), self._autocast():
+            loss = inputs.loss(inputs.run(self.model, self.large))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> None:
+        self.model.eval()
+        with torch.inference_mode(), kernel(self.backend), self._autocast():
+            inputs.run(self.model, batch)
+
+    def _autocast(self) -> Any:
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.load.precision)
+        return torch.autocast(self.device.type, narrow) if narrow else nullcontext()
+
+    def with_backend(self, backend: str) -> Bench:
+        """The same model with another backend; eager attention needs a model of its own."""
+        if backend == "eager":
+            return Bench(self.config, self.architecture, self.load, backend, self.device)
+        other = copy.copy(self)
+        other.backend = backend
+        return other
+
+    def to(self, device: str | torch.device) -> None:
+        """Model, optimizer and inputs elsewhere, so that peaks can be measured with one model on the device."""
+        self.model.to(device)
+        self.large, self.single = ({k: v.to(device) for k, v in x.items()} for x in (self.large, self.single))
+        for state in self.optimizer.state.values():
+            state.update({k: v.to(device) for k, v in state.items() if isinstance(v, torch.Tensor)})
+
+
+def peaks(benches: list[Bench], say: Callable[[str], None] = lambda _: None) -> list[int]:
+    """Bytes at the peak of a training step of each: by the allocator on CUDA, with one model at a time on the device;
+    elsewhere the tensors that live, counted.
+    """
+    if benches[0].device.type == "cuda":
+        for bench in benches:
+            bench.to("cpu")
+    found = []
+    for bench in benches:
+        say(f"memory of {bench.backend}")
+        if bench.device.type != "cuda":
+            setting = Setting(bench.load.batch, bench.load.tokens, bench.load.precision)
+
+            def batch(_: Setting, inputs_of: Bench = bench) -> dict[str, torch.Tensor]:
+                return {key: value.clone() for key, value in inputs_of.large.items()}
+
+            with kernel(bench.backend):
+                found.append(step(bench.model, setting, batch, cuda=False).peak)
+            continue
+        bench.to(bench.device)
+        torch.cuda.empty_cache()
+        bench.step()
+        torch.cuda.synchronize(bench.device)
+        torch.cuda.reset_peak_memory_stats(bench.device)
+        bench.step()
+        found.append(torch.cuda.max_memory_allocated(bench.device))
+        bench.to("cpu")
+    return found
+
+
+def random_model(config: Config, architecture: Architecture) -> nn.Module:
+    """The library's model with new weights: speed does not depend on what they say."""
+    from leansurgeon.checkpoints.model import initialise, quiet
+
+    quiet()
+    model = initialise(config, architecture, seed=0)
+    if hasattr(model, "config"):
+        model.config.use_cache = False
+    return model.float()
+
+
+def kernel(backend: str) -> Any:
+    """Force one backend of torch's fused attention; "auto" and "eager" leave torch its choice."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    forced = {
+        "math": SDPBackend.MATH,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }
+    return sdpa_kernel(forced[backend]) if backend in forced else nullcontext()
+
+
+def runs(bench: Bench) -> str | None:
+    """Why a backend that was forced cannot run this model here; None where it can. torch raises where it has no such
+    kernel, cuDNN also later, in its own words.
+
+    Raises `OutOfMemory` where the device is too small, and what torch raises with its own choice.
+    """
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch lists its reasons as warnings
+            bench.step()
+            bench.forward(bench.single)
+    except RuntimeError as error:
+        if memory_is_short(error) or isinstance(error, torch.OutOfMemoryError):
+            raise OutOfMemory(
+                f"{bench.load.batch} samples need more memory than there is.", "Give a smaller --batch."
+            ) from None
+        if bench.backend in ("auto", "eager"):
+            raise
+        bench.optimizer.zero_grad(set_to_none=True)  # a backward pass may have come half way
+        if any(words in str(error) for words in ("No available kernel", "No viable backend")):
+            return "torch has no such kernel for this model, precision and device"
+        return f"it failed ({(str(error) or type(error).__name__).splitlines()[0][:160]})"
+    return None
+
+
+def timed(benches: list[Bench], rounds: int, say: Callable[[str], None] = lambda _: None) -> list[dict[str, Timing]]:
+    """Seconds of "step", "forward_1" and "forward" for every bench, in interleaved rounds after a warm-up."""
+    if rounds < 1:
+        raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
+    seconds: list[dict[str, list[float]]] = [{"step": [], "forward_1": [], "forward": []} for _ in benches]
+    for number in range(-WARM_UP, rounds):
+        order = list(zip(benches, seconds, strict=True))
+        for bench, kept in order if number % 2 else reversed(order):
+            for name, work in (
+                ("step", bench.step),
+                ("forward_1", lambda b=bench: b.forward(b.single)),
+                ("forward", lambda b=bench: b.forward(b.large)),
+            ):
+                taken = clocked(work, bench.device)
+                if number >= 0:
+                    kept[name].append(taken)
+        if number >= 0:
+            say(f"round {number + 1} of {rounds}")
+    return [{name: Timing.of(values) for name, values in kept.items()} for kept in seconds]
+
+
+def clocked(work: Callable[[], None], device: torch.device) -> float:
+    """Wall seconds of `work`, the device's queue included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

@@ -1,0 +1,387 @@
+"""Calibration: sample data that surgery may look at, and held-out data that judges what it did.
+
+`--calibrate` names it: text files (or `austen`) for a language model, a folder of images, or any task with its options
+(`task:digits`, `task:imagenet,data=/images`). The samples fall into three parts without a sample in common: `fit`, from
+which statistics are taken; `guard`, which decides whether a step is kept; `heldout`, which only the proof sees. Where
+the data has a split of its own for evaluation, `heldout` comes from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import images
+from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leansurgeon.tasks import Task
+
+Batch = dict[str, Any]
+
+TOKENS = {"fit": 32_768, "guard": 8_192, "heldout": 16_384}  # of text, where windows are cut from it
+WINDOW = 512
+LINES = {"fit": 1_024, "guard": 256, "heldout": 512}  # sentences, for encoders that embed them one by one
+LINE_TOKENS = 128
+IMAGES = {"fit": 2_048, "guard": 512, "heldout": 2_048}
+SMALL_IMAGES = {"fit": 4_096, "guard": 1_024, "heldout": 2_048}  # up to SMALL pixels a side: they are a few tokens each
+SMALL = 64
+LANGUAGE = ("causal-lm", "masked-lm")
+KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Batches of model inputs on the CPU, with "labels" where the data has them.
+
+    `digest` is the SHA-256 of every sample that is used; `task` scores logits where the model's head fits the data.
+    """
+
+    name: str  # what --calibrate takes, to have it again
+    says: str
+    digest: str
+    fit: list[Batch]
+    guard: list[Batch]
+    heldout: list[Batch]
+    task: Task | None = field(default=None, repr=False, compare=False)
+    asked: int | None = None  # samples to fit on, where somebody said how many
+
+    def mask(self, batch: Batch) -> Tensor | None:
+        """(batch, tokens) bool, True at real tokens; None where all are."""
+        mask = batch.get("attention_mask")
+        return None if mask is None or mask.dim() != 2 else mask.bool()
+
+    def score(self, logits: Tensor, batch: Batch) -> tuple[float, float] | None:
+        """Loss sum and count of a batch; None where the data has no labels for this head."""
+        if self.task is None or "labels" not in batch:
+            return None
+        if self.task.head not in LANGUAGE and logits.shape[-1] <= int(batch["labels"].max()):
+            return None  # the model's head is for other classes
+        score = self.task.score(logits, batch)
+        return float(score.loss_sum), float(score.loss_count)
+
+    def as_dict(self) -> dict[str, Any]:
+        samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
+        known = {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}
+        return known | ({} if self.asked is None else {"asked": self.asked})
+
+
+def open_calibration(
+    spec: str,
+    source: Source,
+    *,
+    cache: Path,
+    samples: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """The data that `--calibrate SPEC` names, for this model. `samples` is the number of samples to fit on.
+
+    Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
+    """
+    refuse_two_inputs(source)
+    if spec.startswith(PREFIX):
+        name, options = parse_task(spec)
+        return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
+    try:
+        return replace(from_names(spec, source, cache=cache, samples=samples, seed=seed, say=say), name=spec)
+    except UsageError as error:
+        raise UsageError(error.message, fitting_hint(error)) from error
+
+
+def fitting_hint(error: UsageError) -> str | None:
+    """What to do about a task's error where only files are named and the task's options are out of reach."""
+    if "tokenizer" in error.message:
+        return "Name a folder that holds the model and its tokenizer, or --calibrate task:NAME,tokenizer=FOLDER."
+    if error.hint and any(option in error.hint for option in ("seq_len", "eval_fraction")):
+        return "Give more text."
+    return None if error.hint and "option" in error.hint else error.hint
+
+
+def from_names(spec: str, source: Source, *, samples: int | None, seed: int, **rest: Any) -> Calibration:
+    """Calibration from files or a folder, read in the way that the model's head asks for."""
+    head = head_of(source)
+    names = [word for word in spec.split(",") if word]
+    if not names:
+        raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
+    if head == "image-classification":
+        if len(names) > 1 or not Path(names[0]).is_dir():
+            raise UsageError(f"{source.name} takes images, and --calibrate {spec} is no folder.", "Or give task:NAME.")
+        options = images.folder_options(source)
+        if not images.says_normalisation(options):
+            rest["say"](
+                f"{source.name} does not say how its images are standardised; ImageNet's mean and std are used."
+            )
+        return from_task("folder", {"data": names[0], **options}, source, samples=samples, seed=seed, **rest)
+    if head in LANGUAGE:
+        options = {"data": names, "seq_len": window(source)}
+        return from_task(head, options, source, samples=samples, seed=seed, **rest)
+    return from_lines(names, source, samples, seed)
+
+
+def head_of(source: Source) -> str | None:
+    """What the source predicts: a head as tasks name it; None for an encoder without one."""
+    name = (source.config.get("architectures") or [""])[0]
+    if source.architecture.library == "timm" or name.endswith("ForImageClassification"):
+        return "image-classification"
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "causal-lm"
+    if name.endswith("ForMaskedLM"):
+        return "masked-lm"
+    takes_images = any(key in source.config for key in ("patch_size", "num_channels"))
+    return "image-classification" if takes_images else None
+
+
+def outputs(source: Source) -> int:
+    """Classes (or values) that the source's classifier gives; 0 where it has none."""
+    config = source.config
+    if source.architecture.library == "timm":
+        flat = source.architecture.flat(config)
+        return next((c["num_classes"] for c in (flat, config) if c.get("num_classes") is not None), 1000)
+    name = (config.get("architectures") or [""])[0]
+    if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
+        return 0
+    return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
+
+
+def window(source: Source) -> int:
+    """Tokens in one window of text: 512, or as many as the model has positions for, or the one length it takes."""
+    return only_length(source) or min(WINDOW, longest(source) or WINDOW)
+
+
+def longest(source: Source) -> int | None:
+    """Most tokens that the source has positions for; None where nothing limits them."""
+    flat = source.architecture.flat(source.config)
+    keys = ("max_position_embeddings", "n_positions", "block_size")
+    room = [flat[k] for k in keys if isinstance(flat.get(k), int) and flat[k] > 0]
+    # RoBERTa's first position stands behind that of the padding token (1, where the config does not say).
+    skipped = flat.get("pad_token_id", 1) + 1 if source.architecture.name.endswith("roberta") else 0
+    return min(room) - skipped if room else None
+
+
+def only_length(source: Source) -> int | None:
+    """The one number of tokens that Nystromformer's landmarks are cut for; None for models that take any."""
+    flat = source.architecture.flat(source.config)
+    length = flat.get("segment_means_seq_len")
+    return None if length == flat.get("num_landmarks") else length  # then the attention is an ordinary one
+
+
+# -- from a task ----------------------------------------------------------------------------------
+
+
+def from_task(
+    name: str,
+    options: dict[str, Any],
+    source: Source,
+    *,
+    cache: Path,
+    samples: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Calibration from a task's training data, held-out samples from its evaluation data."""
+    from leansurgeon import tasks
+
+    refuse_two_inputs(source)
+    task = tasks.make(name, options)
+    check_head(task, source)
+    task.prepare(cache, source.folder, workers=1, say=say)
+    check_kind(task, source)
+    probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
+    check_length(probe, task, source)
+    tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
+    wanted = {part: max(4, count // tokens) for part, count in TOKENS.items()} if tokens else images_wanted(probe)
+    if samples:
+        wanted |= {"fit": samples, "guard": max(1, samples // 4)}
+    rows = choose(task.size("train"), task.size("eval"), wanted, seed, f"task {name}")
+    size = max(1, 2_048 // tokens) if tokens else 64
+    parts = {}
+    for part, chosen in rows.items():
+        split = "eval" if part == "heldout" else "train"
+        batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
+        # Keys with "_" are a task's own book-keeping for its metric.
+        parts[part] = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
+        for batch in parts[part]:  # samples differ in length
+            check_length(batch, task, source)
+    counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
+    source_of = task.describe().get("source", name)
+    says = f"{source_of}: {counts} ({'windows of ' + str(tokens) + ' tokens' if tokens else 'samples'})"
+    used = digest(parts)  # of the samples, whether the model's head can score them or not
+    if not scores(task, source):
+        task = None
+        parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
+    return Calibration(spell_task(name, options), says, used, **parts, task=task, asked=samples)
+
+
+def images_wanted(probe: Batch) -> dict[str, int]:
+    """How many images each part gets, by the size of the first, (1, C, S, S); of what is no image, as of
+    large ones.
+    """
+    sides = [value.shape[-1] for value in probe.values() if value.ndim == 4]
+    return dict(SMALL_IMAGES if sides and max(sides) <= SMALL else IMAGES)
+
+
+WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}
+
+
+def scores(task: Task, source: Source) -> bool:
+    """Whether the source's head predicts the labels of this task."""
+    if task.head in LANGUAGE:
+        return head_of(source) == task.head
+    return outputs(source) > 0 and outputs(source) == task.model_overrides().get("num_labels")
+
+
+def without_labels(batch: Batch) -> Batch:
+    return {key: value for key, value in batch.items() if key != "labels"}
+
+
+def refuse_two_inputs(source: Source) -> None:
+    """Refuse a model with an encoder and a decoder: no sample data says what its decoder should read."""
+    apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
+    if apart or source.config.get("is_encoder_decoder"):
+        raise UsageError(
+            f"{source.name} has an encoder and a decoder, and sample data cannot be run through both.",
+            "Use --uncalibrated: the weights alone, proved on noise.",
+        )
+
+
+def check_head(task: Task, source: Source) -> None:
+    """Refuse images for a language model, text for a vision model, and the other kind of language model's text."""
+    head = head_of(source)
+    has_images = task.head == "image-classification"
+    if has_images != (head == "image-classification"):
+        takes, has = ("images", "text") if not has_images else ("text", "images")
+        raise UsageError(f"{source.name} takes {takes}, and the task {task.name} has {has}.")
+    if head in LANGUAGE and task.head in LANGUAGE and head != task.head:
+        raise UsageError(
+            f"The task {task.name} is for {KINDS[task.head]}, and {source.name} is {KINDS[head]}.",
+            f"Give task:{head}.",
+        )
+
+
+def check_length(batch: Batch, task: Task, source: Source) -> None:
+    """Refuse samples that the model has no positions for."""
+    if "input_ids" not in batch:
+        return
+    tokens, only, most = batch["input_ids"].shape[-1], only_length(source), longest(source)
+    if (only and tokens != only) or (most and tokens > most):
+        takes = f"exactly {only:,}" if only else f"at most {most:,}"
+        raise UsageError(
+            f"Task {task.name} has samples of {tokens:,} tokens, and {source.name} takes {takes}.",
+            "Give text files, or a task with samples of that length.",
+        )
+
+
+def check_kind(task: Task, source: Source) -> None:
+    """Refuse data of another size than the model's: images, vocabulary."""
+    flat = source.architecture.flat(source.config)
+    for key, other in (("image_size", "img_size"), ("num_channels", "in_chans")):
+        asked, have = task.model_overrides().get(key), flat.get(key, flat.get(other))
+        any_size = key == "image_size" and source.config.get("model_type") in images.ANY_SIZE
+        if asked and isinstance(have, int) and asked != have and not any_size:
+            raise UsageError(f"The images of task {task.name} have {key} {asked}, and {source.name} takes {have}.")
+    vocabulary, have = task.model_overrides().get("vocab_size"), flat.get("vocab_size")
+    if vocabulary and have and vocabulary > have:
+        raise UsageError(f"Task {task.name} has {vocabulary:,} tokens, and {source.name} knows {have:,}.")
+
+
+def choose(train: int, held: int, wanted: dict[str, int], seed: int, what: str) -> dict[str, np.ndarray]:
+    """Sample numbers of every part: fit and guard from the training split, heldout from the evaluation split."""
+    if train < 2 or held < 1:
+        raise UsageError(
+            f"The {what} has {train} training and {held} evaluation samples; calibration needs at least 2 and 1.",
+            "Give more data.",
+        )
+    guard = min(wanted["guard"], max(1, train // 5))
+    fit = min(wanted["fit"], train - guard)
+    order = np.random.default_rng([seed, 1]).permutation(train)
+    judge = np.random.default_rng([seed, 2]).permutation(held)[: wanted["heldout"]]
+    return {"fit": np.sort(order[:fit]), "guard": np.sort(order[fit : fit + guard]), "heldout": np.sort(judge)}
+
+
+def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+# -- from lines of text ---------------------------------------------------------------------------
+
+
+def from_lines(names: list[str], source: Source, samples: int | None, seed: int) -> Calibration:
+    """Sentences one by one, as an encoder without a language-modelling head sees them: padded, with special tokens."""
+    from leansurgeon.tasks.text import files as text_files
+    from leansurgeon.tasks.text import vocab
+
+    files = text_files.find(names)
+    vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
+    lines = sentences("\n".join(text_files.read(file) for file in files))
+    wanted = LINES | ({"fit": samples, "guard": max(1, samples // 4)} if samples else {})
+    held = min(wanted["heldout"], len(lines) // 5)
+    order = np.random.default_rng([seed, 3]).permutation(len(lines))
+    rows = choose(len(lines) - held, held, wanted, seed, "text")
+    inner, outer = order[held:], order[:held]
+    tokenizer = vocab.load(source.folder)
+    parts = {}
+    for part, chosen in rows.items():
+        texts = [lines[i] for i in (outer if part == "heldout" else inner)[chosen]]
+        parts[part] = tokenised(texts, tokenizer, source)
+    counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
+    says = f"{', '.join(f.name for f in files)}: {counts} (sentences)"
+    return Calibration("lines", says, digest(parts), **parts, asked=samples)
+
+
+def sentences(text: str) -> list[str]:
+    """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
+    found: dict[str, None] = {}
+    for line in text.splitlines():
+        pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
+        found.update((piece, None) for piece in pieces if len(piece) > 20)
+    return list(found)
+
+
+def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:
+    """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
+    if tokenizer.pad_token_id is None:
+        # Any token does under the mask; on the right, where it does not move the positions of real ones.
+        ends = (tokenizer.eos_token, tokenizer.sep_token, tokenizer.unk_token)
+        tokenizer.pad_token = next((t for t in ends if t is not None), None) or tokenizer.convert_ids_to_tokens(0)
+        tokenizer.padding_side = "right"
+    only = only_length(source)
+    how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
+    whole = tokenizer(texts, truncation=True, max_length=only or min(LINE_TOKENS, window(source)))
+    # GPT-2 takes token types, too, and adds them as if they were words.
+    typed = source.architecture.flat(source.config).get("type_vocab_size")
+    keys = [key for key in whole if typed or key != "token_type_ids"]
+    order = sorted(range(len(texts)), key=lambda i: (len(whole["input_ids"][i]), texts[i]))
+    chosen = (order[start : start + 32] for start in range(0, len(order), 32))
+    batches = ({key: [whole[key][i] for i in some] for key in keys} for some in chosen)
+    return [dict(tokenizer.pad(batch, return_tensors="pt", **how)) for batch in batches]
+
+
+# -- what was used --------------------------------------------------------------------------------
+
+
+def digest(parts: dict[str, list[Batch]]) -> str:
+    """SHA-256 of every tensor of every batch, in order."""
+    found = hashlib.sha256()
+    for part, batches in parts.items():
+        found.update(part.encode())
+        for batch in batches:
+            for key, value in batch.items():
+                found.update(f"{key}{tuple(value.shape)}".encode())
+                found.update(np.ascontiguousarray(value.numpy()).tobytes())
+    return found.hexdigest()
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))

@@ -1,0 +1,171 @@
+"""Sample data for models with an encoder and a decoder (T5, BART): what goes in, and what should come out.
+
+A `.tsv` file says both, `input<TAB>answer` on every line: the data of a translation, a summary, a fine-tuned T5. From
+other text files the model's own pre-training objective is made, line by line: of every sentence about 15 % of the
+tokens are hidden in spans of three; T5 names the spans and gives them back (Raffel et al., arXiv 1910.10683), BART has
+one mask token for each span and writes the whole sentence (Lewis et al., arXiv 1910.13461).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data.calibration import WORDS, Batch, Calibration, choose, chunks, digest, sentences
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COUNTS = {"fit": 512, "guard": 64, "heldout": 512}
+INPUT_TOKENS, ANSWER_TOKENS = 256, 128
+SPAN, HIDDEN = 3, 0.15
+ROWS = 16  # pairs of a batch
+IGNORED = -100
+
+Pair = tuple[list[int], list[int]]
+
+
+class Seq2Seq:
+    """Scores what a decoder says against the answer: loss sum and count over its tokens."""
+
+    head = "seq2seq"
+
+    def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Any:
+        from leansurgeon.tasks.base import token_score
+
+        return token_score(logits, batch["labels"], label_smoothing)
+
+
+def has_two_stacks(source: Source) -> bool:
+    apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
+    return apart or bool(source.config.get("is_encoder_decoder"))
+
+
+def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: int = 0) -> Calibration:
+    """The pairs that `--data SPEC` names. Raises `UsageError` where there are none, or for another kind of model."""
+    from leansurgeon.tasks.text import files as text_files
+    from leansurgeon.tasks.text import vocab
+
+    name = (source.config.get("architectures") or [""])[0]
+    if not name.endswith("ForConditionalGeneration"):
+        raise UsageError(f"{source.name} is a {name or 'model'} with an encoder and a decoder, but no text generator.")
+    if spec.startswith("task:"):
+        raise UsageError(
+            f"--data {spec}: {source.name} has an encoder and a decoder, and no task feeds both.",
+            "Give FILE.tsv with input<TAB>answer on every line, or text files.",
+        )
+    words = [word for word in spec.split(",") if word]
+    if not words:
+        raise UsageError("--data names no data.", "Give FILE.tsv with input<TAB>answer on every line, or text files.")
+    vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
+    tokenizer = vocab.load(source.folder)
+    given = all(word.endswith(".tsv") for word in words)
+    files = [Path(word) for word in words] if given else text_files.find(words)
+    text = "\n".join(text_files.read(file) for file in files)
+    rng = np.random.default_rng([seed, 4])
+    pairs = list(written_pairs(text, tokenizer) if given else hidden_pairs(text, tokenizer, rng))
+    wanted = COUNTS | ({"fit": samples} if samples else {})
+    held = min(wanted["heldout"], len(pairs) // 5)
+    rows = choose(len(pairs) - held, held, wanted, seed, "text")
+    order = rng.permutation(len(pairs))
+    start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id"))
+    pad = tokenizer.pad_token_id or 0
+    parts = {}
+    for part, chosen in rows.items():
+        of = order[:held] if part == "heldout" else order[held:]
+        taken = sorted((pairs[of[i]] for i in chosen), key=lambda pair: len(pair[0]))
+        parts[part] = [
+            batch_of([taken[i] for i in at], pad, int(start or 0)) for at in chunks(np.arange(len(taken)), ROWS)
+        ]
+    kind = "pairs" if given else "hidden spans"
+    counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
+    says = f"{', '.join(f.name for f in files)}: {counts} ({kind})"
+    return Calibration(kind, says, digest(parts), **parts, task=Seq2Seq())
+
+
+def written_pairs(text: str, tokenizer: Any) -> Iterator[Pair]:
+    """Inputs and answers as a `.tsv` file gives them, each line once: repeated, it would be calibrated and judged on.
+
+    Raises `UsageError` for a line without a tab.
+    """
+    seen: set[str] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line in seen:
+            continue
+        seen.add(line)
+        before, tab, after = line.partition("\t")
+        if not tab or not before.strip() or not after.strip():
+            raise UsageError(f"--data: line {number} is not input<TAB>answer.")
+        ids = tokenizer(before, truncation=True, max_length=INPUT_TOKENS)["input_ids"]
+        yield ids, tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
+
+
+def hidden_pairs(text: str, tokenizer: Any, rng: np.random.Generator) -> Iterator[Pair]:
+    """Sentences with hidden spans, in the way of the tokenizer's family."""
+    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(100)])
+    names_spans = sentinels[0] is not None and sentinels[0] != tokenizer.unk_token_id
+    if not names_spans and tokenizer.mask_token_id is None:
+        raise UsageError(
+            "The model's tokenizer has neither a mask token nor <extra_id_0>, so spans cannot be hidden.",
+            "Give FILE.tsv with input<TAB>answer on every line.",
+        )
+    for sentence in sentences(text):
+        # What special tokens stand around it is the tokenizer's business.
+        ids = tokenizer(sentence, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
+        special = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
+        inner = [i for i, other in enumerate(special) if not other]
+        starts = spans(len(inner), rng)
+        if not starts:
+            continue
+        hidden = [(inner[at], inner[at] + SPAN) for at in starts]
+        if names_spans:
+            yield name_spans(ids, hidden, sentinels, tokenizer.eos_token_id)
+        else:
+            yield replaced(ids, hidden, lambda _: tokenizer.mask_token_id), ids
+
+
+def spans(tokens: int, rng: np.random.Generator) -> list[int]:
+    """Where spans begin: one in each of as many equal sections as the share needs, a token apart at least."""
+    number = max(1, round(tokens * HIDDEN / SPAN))
+    section = tokens // number
+    if section < SPAN + 2:
+        return []
+    return [i * section + int(rng.integers(1, section - SPAN)) for i in range(number)]
+
+
+def replaced(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callable[[int], int]) -> list[int]:
+    """The tokens with one token in the place of every hidden span."""
+    found, at = [], 0
+    for i, (start, stop) in enumerate(hidden):
+        found += [*ids[at:start], by(i)]
+        at = stop
+    return found + ids[at:]
+
+
+def name_spans(ids: list[int], hidden: Sequence[tuple[int, int]], names: Sequence[int], end: int | None) -> Pair:
+    """T5's pair: sentinels in the input, and sentinel and span after span in the answer."""
+    answer: list[int] = []
+    for i, (start, stop) in enumerate(hidden):
+        answer += [names[i], *ids[start:stop]]
+    return replaced(ids, hidden, lambda i: names[i]), [*answer, names[len(hidden)], *([] if end is None else [end])]
+
+
+def batch_of(pairs: Sequence[Pair], pad: int, start: int) -> Batch:
+    """Padded inputs, labels (-100 where there are none), and the labels one place later as the decoder's input."""
+    import torch
+
+    width, length = max(len(a) for a, _ in pairs), max(len(b) for _, b in pairs)
+    inputs = torch.full((len(pairs), width), pad)
+    mask = torch.zeros(len(pairs), width, dtype=torch.long)
+    labels = torch.full((len(pairs), length), IGNORED)
+    for i, (a, b) in enumerate(pairs):
+        inputs[i, : len(a)], mask[i, : len(a)] = torch.tensor(a), 1
+        labels[i, : len(b)] = torch.tensor(b)
+    before = torch.full_like(labels, start)
+    before[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad)
+    return {"input_ids": inputs, "attention_mask": mask, "decoder_input_ids": before, "labels": labels}

@@ -1,0 +1,147 @@
+"""Everything that `leansurgeon heads` measures, in one document that JSON can hold.
+
+Importance is taken from training samples (`fit` of the calibration); ablations and curves are judged on held-out ones.
+Where ablations are asked for, the held-out samples are halved: the order by measured ablations (`oracle`) must not be
+judged on the samples that it was chosen on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from leansurgeon.measure.data.batches import halves, rows_of, thin
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.heads import ablation, pruning
+from leansurgeon.measure.heads.importance import importance
+from leansurgeon.measure.heads.judge import Bench, Unlabelled, judge_of
+from leansurgeon.measure.heads.sites import Site, count, sites, split
+
+
+@dataclass(frozen=True)
+class Options:
+    """`ablate` costs a forward pass over the samples for every head; `curve` about seven for every step."""
+
+    reduction: str = "sample"
+    normalise: str = "none"
+    ablate: bool = False
+    curve: bool = True
+    steps: int = pruning.STEPS
+    seeds: int = pruning.SEEDS
+    judge_samples: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was measured: the importance of all heads in the order of `sites`, and the document."""
+
+    sites: list[Site]
+    importance: np.ndarray
+    document: dict[str, Any]
+
+
+Progress = Callable[[str, int], Callable[[], None]]
+
+
+def silent(_name: str, _total: int) -> Callable[[], None]:
+    return lambda: None
+
+
+def study(loaded: Any, calibration: Calibration, options: Options | None = None, progress: Progress = silent) -> Study:
+    """Measure the heads of a loaded model. `progress(name, total)` gives what is called after every forward pass."""
+    options = options or Options()
+    places = sites(loaded)
+    judge = judge_of(loaded, calibration.task, options.seed)
+    values = importance(judge, places, calibration.fit, reduction=options.reduction, normalise=options.normalise)
+    held = thin(calibration.heldout, options.judge_samples)
+    first, second = halves(held) if options.ablate else (held, held)
+    bench = Bench(judge, places, second)
+    document: dict[str, Any] = {
+        "data": calibration.as_dict(),
+        "judged_by": judge.says,
+        "options": asdict(options),
+        "samples": {"importance": sum(map(rows_of, calibration.fit)), "ablation": 0, "curve": 0},
+        "attentions": [
+            asdict(site) | {"importance": part.tolist()}
+            for site, part in zip(places, split(values, places), strict=True)
+        ],
+        "gini": pruning.gini(values),
+        "kinds": kinds(places, values),
+        "text": pruning.is_text(bench),
+    }
+    deltas = None
+    if options.ablate:
+        deltas = ablate(Bench(judge, places, first), values, document, progress)
+    if options.curve:
+        document["curve"] = curves(bench, values, deltas, options, progress)
+    if options.curve or options.ablate:
+        document["whole"] = bench.whole.as_dict()
+        document["samples"]["curve"] = len(bench.whole.losses)
+    return Study(places, values, document)
+
+
+def ablate(bench: Bench, values: np.ndarray, document: dict[str, Any], progress: Progress) -> np.ndarray:
+    """One head off and all but one, written into the document; gives the change of the loss by head."""
+    total = count(bench.sites)
+    off = ablation.one_off(bench, progress("one head off", total))
+    only = ablation.all_but_one(bench, values, progress("all but one", len(bench.sites)))
+    deltas = np.array([row["change"] for row in off])
+    parts = np.split(np.arange(total), np.cumsum([site.heads for site in bench.sites])[:-1])
+    for entry, part, one in zip(document["attentions"], parts, only, strict=True):
+        entry["off"], entry["only"] = [off[i] for i in part], one
+    document["samples"]["ablation"] = len(bench.whole.losses)
+    matter = [row for row in off if ablation.matters(row)]
+    document["ablation"] = {
+        "whole": bench.whole.as_dict(),
+        "test": None if isinstance(bench.judge, Unlabelled) else "paired t, two-sided, Holm over all heads, 5 %",
+        "heads": total,
+        "worse": sum(row["change"] > 0 for row in matter),
+        "better": sum(row["change"] < 0 for row in matter),
+        "lower_without": int((deltas < 0).sum()),
+        "spearman": pruning.spearman(document_importance(document), deltas),
+    }
+    return deltas
+
+
+def document_importance(document: dict[str, Any]) -> np.ndarray:
+    """The importance of all heads as the document holds it."""
+    return np.concatenate([entry["importance"] for entry in document["attentions"]])
+
+
+def curves(
+    bench: Bench, values: np.ndarray, deltas: np.ndarray | None, options: Options, progress: Progress
+) -> dict[str, Any]:
+    """The score by the fraction pruned, in every order, and for each kind of attention alone."""
+    asked = pruning.fractions(options.steps)
+    order = np.argsort(values, kind="stable")
+    kind = np.concatenate([[site.kind] * site.heads for site in bench.sites])
+    apart = list(dict.fromkeys(kind)) if len(set(kind)) > 1 else []
+    say = progress("pruning", len(asked) * (3 + options.seeds + len(apart) + (deltas is not None)))
+    orders = {
+        "importance": pruning.curve(bench, order, asked, say=say),
+        "even": pruning.even_curve(bench, values, asked, say),
+        "reverse": pruning.curve(bench, order[::-1], asked, say=say),
+    }
+    if deltas is not None:
+        orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, say=say)
+    found: dict[str, Any] = {"tolerance": pruning.TOLERANCE, "orders": orders}
+    if options.seeds:
+        chance = pruning.random_curve(bench, asked, options.seeds, options.seed, say)
+        orders["random"], found["random_seeds"] = chance["rows"], chance["seeds"]
+    found["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
+    found["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, say=say) for k in apart}
+    return found
+
+
+def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, dict[str, float]]:
+    """Heads of every kind of attention, and their share of all importance."""
+    found: dict[str, dict[str, float]] = {}
+    for site, part in zip(places, split(values, places), strict=True):
+        entry = found.setdefault(site.kind, {"heads": 0, "share": 0.0})
+        entry["heads"] += site.heads
+        entry["share"] += float(part.sum() / (values.sum() or 1.0))
+    return found

@@ -1,0 +1,174 @@
+"""What a model without some heads is judged by, sample by sample.
+
+`Labelled`: the loss that the task scores (language models: the mean over the sample's tokens, so that long samples do
+not weigh more), and for classifiers whether the answer is right.
+
+`Unlabelled`: models whose output predicts nothing of the data (sentence encoders such as MiniLM, towers, a classifier
+for other classes). The distance of the output z from itself has no gradient, so it cannot rank heads; its curvature
+can. The loss of a masked model is 1 - cos(z, z of the whole model), z pooled over real tokens. The importance is
+taken from v . z / |z| with one Gaussian v a sample: |v . J| is on average sqrt(2 / pi) |J|, with J the change of the
+unit vector z / |z| with the head's mask, and 1 - cos is |J|^2 / 2 to second order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leansurgeon.errors import Diverged
+from leansurgeon.measure.heads.sites import Site, at_rest, switched_off
+
+if TYPE_CHECKING:
+    from leansurgeon.tasks import Task
+
+Batch = dict[str, Tensor]
+TEXT = ("causal-lm", "masked-lm", "seq2seq")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """`task` has `head` and `score(logits, batch)`, as tasks have."""
+
+    loaded: Any
+    task: Task
+
+    @property
+    def says(self) -> str:
+        return "loss of a token, mean over a sample" if self.task.head in TEXT else "loss of a sample"
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loaded.forward(batch)
+
+    def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
+        """(B,) fp32; 0 for a sample that has nothing to score."""
+        rows = len(batch["labels"])
+        found = []
+        for i in range(rows):
+            one = {k: v[i : i + 1] if isinstance(v, Tensor) and len(v) == rows else v for k, v in batch.items()}
+            score = self.task.score(output[i : i + 1], one)
+            found.append(score.loss_sum / score.loss_count.clamp(min=1))
+        return torch.stack(found)
+
+    def slopes(self, output: Tensor, batch: Batch, number: int) -> Tensor:
+        """(B,) of which importance takes the gradient."""
+        return self.losses(output, batch)
+
+    def right(self, output: Tensor, batch: Batch) -> Tensor | None:
+        """(B,) whether the answer is right; None where answers are no classes of samples."""
+        labels = batch["labels"]
+        if labels.dim() != 1 or labels.is_floating_point() or output.dim() != 2:
+            return None
+        return output.argmax(-1) == labels
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Judges by what the whole model gives."""
+
+    loaded: Any
+    seed: int = 0
+
+    says = "1 - cosine of the output with that of the whole model"
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B, values): the model's output, pooled over real tokens, as a unit vector."""
+        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
+        if self.loaded.architecture.library == "timm":
+            output = self.loaded.model(inputs["pixel_values"])
+        else:
+            output = self.loaded.model(**inputs)
+            output = output.logits if "logits" in output else output[0]
+        if output.dim() == 3:
+            mask = batch.get("attention_mask")
+            weight = torch.ones(output.shape[:2]) if mask is None else mask
+            weight = weight.to(output)[..., None]
+            output = (output * weight).sum(1) / weight.sum(1).clamp(min=1)
+        wide = output.to(torch.promote_types(output.dtype, torch.float32))
+        return torch.nn.functional.normalize(wide, dim=-1)
+
+    def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
+        return 1 - (output * reference.to(output)).sum(-1)
+
+    def slopes(self, output: Tensor, batch: Batch, number: int) -> Tensor:
+        draws = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        return (output * torch.randn(output.shape, generator=draws).to(output)).sum(-1)
+
+    def right(self, output: Tensor, batch: Batch) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one model on all samples, each (S,); `right` where there are right answers."""
+
+    losses: np.ndarray
+    right: np.ndarray | None
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+    @property
+    def accuracy(self) -> float | None:
+        return None if self.right is None else float(self.right.mean())
+
+    def as_dict(self) -> dict[str, float]:
+        return {"loss": self.loss} | ({} if self.right is None else {"accuracy": self.accuracy})
+
+
+@dataclass
+class Bench:
+    """A model, its sites and the samples that it is judged on, with any of its heads switched off."""
+
+    judge: Labelled | Unlabelled
+    sites: list[Site]
+    batches: Sequence[Batch]
+    known: dict[bytes, Scores] = field(default_factory=dict, repr=False)
+    references: list[Tensor] = field(default_factory=list, repr=False)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.judge.loaded.model
+
+    @property
+    def whole(self) -> Scores:
+        """With every head."""
+        return self.scores(np.ones(sum(site.heads for site in self.sites), bool))
+
+    def scores(self, keep: np.ndarray) -> Scores:
+        """Without the heads where `keep` (all heads,) is false. Raises `Diverged` where a loss is no number."""
+        if (key := keep.tobytes()) not in self.known:
+            self.known[key] = self._run(keep)
+        return self.known[key]
+
+    def _run(self, keep: np.ndarray) -> Scores:
+        device = next(self.model.parameters()).device
+        losses, right = [], []
+        with torch.no_grad(), at_rest(self.model, device):
+            if isinstance(self.judge, Unlabelled) and not self.references:
+                self.references = [self.judge.forward(on(batch, device)) for batch in self.batches]
+            for i, batch in enumerate(self.batches):
+                batch = on(batch, device)
+                with switched_off(self.model, self.sites, keep):
+                    output = self.judge.forward(batch)
+                losses.append(self.judge.losses(output, batch, self.references[i] if self.references else None).cpu())
+                right.append(self.judge.right(output, batch))
+        found = torch.cat(losses).double().numpy()
+        if not np.isfinite(found).all():
+            raise Diverged("The loss of a held-out sample is NaN or infinite, so heads cannot be judged by it.")
+        answers = None if right[0] is None else torch.cat(right).cpu().numpy()
+        return Scores(found, answers)
+
+
+def on(batch: Batch, device: torch.device) -> Batch:
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+
+
+def judge_of(loaded: Any, task: Task | None, seed: int = 0) -> Labelled | Unlabelled:
+    """The task's loss where the model predicts its labels (`Calibration.task` is None elsewhere)."""
+    return Unlabelled(loaded, seed) if task is None else Labelled(loaded, task)

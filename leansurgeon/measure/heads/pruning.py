@@ -1,0 +1,192 @@
+"""How many heads a model can lose: its score by the fraction of heads that is switched off, in several orders.
+
+importance   the least important heads of the whole model first (Michel et al., arXiv 1905.10650); layers may lose all
+reverse      the most important first
+random       several seeds: without it a curve says little, since random pruning with retraining has done as well as
+             any order (Budhraja et al., EMNLP 2020)
+oracle       by the measured loss of switching off each head alone
+even         the least important of each attention, as many from every layer of a stage and key/value groups whole:
+             what a checkpoint can hold. The gap to `importance` is what homogeneous layers cost
+
+Nothing is retrained in between, and scores are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leansurgeon.measure.heads.importance import importance
+from leansurgeon.measure.heads.judge import TEXT, Batch, Bench, Labelled, Scores, judge_of
+from leansurgeon.measure.heads.sites import Site, count, sites, split
+
+if TYPE_CHECKING:
+    from leansurgeon.tasks import Task
+
+STEPS = 10
+SEEDS = 3
+TOLERANCE = 0.01  # of the whole model's score: what still counts as no loss
+
+
+def at_epoch(
+    loaded: Any,
+    task: Task,
+    fit: Sequence[Batch],
+    judged: Sequence[Batch],
+    *,
+    steps: int = STEPS,
+    tolerance: float = TOLERANCE,
+) -> dict[str, Any]:
+    """What `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many could go, so that a run
+    shows how prunability grows during training (the paper's last figure).
+
+    `loaded` is the `checkpoints.model.Loaded` in training, its `model` plain (not DDP) on its device; `task` the task
+    of the run. `fit` are a few training batches with labels, of which importance is taken; `judged` evaluation batches
+    that score the masked model `steps + 1` times (256 samples of each are plenty for a curve of ten steps). Batches may
+    be on the CPU. The model's mode and gradients are left as they were; nothing is drawn, so a run stays reproducible.
+
+    Returns numbers that JSON can hold:
+        prunable     largest fraction of heads that can go, least important first, while the score stays within
+                     `tolerance` (relative) of the whole model's, at this and every smaller step
+        curve        [{"fraction", "pruned", "loss", "accuracy" (classifiers)}] for 0, 1/steps, ... 1
+        importance   {"share": [[of each head of all heads' sum] a layer], "gini": 0 (all alike) .. 1 (one head)}
+        samples      {"fit", "judged"}
+    """
+    places = sites(loaded)
+    judge = judge_of(loaded, task)
+    found = importance(judge, places, fit)
+    bench = Bench(judge, places, judged)
+    rows = curve(bench, np.argsort(found, kind="stable"), fractions(steps))
+    total = found.sum() or 1.0
+    return {
+        "prunable": prunable(rows, bench, tolerance),
+        "curve": rows,
+        "importance": {"share": [(part / total).tolist() for part in split(found, places)], "gini": gini(found)},
+        "samples": {"fit": sum(len(b["labels"]) for b in fit), "judged": len(bench.whole.losses)},
+    }
+
+
+def fractions(steps: int) -> list[float]:
+    """0 to 1 in equal steps."""
+    return [i / steps for i in range(steps + 1)]
+
+
+def without(order: np.ndarray, number: int) -> np.ndarray:
+    """Which heads stay, (all heads,) bool, when the first `number` of an order go."""
+    keep = np.ones(len(order), bool)
+    keep[order[:number]] = False
+    return keep
+
+
+def row(bench: Bench, keep: np.ndarray) -> dict[str, Any]:
+    """One point of a curve."""
+    gone = int((~keep).sum())
+    return {"fraction": gone / len(keep), "pruned": gone} | bench.scores(keep).as_dict()
+
+
+def curve(
+    bench: Bench, order: np.ndarray, asked: Sequence[float], of: np.ndarray | None = None, say: Callable = lambda: None
+) -> list[dict[str, Any]]:
+    """Scores with growing parts of an order switched off. `of` are the heads that may go (all)."""
+    order = order if of is None else order[of[order]]
+    rows = []
+    for fraction in asked:
+        keep = np.ones(count(bench.sites), bool)
+        keep[order[: round(fraction * len(order))]] = False
+        rows.append(row(bench, keep) | ({} if of is None else {"fraction": fraction}))
+        say()
+    return rows
+
+
+def random_curve(bench: Bench, asked: Sequence[float], seeds: int, seed: int, say: Callable = lambda: None) -> dict:
+    """Mean, lowest and highest loss (and accuracy) over several random orders."""
+    orders = [np.random.default_rng([seed, 7, i]).permutation(count(bench.sites)) for i in range(seeds)]
+    curves = [curve(bench, order, asked, say=say) for order in orders]
+    rows = []
+    for points in zip(*curves, strict=True):
+        made = {"fraction": points[0]["fraction"], "pruned": points[0]["pruned"]}
+        for key in ("loss", "accuracy"):
+            if key in points[0]:
+                values = [point[key] for point in points]
+                made |= {key: float(np.mean(values)), f"{key}_low": min(values), f"{key}_high": max(values)}
+        rows.append(made)
+    return {"rows": rows, "seeds": seeds}
+
+
+def even_curve(
+    bench: Bench, values: np.ndarray, asked: Sequence[float], say: Callable = lambda: None
+) -> list[dict[str, Any]]:
+    """Scores with as many heads off in every layer of a stage; fractions that give the same heads appear once."""
+    rows, seen = [], set()
+    for fraction in asked:
+        counts = tuple(site.groups - round(fraction * site.groups) for site in bench.sites)
+        keep = even(bench.sites, values, counts)
+        say()
+        if counts not in seen:
+            seen.add(counts)
+            rows.append(row(bench, keep))
+    return rows
+
+
+def even(places: Sequence[Site], values: np.ndarray, groups: Sequence[int]) -> np.ndarray:
+    """The heads that stay when site i keeps its `groups[i]` strongest key/value groups, (all heads,) bool."""
+    kept = []
+    for site, strength, number in zip(places, strengths(places, values), groups, strict=True):
+        by_group = strength.reshape(site.groups, site.shared).sum(1)
+        stay = np.zeros(site.groups, bool)
+        stay[np.argsort(-by_group, kind="stable")[:number]] = True
+        kept.append(np.repeat(stay, site.shared))
+    return np.concatenate(kept)
+
+
+def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:
+    """Importance of each site's heads. Where the layers of a stage must keep the same heads, the sum over them."""
+    parts = split(values, places)
+    sums: dict[tuple[int, int], np.ndarray] = {}
+    for site, part in zip(places, parts, strict=True):
+        if site.in_step:
+            sums[site.stage, site.group] = sums.get((site.stage, site.group), 0) + part
+    return [sums[site.stage, site.group] if site.in_step else part for site, part in zip(places, parts, strict=True)]
+
+
+def prunable(rows: Sequence[dict[str, Any]], bench: Bench, tolerance: float = TOLERANCE) -> float:
+    """The largest fraction up to which every step keeps the score.
+
+    The score is accuracy where there are right answers (may fall by `tolerance` of itself), else the loss (may rise by
+    `tolerance` of itself); for a model without labels the cosine with the whole model's output may fall by `tolerance`.
+    """
+    best = 0.0
+    for point in rows:
+        if not holds(point, bench.whole, isinstance(bench.judge, Labelled), tolerance):
+            break
+        best = point["fraction"]
+    return best
+
+
+def holds(point: dict[str, Any], whole: Scores, labelled: bool, tolerance: float) -> bool:
+    if whole.accuracy is not None:
+        return point["accuracy"] >= whole.accuracy * (1 - tolerance) - 1e-12
+    return point["loss"] <= (whole.loss * (1 + tolerance) if labelled else tolerance) + 1e-12
+
+
+def gini(values: np.ndarray) -> float:
+    """How unevenly something is distributed: 0 where all are alike, near 1 where one has it all."""
+    ordered = np.sort(np.asarray(values, float))
+    n, total = len(ordered), ordered.sum()
+    return float(2 * (np.arange(1, n + 1) * ordered).sum() / (n * total) - (n + 1) / n) if total > 0 else 0.0
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation; None where one of the two is constant."""
+    from scipy import stats  # comes with scikit-learn
+
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(stats.spearmanr(a, b).statistic)
+
+
+def is_text(bench: Bench) -> bool:
+    """Whether exp(loss) is a perplexity."""
+    return isinstance(bench.judge, Labelled) and bench.judge.task.head in TEXT

@@ -1,0 +1,161 @@
+"""Every attention of a model and the slices of its heads: where importance is read and where heads are switched off.
+
+What enters an output projection is the heads' outputs side by side, so its columns `h * head_dim .. (h + 1) * head_dim`
+are head h, in every library and for every kind of attention that is declared. A head is switched off by zeroing its
+slice there (Michel et al., arXiv 1905.10650): the bias of the projection stays, and nothing is copied or rebuilt.
+
+`nn.MultiheadAttention` uses its projection's weight without calling it, so no hook would ever fire; none of the
+declared families is built on it.
+
+Letters: B samples, T tokens, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.costs.precision import full_fp32
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention of one layer.
+
+    `layer` counts within its stage and `index` through all stages, both from 0; `group` tells the attentions of a layer
+    apart. `kind` is self, or encoder, decoder and cross where a model has two stacks. `shared` query heads use one
+    key/value head. `in_step` says that head h of every layer of the stage must be kept or go together.
+    """
+
+    module: str
+    kind: str
+    stage: int
+    layer: int
+    index: int
+    group: int
+    heads: int
+    head_dim: int
+    shared: int = 1
+    in_step: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Key/value groups: what a checkpoint can lose as a whole (single heads, where keys are not shared)."""
+        return self.heads // self.shared
+
+
+def sites(loaded: Any) -> list[Site]:
+    """The attentions of a loaded model, in the order of its layers. `loaded` is a `checkpoints.model.Loaded`."""
+    arch = loaded.architecture
+    shape = arch.shape(loaded.config)
+    stacks = any(blocks.keys for blocks in arch.stages) and len(shape.stages) > 1
+    found: list[Site] = []
+    names = iter(loaded.projections)
+    index = 0
+    for s, stage in enumerate(shape.stages):
+        blocks = arch.blocks(s)
+        for layer in range(stage.depth):
+            for group in range(len(blocks.projection)):
+                kind = kind_of(s, group) if stacks else "self" if not group else f"self {group + 1}"
+                found.append(
+                    Site(
+                        next(names),
+                        kind,
+                        s,
+                        layer,
+                        index,
+                        group,
+                        stage.heads,
+                        stage.head_dim,
+                        # One key/value head for all cannot go; then single heads can.
+                        stage.heads // stage.kv_heads if stage.kv_heads > 1 else 1,
+                        blocks.in_step(group),
+                    )
+                )
+            index += 1
+    return found
+
+
+def kind_of(stage: int, group: int) -> str:
+    """The kinds of attention of an encoder and a decoder."""
+    return "encoder" if stage == 0 else "cross" if group else "decoder"
+
+
+def heads_of(x: Tensor, site: Site, rows: int) -> Tensor:
+    """What enters a projection as (B, T, H, D). Windows and grids of tokens, which libraries fold into the batch sample
+    by sample, become tokens of their sample.
+
+    Raises `UnsupportedModel` where the input is not heads side by side.
+    """
+    if x.shape[-1] != site.heads * site.head_dim or x.numel() % (rows * x.shape[-1]):
+        raise UnsupportedModel(
+            f"'{site.module}' receives {list(x.shape)}, which is not {site.heads} heads of {site.head_dim} for each "
+            f"of {rows} samples.",
+            "Head importance cannot be read here.",
+        )
+    return x.reshape(rows, -1, site.heads, site.head_dim)
+
+
+def split(values: np.ndarray, places: Sequence[Site]) -> list[np.ndarray]:
+    """One number a head of the whole model, (sum of heads,), as one array a site."""
+    return np.split(values, np.cumsum([site.heads for site in places])[:-1])
+
+
+def count(places: Sequence[Site]) -> int:
+    """Heads of all sites."""
+    return sum(site.heads for site in places)
+
+
+@contextmanager
+def hooked(model: nn.Module, places: Sequence[Site], change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+    """`change(i, x)` sees what enters projection i and may give something in its place."""
+
+    def hook_of(i: int) -> Callable:
+        def hook(_module: nn.Module, args: tuple) -> tuple | None:
+            new = change(i, args[0])
+            return None if new is None else (new, *args[1:])
+
+        return hook
+
+    with ExitStack() as stack:
+        for i, site in enumerate(places):
+            handle = model.get_submodule(site.module).register_forward_pre_hook(hook_of(i))
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def switched_off(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> Iterator[None]:
+    """The model without the heads whose place in `keep` (sum of heads,) is false."""
+    parts = split(np.asarray(keep, bool), places)
+    cut = [i for i, part in enumerate(parts) if not part.all()]
+    masks: dict[int, Tensor] = {}
+
+    def change(n: int, x: Tensor) -> Tensor:
+        site, i = places[cut[n]], cut[n]
+        if i not in masks:
+            masks[i] = torch.from_numpy(parts[i].repeat(site.head_dim)).to(x.device)
+        return x * masks[i].to(x.dtype)
+
+    with hooked(model, [places[i] for i in cut], change):
+        yield
+
+
+@contextmanager
+def at_rest(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Eval mode, no autocast, no TF32; every module's mode is put back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with full_fp32(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

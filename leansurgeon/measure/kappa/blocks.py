@@ -1,0 +1,159 @@
+"""Condition number of attention blocks (kappa), after Saratchandran et al., "Leaner Transformers" (arXiv 2505.20802).
+
+For one layer and one sample with N real tokens, the block A = [A_1 ... A_h] of shape (N, heads * head_dim) is what
+enters the output projection. With k = min(N, heads * head_dim), kappa = sigma_1 / sigma_k. The paper leaves open what
+to average over; here kappa is taken per sample, over unmasked tokens (class token kept), from an fp32 forward, with
+the spectrum in fp64.
+
+A change of basis within the heads (W_v -> R W_v, W_o -> W_o R^-1) changes this kappa and not the model. So `measure`
+takes the kappa of A W_o, what the block adds to the stream, along with it; `invariant` adds those of the weights and
+of the Jacobian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.measure.costs.precision import full_fp32
+from leansurgeon.measure.data.batches import first_rows, rows_of
+from leansurgeon.measure.kappa.figures import Conditioning, ceiling, over_layers, over_samples, summarise
+from leansurgeon.measure.kappa.spectrum import conditioning
+
+# (batch, tokens) with True at real tokens, None where all are; a list where stacks of layers read different tokens.
+Mask = Tensor | None | list[Tensor | None]
+
+
+def measure(
+    loaded: Any,
+    batches: Iterable[dict[str, Tensor]],
+    token_mask: Callable[[dict[str, Tensor]], Mask],
+    samples: int,
+    *,
+    half: torch.dtype | None = None,
+) -> dict:
+    """Kappa of every layer of a model on the first `samples` samples of `batches`: a dict that JSON can hold.
+
+    `loaded` has `.model`, `.forward(batch)` and `.projections`, the module names of the output projections in the
+    order of the layers; `token_mask` gives a batch's mask, or a list with one for every projection.
+
+    The forward is fp32 without autocast (or under autocast of `half`), in eval mode; every
+    module's mode is put back afterwards. Where a projection runs more than once in a forward (two inputs, shared
+    layers) its first run counts, and where it sees more rows than the batch, the first ones.
+
+    Layers are numbered from 1. `mean` and `geometric_mean` leave rank-deficient samples out and `deficient` counts
+    them; `median` and `worst` (over samples) count them as infinite and are null where that shows, with
+    `median_lower_bound` and `lower_bound` in their place; `median_interval` is the bootstrap's (`samples.interval`).
+    `output` has the same of A W_o without its bias; `capped` says that the dtype of the forward made kappa too small.
+    In `model`, `mean` is the mean of the layers' means (the paper's figure), `median` the median of the layers'
+    medians and `worst` the largest of the layers' medians.
+
+    Raises `Diverged` on values that are not finite and `LeanSurgeonError` when mask and block disagree or there is
+    nothing to measure.
+    """
+    found: list[list[Conditioning]] = [[] for _ in loaded.projections]
+    outputs: list[list[Conditioning]] = [[] for _ in loaded.projections]
+    dtypes: set[torch.dtype] = set()
+    current: dict[str, Any] = {}
+
+    def hook_of(layer: int, name: str) -> Callable:
+        def hook(module: torch.nn.Module, args: tuple, output: Tensor) -> None:
+            if layer in current["seen"]:
+                return
+            current["seen"].add(layer)
+            block, mask = fit(args[0], of_layer(current["mask"], layer), current["rows"], name)
+            dtypes.add(block.dtype)
+            found[layer] += conditioning(block, mask)
+            bias = getattr(module, "bias", None)
+            # fp32 where autocast's output meets the bias; what can be told of it is what its own dtype held.
+            plain = output if bias is None else (output - bias).to(output.dtype)
+            added, _ = fit(plain, mask, current["rows"], name)
+            outputs[layer] += conditioning(added, mask, most=block.shape[-1], centred=False)
+
+        return hook
+
+    taken = 0
+    device = next(loaded.model.parameters()).device
+    with measuring(loaded.model, device, half):
+        hooks = [
+            loaded.model.get_submodule(name).register_forward_hook(hook_of(layer, name))
+            for layer, name in enumerate(loaded.projections)
+        ]
+        try:
+            for batch in batches:
+                if taken >= samples:
+                    break
+                batch = first_rows(batch, samples - taken, device)
+                rows = rows_of(batch)
+                current.update(seen=set(), mask=token_mask(batch), rows=rows)
+                loaded.forward(batch)
+                taken += rows
+        finally:
+            for handle in hooks:
+                handle.remove()
+    silent = [name for name, layer in zip(loaded.projections, found, strict=True) if not layer]
+    if not found or silent:
+        which = f"; '{silent[0]}' saw none" if silent else ""
+        raise LeanSurgeonError(f"Kappa needs at least one sample with a real token in every layer{which}.")
+    forward = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+    layers = [summarise(layer, i) for i, layer in enumerate(found, 1)]
+    for layer, added in zip(layers, outputs, strict=True):
+        layer["output"] = over_samples(added)
+        layer["capped"] = capped(layer, forward)
+    return {
+        "samples": taken,
+        "tokens": sum(c.tokens for c in found[0]),
+        "forward_dtype": forward,
+        "layers": layers,
+        "model": over_layers(layers),
+    }
+
+
+def of_layer(mask: Mask, layer: int) -> Tensor | None:
+    """The mask of one projection, counted from 0."""
+    return mask[layer] if isinstance(mask, list) else mask
+
+
+def capped(layer: dict, forward: str) -> bool:
+    """Whether a half-precision forward has made a layer's kappa too small to be taken as measured."""
+    limit, shown = ceiling(forward), layer["median"] or layer["median_lower_bound"] or 0.0
+    return limit is not None and shown > limit
+
+
+@contextmanager
+def measuring(model: torch.nn.Module, device: torch.device, half: torch.dtype | None = None) -> Iterator[None]:
+    """Eval mode, no gradients, no TF32, no autocast (or one of `half`); everything as it was afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    autocast = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
+    try:
+        # Not inference_mode: buffers that a model caches in its forward (rotary tables) must stay usable in training.
+        with torch.no_grad(), full_fp32(), autocast:
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def fit(block: Tensor, mask: Tensor | None, rows: int, name: str) -> tuple[Tensor, Tensor | None]:
+    """The block (rows, N, M) that belongs to the batch, and its mask; refuses a mask that speaks of other tokens.
+
+    A grid of tokens (rows, height, width, M) counts as height * width tokens.
+    """
+    if block.dim() == 4:
+        block = block.flatten(1, 2)
+    if block.dim() != 3:
+        raise LeanSurgeonError(
+            f"'{name}' receives a {block.dim()}-dimensional tensor; kappa needs (batch, tokens, inner width)."
+        )
+    block = block[:rows]
+    if mask is not None and tuple(mask.shape) != tuple(block.shape[:2]):
+        raise LeanSurgeonError(
+            f"The token mask is {list(mask.shape)}, but '{name}' receives {list(block.shape[:2])} (samples, tokens)."
+        )
+    return block, mask

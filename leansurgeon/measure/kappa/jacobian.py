@@ -1,0 +1,231 @@
+"""The condition number of an attention block's Jacobian, from below, by Jacobian-vector products.
+
+J is the derivative of the block's output (behind W_o, before the residual sum) by its input (what q, k and v read,
+behind the norm), for one sample of n real tokens: a matrix of n * width columns. It is a property of the function: no
+change of basis within a head moves it. It is too large to be written down, so it is looked at through P probes.
+
+The estimator: for P orthonormal directions V of the input, J V is computed column by column, exactly up to the
+forward's own precision, by forward-mode differentiation, and
+
+    kappa(J V) = sigma_1(J V) / sigma_P(J V)  <=  kappa(J)
+
+since restricting a matrix to a subspace can neither raise its largest singular value nor lower its smallest. Random
+directions would see little (of 32 among thousands, kappa(J V) is about 2 whatever J is), so each direction is J^T J
+times the last one, made orthogonal to all before (Lanczos): these find the largest singular value within a few percent
+and reach towards the small ones, which they need not find. So it is a lower bound, comparable only between blocks with
+equal P and like n and width. With P = n * width it is kappa(J) itself (`exact`).
+
+All layers share the passes: tangents (and gradients) enter and leave at the projections of each layer. Letters: n real
+tokens, D width, P probes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
+from leansurgeon.measure.kappa.attentions import Attention
+from leansurgeon.measure.kappa.blocks import Mask, measuring, of_layer
+from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor
+
+PROBES, SAMPLES = 16, 2
+ROUNDING = 8.0  # errors of a forward against those of storing its result, taken generously
+EXHAUSTED = 1e-5  # what is left of a direction that those before it span: rounding
+
+
+def jacobian(
+    loaded: Any,
+    found: list[Attention | None],
+    batches: Iterable[dict[str, Tensor]],
+    token_mask: Callable[[dict[str, Tensor]], Mask],
+    *,
+    samples: int = SAMPLES,
+    probes: int = PROBES,
+) -> list[dict | None]:
+    """For every attention: the median over `samples` samples of kappa(J V) with at most `probes` probes.
+
+    `{"at_least": x, "exact": False, "probes": 16, "columns": 151296, "samples": 2}`; None where queries, keys and
+    values read different inputs (cross-attention), where tokens are taken apart into windows, or where the model's
+    functions know no forward-mode derivative.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    device = next(loaded.model.parameters()).device
+    rows: list[list[tuple[float, int, bool]]] = [[] for _ in found]
+    taken = 0
+    with measuring(loaded.model, device), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward mode
+        for batch in batches:
+            for i in range(min(rows_of(batch), samples - taken)):
+                one = first_rows(some_rows(batch, slice(i, i + 1)), 1, device)
+                for layer, values in enumerate(_one_sample(loaded, found, one, token_mask(one), probes)):
+                    rows[layer] += [values] if values else []
+                taken += 1
+    return [_summed(layer, probes) if layer else None for layer in rows]
+
+
+def _summed(values: list[tuple[float, int, bool]], probes: int) -> dict:
+    columns = min(c for _, c, _ in values)
+    return {
+        "at_least": median(v for v, _, _ in values),
+        "exact": all(exact for _, _, exact in values),
+        "probes": min(probes, columns),
+        "columns": columns,
+        "samples": len(values),
+    }
+
+
+def _one_sample(
+    loaded: Any, found: list[Attention | None], one: dict[str, Tensor], mask: Mask, probes: int
+) -> list[tuple[float, int, bool] | None]:
+    """(kappa(J V), columns of J, whether it is kappa(J)) of every layer on one sample."""
+    ends = _Ends(loaded, found)
+    inputs, outputs = ends.record(one)
+    generator = torch.Generator().manual_seed(0)  # the same start for every model of this size: paired
+    real = {layer: _real(x, of_layer(mask, layer)) for layer, x in inputs.items()}
+    columns = {layer: len(at) * inputs[layer].shape[-1] for layer, at in real.items()}
+    bases: dict[int, list[Tensor]] = {layer: [] for layer in inputs}  # V and J V, each a list of (n * D,)
+    images: dict[int, list[Tensor]] = {layer: [] for layer in inputs}
+    nexts = {layer: torch.randn(size, generator=generator, dtype=torch.float64) for layer, size in columns.items()}
+    for turn in range(probes):
+        live = [layer for layer in inputs if turn < columns[layer]]
+        if not live:
+            break
+        for layer in live:
+            bases[layer].append(_direction(nexts[layer], bases[layer], generator))
+        pushed = ends.push(one, {n: _whole(bases[n][-1], inputs[n], real[n]) for n in live})
+        if pushed is None:
+            return [None for _ in found]
+        for layer in live:
+            images[layer].append(pushed[layer][0, real[layer]].flatten().double().cpu())
+        back = {n: _whole(images[n][-1], outputs[n], real[n]) for n in live}
+        # Of one graph for all probes: only the way back is computed anew.
+        pulled = torch.autograd.grad(
+            [outputs[n] for n in live], [inputs[n] for n in live], list(back.values()), retain_graph=True
+        )
+        nexts = {n: g[0, real[n]].flatten().double().cpu() for n, g in zip(live, pulled, strict=True)}
+    results: list[tuple[float, int, bool] | None] = [None for _ in found]
+    for layer in inputs:
+        results[layer] = _kappa(torch.stack(images[layer]), columns[layer], outputs[layer].dtype)
+    return results
+
+
+def _real(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Places of the real tokens: (n,)."""
+    return torch.arange(x.shape[1], device=x.device) if mask is None else mask[0].to(x.device).nonzero()[:, 0]
+
+
+def _whole(values: Tensor, like: Tensor, real: Tensor) -> Tensor:
+    """A flat direction (n * D,) in the places of the real tokens: (1, N, D)."""
+    whole = torch.zeros_like(like)
+    whole[0, real] = values.reshape(len(real), -1).to(like)
+    return whole
+
+
+def _direction(wanted: Tensor, before: list[Tensor], generator: torch.Generator) -> Tensor:
+    """The part of `wanted` that is orthogonal to the directions `before`, of length 1; a random one where nothing is
+    left.
+    """
+    while True:
+        left = wanted.clone()
+        for _ in range(2):  # twice is enough (Kahan, Parlett)
+            if before:
+                basis = torch.stack(before)
+                left -= basis.T @ (basis @ left)
+        if left.norm() > EXHAUSTED * wanted.norm():
+            return left / left.norm()
+        wanted = torch.randn(len(wanted), generator=generator, dtype=torch.float64)
+
+
+def _kappa(images_PM: Tensor, columns: int, dtype: torch.dtype) -> tuple[float, int, bool]:
+    """kappa of J V from its columns; a bound where rounding hides the smallest value."""
+    sigma = torch.linalg.svdvals(images_PM)
+    floor = ROUNDING * noise_floor(sigma, *images_PM.shape, torch.finfo(dtype).eps)
+    value, bound, rank = kappa_above(sigma, len(sigma), floor)
+    whole = rank == len(sigma)
+    return (value if whole else bound), columns, whole and len(sigma) == columns
+
+
+class _Ends:
+    """The two ends of every attention of a model: its readers (q, k, v) and its output projection."""
+
+    def __init__(self, loaded: Any, found: list[Attention | None]) -> None:
+        self.loaded = loaded
+        self.found = {layer: attention for layer, attention in enumerate(found) if attention is not None}
+
+    def record(self, one: dict[str, Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of
+        their own.
+        """
+        seen: dict[int, tuple[int, Tensor | None]] = {}
+        outputs: dict[int, Tensor] = {}
+
+        def enter(layer: int, x: Tensor) -> Tensor:
+            if layer not in seen:
+                plain = x.dim() == 3 and x.shape[0] == 1
+                seen[layer] = (x.data_ptr(), x.detach().requires_grad_() if plain else None)
+            address, leaf = seen[layer]
+            if leaf is None or address != x.data_ptr():
+                seen[layer] = (address, None)
+                return x
+            return leaf
+
+        def leave(layer: int, out: Tensor) -> Tensor:
+            if layer not in outputs:
+                outputs[layer] = out
+            return out.detach()
+
+        with torch.enable_grad(), self._hooked(enter, leave):
+            self.loaded.forward(one)
+        inputs = {n: leaf for n, (_, leaf) in seen.items() if leaf is not None and n in outputs}
+        alike = {n: x for n, x in inputs.items() if outputs[n].requires_grad and outputs[n].shape[:2] == x.shape[:2]}
+        return alike, {n: outputs[n] for n in alike}
+
+    def push(self, one: dict[str, Tensor], tangents: dict[int, Tensor]) -> dict[int, Tensor] | None:
+        """J times a tangent (1, N, D) for every layer; None where a function has no forward-mode derivative."""
+        pushed: dict[int, Tensor] = {}
+
+        def enter(layer: int, x: Tensor) -> Tensor:
+            return forward_ad.make_dual(x, tangents[layer]) if layer in tangents else x
+
+        def leave(layer: int, out: Tensor) -> Tensor:
+            primal, tangent = forward_ad.unpack_dual(out)
+            if layer in tangents and layer not in pushed:
+                pushed[layer] = torch.zeros_like(primal) if tangent is None else tangent
+            return primal
+
+        try:
+            with warnings.catch_warnings(), forward_ad.dual_level(), self._hooked(enter, leave):
+                warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives, built anew
+                self.loaded.forward(one)
+        except (NotImplementedError, RuntimeError) as error:
+            if "forward AD" in str(error) or "forward mode AD" in str(error):
+                return None
+            raise
+        return pushed
+
+    @contextmanager
+    def _hooked(self, enter: Callable[[int, Tensor], Tensor], leave: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+        def before(layer: int) -> Callable:
+            return lambda _module, args: (enter(layer, args[0]), *args[1:])
+
+        def after(layer: int) -> Callable:
+            return lambda _module, _args, out: leave(layer, out)
+
+        model, hooks = self.loaded.model, []
+        for layer, attention in self.found.items():
+            for name in dict.fromkeys(attention.readers):
+                hooks.append(model.get_submodule(name).register_forward_pre_hook(before(layer)))
+            hooks.append(model.get_submodule(attention.projection).register_forward_hook(after(layer)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,255 @@
+"""Singular values of attention blocks, and what they say: condition number, ranks, and where the numbers end.
+
+Letters: B batch, N tokens, M inner width (heads * head_dim), R = min(N, M).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leansurgeon.errors import Diverged
+from leansurgeon.measure.kappa.figures import Conditioning
+
+# Of eigenvalues: above it (kappa < 5e5) the fp64 Gram is right to 1e-5, and storing the block in fp32 costs 1e-4; below
+# it the SVD takes over.
+SAFE_RATIO = 4e-12
+CHUNK = 2**24  # elements that are worked on together; a GPU holds them in fp64 (128 MiB), the host a sample at a time
+
+
+def spectrum(block: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Singular values of every sample's block, in fp64 and descending: (B, min(N, M)).
+
+    `block` is (B, N, M) in any floating dtype, `mask` (B, N) with True at real tokens. Values beyond min(real tokens,
+    M) are 0, so sigma_k stands at index min(real tokens, M) - 1 and a padded sample gives what its cropped matrix
+    gives.
+
+    The Gram matrix of the smaller side is 2 to 7 times faster than an SVD; where it is not exact (kappa over 5e5, or
+    an eigenvalue that rounding made negative) that sample alone goes through `svdvals`. Raises `Diverged` when a real
+    token is not finite.
+
+    >>> spectrum(torch.diag(torch.tensor([4.0, 2.0, 1.0]))[None])
+    tensor([[4., 2., 1.]], dtype=torch.float64)
+    """
+    block, mask = _placed(block, mask)
+    raw_BR, _ = _eigenvalues(_gram(block, mask), block, mask, centred=False)
+    return _values(block, raw_BR, raw_BR[:, 0], mask, False, block.shape[2])
+
+
+def conditioning(
+    block: Tensor, mask: Tensor | None = None, *, most: int | None = None, centred: bool = True
+) -> list[Conditioning]:
+    """Statistics of every sample of a block (B, N, M); samples without a real token are left out.
+
+    Stable rank is ||A||_F^2 / sigma_1^2, effective rank exp of the entropy of sigma / sum(sigma) (Roy and Vetterli
+    2007), aspect M / N. Values under the noise that storing the block in its dtype makes are not counted in the rank
+    (`noise_floor`). `most` is the largest rank that the block can have where that is below min(N, M); `centred` False
+    spares the second spectrum and leaves its figures NaN.
+    """
+    b, n, m = block.shape
+    step = max(1, CHUNK // max(1, n * m))
+    found: list[Conditioning] = []
+    for start in range(0, b, step):
+        part = None if mask is None else mask[start : start + step]
+        found += _conditioning(*_placed(block[start : start + step], part), min(m, most or m), centred)
+    return found
+
+
+def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) -> list[Conditioning]:
+    b, n, m = block.shape
+    counts = [n] * b if mask is None else mask.sum(1).tolist()
+    raw_BR, left_BR = _eigenvalues(_gram(block, mask), block, mask, centred=centred)
+    sigma_BR = _values(block, raw_BR, raw_BR[:, 0], mask, False, most).cpu().numpy()  # small things cost less there
+    middle_BR = None
+    if left_BR is not None:  # rounding errors are as large as the whole block says
+        middle_BR = _values(block, left_BR, raw_BR.sum(1), mask, True, most).cpu().numpy()
+
+    eps = torch.finfo(block.dtype).eps
+    found = []
+    for i, tokens in enumerate(counts):
+        if not tokens:
+            continue
+        sigma = sigma_BR[i]
+        floor = noise_floor(sigma, tokens, m, eps)
+        k = min(tokens, most)
+        kappa, bound, rank = kappa_above(sigma, k, floor)
+        # Subtracting the mean costs one dimension of the token side. The noise is that of the block as stored.
+        other = (
+            (math.nan, math.nan, 0) if middle_BR is None else kappa_above(middle_BR[i], min(tokens - 1, most), floor)
+        )
+        total = sigma.sum()
+        share = sigma[sigma > 0] / total
+        found.append(
+            Conditioning(
+                kappa=kappa,
+                bound=bound,
+                rank=rank,
+                k=k,
+                centred=other[0],
+                centred_bound=other[1],
+                stable_rank=float((sigma**2).sum() / sigma[0] ** 2) if total > 0 else 0.0,
+                effective_rank=float(np.exp(-(share * np.log(share)).sum())) if total > 0 else 0.0,
+                aspect=m / tokens,
+                tokens=tokens,
+            )
+        )
+    return found
+
+
+def noise_floor(sigma: Tensor | np.ndarray, tokens: int, inner: int, eps: float) -> float:
+    """The singular value under which nothing can be told, for a (tokens, inner) block stored with machine epsilon
+    `eps`.
+
+    Rounding acts like an i.i.d. matrix with standard deviation eps / sqrt(12) * rms(A), whose largest singular value
+    is that times sqrt(tokens) + sqrt(inner); the fp64 spectrum itself adds sigma_1 * max(tokens, inner) * 2.2e-16.
+    """
+    rms = math.sqrt(float((sigma**2).sum())) / math.sqrt(tokens * inner)
+    storage = eps / math.sqrt(12) * rms * (math.sqrt(tokens) + math.sqrt(inner))
+    return max(storage, float(sigma[0]) * max(tokens, inner) * torch.finfo(torch.float64).eps)
+
+
+def kappa_above(sigma: Tensor | np.ndarray, k: int, floor: float) -> tuple[float, float, int]:
+    """(kappa or infinity, lower bound, numerical rank) of a descending spectrum whose k-th value should be the
+    smallest; what is not above `floor` cannot be told from zero."""
+    if k < 1:
+        return math.nan, math.nan, 0
+    rank = int((sigma[:k] > floor).sum())
+    if rank == k:
+        exact = float(sigma[0] / sigma[k - 1])
+        return exact, exact, rank
+    return math.inf, float(sigma[0]) / floor if floor > 0 else 1.0, rank
+
+
+# -- the Gram matrix ------------------------------------------------------------------------------
+
+
+def _placed(block: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both where they are worked on: Apple's GPUs have no fp64."""
+    block = block.detach()
+    block = block.cpu() if block.device.type == "mps" else block
+    return block, None if mask is None else mask.to(block.device).bool()
+
+
+def _real(block: Tensor, mask: Tensor | None) -> Tensor:
+    """Blocks (..., N, M) with zeros at tokens that are not real."""
+    return block if mask is None else block.masked_fill(~mask[..., None], 0.0)
+
+
+def _gram(block: Tensor, mask: Tensor | None) -> Tensor:
+    """The Gram matrix of the smaller side in fp64: (B, R, R)."""
+    b, n, m = block.shape
+    wide = n <= m
+    if block.device.type == "cpu":
+        # numpy sees that both factors are one matrix and has BLAS compute half of the symmetric product; torch computes
+        # all of it. One thread: several of them wait for each other on a busy machine, and eigenvalues take longer.
+        # One sample at a time, always in the same memory, which is faster than to ask for more.
+        gram, one = np.empty((b, min(n, m), min(n, m))), torch.empty(n, m, dtype=torch.float64)
+        with _blas().limit(limits=1):
+            for i in range(b):
+                a = one.copy_(block[i] if mask is None else _real(block[i], mask[i])).numpy()
+                np.matmul(*((a, a.T) if wide else (a.T, a)), out=gram[i])
+        gram = torch.from_numpy(gram)
+    else:
+        a_BNM = _real(block, mask).to(torch.float64)
+        gram = a_BNM @ a_BNM.mT if wide else a_BNM.mT @ a_BNM
+    if not torch.isfinite(gram.diagonal(dim1=-2, dim2=-1)).all():  # sums of squares of whole rows (or columns)
+        raise Diverged("The input of an output projection holds NaN or infinity, so it has no condition number.")
+    return gram
+
+
+@cache
+def _blas() -> Any:
+    """The BLAS of numpy and that of scipy, whose threads are not torch's to count."""
+    import scipy.linalg  # noqa: F401  # brings a BLAS of its own, which has to be there to be found
+    from threadpoolctl import ThreadpoolController  # comes with scikit-learn
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+def _eigenvalues(gram: Tensor, block: Tensor, mask: Tensor | None, *, centred: bool) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues (B, R), descending, of the Gram matrix of the block and, where asked, of that without its mean token.
+
+    With P = I - ww' (w the ones of the real tokens, of length 1), the centred Gram matrix is PGP of tokens (N <= M) and
+    G - cuu' of columns, where sqrt(c) u = A'w. Either is at hand once G is tridiagonal in a basis that begins with w or
+    u: without its first row and column, or with c less in its corner. So both spectra share what costs most.
+    """
+    direction_BR, size_B = None, None
+    if centred:
+        real_BN = gram.new_ones(block.shape[:2]) if mask is None else mask.to(gram)
+        direction_BR = real_BN / real_BN.sum(1, keepdim=True).clamp(min=1).sqrt()
+        if block.shape[1] > block.shape[2]:
+            scale_B1 = direction_BR.amax(1, keepdim=True)
+            direction_BR = scale_B1 * _real(block, mask).sum(1, dtype=torch.float64)
+            size_B = direction_BR.square().sum(1)
+            direction_BR = direction_BR / size_B.sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return (_by_lapack if gram.device.type == "cpu" else _by_torch)(gram, direction_BR, size_B)
+
+
+def _by_torch(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both spectra one after the other, batched: on a GPU. `size_B` is c, None where the Gram matrix is of tokens."""
+    left_BR = None
+    if direction_BR is not None:
+        outer = direction_BR[:, :, None] @ direction_BR[:, None]
+        if size_B is None:
+            both = gram @ outer
+            less = gram - both - both.mT + outer @ both
+        else:
+            less = gram - size_B[:, None, None] * outer
+        left_BR = torch.linalg.eigvalsh(less).flip(-1)
+    return torch.linalg.eigvalsh(gram).flip(-1), left_BR
+
+
+def _by_lapack(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The same on the host, together. A reflection brings the direction to the first place, where LAPACK's reduction of
+    the lower triangle leaves it.
+    """
+    from scipy.linalg import blas, lapack  # comes with scikit-learn
+
+    room = int(lapack.dsytrd_lwork(gram.shape[1], lower=1)[0])
+
+    def descending(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
+        return lapack.dsterf(diagonal, beside)[0][::-1] if len(diagonal) > 1 else diagonal.copy()
+
+    raw, left = [], []
+    with _blas().limit(limits=1):
+        for i, symmetric in enumerate(gram.numpy()):
+            lower = symmetric.T  # as Fortran stores it
+            if direction_BR is not None:
+                v = direction_BR[i].numpy().copy()
+                v[0] += 1.0 if v[0] >= 0 else -1.0
+                twice = 2 / (v @ v)
+                p = twice * (symmetric @ v)
+                lower = blas.dsyr2(-1.0, v, p - twice / 2 * (v @ p) * v, a=lower, lower=1)
+            _, diagonal, beside, _, _ = lapack.dsytrd(lower, lower=1, lwork=room)
+            raw.append(descending(diagonal, beside))
+            if direction_BR is not None and size_B is None:
+                left.append(np.append(descending(diagonal[1:], beside[1:]), 0.0))
+            elif direction_BR is not None:
+                diagonal[0] -= float(size_B[i])
+                left.append(descending(diagonal, beside))
+    return torch.from_numpy(np.stack(raw)), torch.from_numpy(np.stack(left)) if left else None
+
+
+def _values(
+    block: Tensor, eigenvalues_BR: Tensor, size_B: Tensor, mask: Tensor | None, centred: bool, most: int
+) -> Tensor:
+    """Singular values (B, R) of the block or of the centred one from the eigenvalues of its Gram matrix; `size_B` says
+    how large rounding errors are. Values beyond the `most`-th are 0.
+    """
+    b, n, _ = block.shape
+    counts_B = torch.full((b,), n, device=block.device) if mask is None else mask.sum(1)
+    k_B = (counts_B - int(centred)).clamp(min=0, max=most)
+    last = eigenvalues_BR.gather(1, (k_B - 1).clamp(min=0)[:, None])[:, 0]
+    sigma_BR = eigenvalues_BR.clamp(min=0).sqrt()
+    for i in (last <= SAFE_RATIO * size_B).nonzero()[:, 0].tolist():
+        rows = (block[i] if mask is None else block[i, mask[i]]).to(torch.float64)
+        rows = rows - rows.mean(0) if centred and len(rows) else rows
+        exact = torch.linalg.svdvals(rows)[: int(k_B[i])]
+        sigma_BR[i, : len(exact)] = exact
+    beyond = torch.arange(sigma_BR.shape[1], device=sigma_BR.device) >= k_B[:, None]
+    return sigma_BR.masked_fill(beyond, 0.0)

@@ -1,0 +1,107 @@
+"""Costs as a person reads them: before and after, what each step saves, whether it fits. 80 columns."""
+
+from __future__ import annotations
+
+from tabulate import tabulate
+
+from leansurgeon.measure.costs.memory import PARTS
+from leansurgeon.report.tables.plan import change, giga, wrap
+from leansurgeon.surgery.plan.costs import STEPS, Cost, Costs
+
+SHAPE = (("layers", "depth"), ("heads", "heads"), ("head_dim", "head_dim"), ("MLP", "mlp_dim"))
+PARAMETERS = (("embeddings", "embeddings"), ("attention", "attention"), ("MLP", "mlp"), ("rest", "rest"))
+TITLES = dict(zip(STEPS, ("bf16 and fused attention", "depth", "heads", "MLP"), strict=True))
+
+
+def costs_table(costs: Costs) -> str:
+    a, b = costs.before, costs.after
+    rows = [[label, a.shape.column(key), b.shape.column(key), ""] for label, key in SHAPE]
+    rows += [
+        numbers(f"parameters, {label}", getattr(a.parameters, key), getattr(b.parameters, key))
+        for label, key in (*PARAMETERS, ("all", "total"))
+    ]
+    if a.operations and b.operations:
+        tokens = f", {a.flops.tokens:,} tokens" if a.flops else ""
+        x, y = a.operations, b.operations
+        rows.append([f"GFLOPs forward{tokens}", giga(x), giga(y), change(x, y)])
+    if a.memory and b.memory:
+        rows += [sizes(f"memory, {part}", getattr(a.memory, part), getattr(b.memory, part)) for part in PARTS]
+        rows.append(sizes("memory, peak", a.memory.total, b.memory.total))
+    if costs.gpu:
+        rows.append(numbers("largest micro batch", a.largest_batch, b.largest_batch))
+    table = tabulate(
+        rows,
+        headers=[costs.source, "before", "after", "change"],
+        colalign=("left", "right", "right", "right"),
+        disable_numparse=True,
+    )
+    lines = [table, "", *wrap(costs.why + ".")]
+    for says in (credit(costs), how(costs), fitting(costs)):
+        lines += wrap(says) if says else []
+    return "\n".join(lines)
+
+
+def numbers(label: str, a: int | None, b: int | None) -> list[str]:
+    return [label, f"{a:,}", f"{b:,}", change(a, b)]
+
+
+def sizes(label: str, a: int, b: int) -> list[str]:
+    return [label, gib(a), gib(b), change(a, b)]
+
+
+def gib(value: int) -> str:
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def credit(costs: Costs) -> str:
+    """Where the saving comes from: in memory with what needs no surgery first, else in parameters."""
+    memory, memory_after = costs.saved["memory"], costs.after.memory
+    if memory and costs.start and memory_after:
+        setting = memory_after.setting
+        first = f"{setting.precision} and {'fused' if setting.attention == 'sdpa' else 'eager'} attention"
+        steps = [
+            f"{first if step == STEPS[0] else TITLES[step]} {percent(-saved, costs.start)}"
+            for step, saved in memory.items()
+        ]
+        return (
+            f"Peak memory of {gib(costs.start)} in fp32 with eager attention becomes {gib(memory_after.total)}: "
+            f"{', '.join(steps)} of it, credited in this order; only the last three are surgery."
+        )
+    parameters = costs.saved["parameters"]
+    if parameters and any(parameters.values()):
+        steps = [f"{TITLES[step]} {-saved:+,}" for step, saved in parameters.items()]
+        return f"Change in parameters: {', '.join(steps)} (in this order)."
+    return ""
+
+
+def percent(value: int, of: int) -> str:
+    return f"{100 * value / of:+.1f} %"
+
+
+def how(costs: Costs) -> str:
+    found = costs.after.memory
+    if not found:
+        return ""
+    s = found.setting
+    words = [f"micro batch {s.batch}", s.precision, s.attention, s.optimizer]
+    words += ["activation checkpointing"] if s.checkpointing else []
+    words += [f"DDP on {s.world_size} GPUs"] if s.world_size > 1 else []
+    return (
+        f"Memory of one GPU at {', '.join(words)}, as torch's allocator counts it, at its peak in the {found.when} "
+        "pass; predicted, not measured. The CUDA context (about 0.5 GiB) comes on top."
+    )
+
+
+def fitting(costs: Costs) -> str:
+    if not costs.gpu:
+        return ""
+
+    def word(cost: Cost) -> str:
+        return "fits" if cost.fits else "does not fit"
+
+    both = (
+        f"both {'fit' if costs.before.fits else 'do not fit'}"
+        if costs.before.fits == costs.after.fits
+        else f"before it {word(costs.before)}, after it {word(costs.after)}"
+    )
+    return f"{costs.gpu.title} ({costs.gpu.memory / 1e9:g} x 10^9 bytes; {costs.gpu.source}): {both}."

@@ -1,0 +1,69 @@
+"""The plan as a person reads it: before and after, what is done, and where the saving comes from. 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tabulate import tabulate
+
+from leansurgeon.surgery.plan.planning import Plan
+
+
+def plan_table(plan: Plan) -> str:
+    before, after = plan.before, plan.after
+    rows = [
+        [label, before.column(key), after.column(key), ""]
+        for label, key in (
+            ("layers", "depth"),
+            ("heads", "heads"),
+            ("head_dim", "head_dim"),
+            ("key/value heads", "kv_heads"),
+            ("inner width", "inner"),
+            ("MLP", "mlp_dim"),
+            ("width", "width"),
+        )
+        if key != "kv_heads" or before.column("kv_heads") != before.column("heads")
+    ]
+    old, new = plan.parameters_before, plan.parameters_after
+    for label, key in (
+        ("embeddings", "embeddings"),
+        ("attention", "attention"),
+        ("MLP", "mlp"),
+        ("rest", "rest"),
+        ("all", "total"),
+    ):
+        a, b = getattr(old, key), getattr(new, key)
+        rows.append([f"parameters, {label}", f"{a:,}", f"{b:,}", change(a, b)])
+    a, b = plan.flops_before, plan.flops_after
+    if a and b:
+        rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])
+    table = tabulate(
+        rows,
+        headers=[plan.source, "before", "after", "change"],
+        colalign=("left", "right", "right", "right"),
+        disable_numparse=True,
+    )
+    lines = [table, ""]
+    saved = old.total - new.total
+    if saved:
+        by = ", ".join(f"{part} {-value:+,}" for part, value in plan.saved_by.items())
+        lines += wrap(f"Change of {-saved:+,} parameters: {by} (in this order).")
+    lines += wrap(plan.why + ".")
+    for step in plan.operators:
+        lines += wrap(f"- {step.name} ({step.exactness}): {step.says}", indent="  ")
+    if not plan.operators:
+        lines.append("- nothing to do: the shape is the source's own")
+    return "\n".join(lines)
+
+
+def giga(value: int) -> str:
+    """Billions: `35.1`, `0.0105`."""
+    return f"{value / 1e9:,.1f}" if value >= 1e10 else f"{value / 1e9:.3g}"
+
+
+def change(before: int, after: int) -> str:
+    return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"
+
+
+def wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, 80, subsequent_indent=indent)

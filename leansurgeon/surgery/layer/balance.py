@@ -1,0 +1,249 @@
+"""Balance: another basis for every head's values, and for its queries and keys, in which the matrices are as well
+conditioned as they can be. The function stays what it is; numpy only.
+
+A head's values reach the output through the product W_o W_v alone, so W_v -> R W_v, W_o -> W_o R^-1 changes nothing
+for any invertible R. Since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two cannot be pushed below
+sqrt(kappa(W_o W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T reach just that, and no other
+pair has smaller norms together; of their rotations the one nearest to the old factors is taken. Queries and keys are
+the same story (q . k = x^T W_q^T W_k y) where neither rotary positions nor norms stand between them and their product.
+With grouped attention a group's key/value head has one basis, and all its query heads follow it. Biases follow, too.
+
+Two heads are left as they are: one whose product has not full rank (a new, silent head: its basis is free, and the
+product would wipe out what was drawn), and one that is balanced already.
+
+kappa of a matrix of one head says how a gradient step spreads over its directions; it is *not* a property of the
+function (that is the point), so numbers before and after belong together in the record.
+
+Shape letters: D head_dim, N and M the sizes of the two outer sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.weights import Out, from_float32, to_float32
+from leansurgeon.errors import Diverged, UnsupportedModel, UsageError
+from leansurgeon.surgery.layer import canonical
+from leansurgeon.surgery.layer.canonical import ATTENTION_ROLES, Attention
+from leansurgeon.surgery.plan.operator import Operator
+
+if TYPE_CHECKING:
+    from leansurgeon.surgery.plan.planning import Plan
+
+Array = np.ndarray
+FULL_RANK = 1e-6  # smallest singular value of a factor, relative to its largest, that counts
+WORTH = 0.99  # a basis that lowers the larger kappa by less than this factor is not taken
+ROLES = (*ATTENTION_ROLES, "o")
+
+
+# -- one pair of factors ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The factors of one product in fp64, and their condition numbers `(left, right)` before and after."""
+
+    left: Array  # (N, D)
+    right: Array  # (D, M)
+    basis: Array | None  # R (D, D) of right -> R right; None where all stayed as it was
+    before: tuple[float, float]
+    after: tuple[float, float]
+
+
+def balance(left: Array, right: Array) -> Pair:
+    """Factors of the same product `left @ right` whose condition numbers are both sqrt(kappa(left @ right)).
+
+    The SVD is that of a D x D core between two QR factors; nothing of the product's size is made.
+    """
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    (q_left, r_left), (q_right, r_right) = np.linalg.qr(left), np.linalg.qr(right.T)
+    found = [np.linalg.svd(r, compute_uv=False) for r in (r_left, r_right)]
+    before = (kappa(found[0]), kappa(found[1]))
+    same = Pair(left, right, None, before, before)
+    d = left.shape[1]
+    if any(len(s) < d or s[-1] <= FULL_RANK * s[0] for s in found):
+        return same
+    u, s, vt = np.linalg.svd(r_left @ r_right.T)
+    root, reached = np.sqrt(s), float(np.sqrt(s[0] / s[-1]))
+    if reached > WORTH * max(before):
+        return same
+    basis, new_left, new_right = (u / root).T @ r_left, q_left @ (u * root), (root[:, None] * vt) @ q_right.T
+    # Any rotation of this basis is as good; the one nearest to the old basis changes the least (Procrustes).
+    x, _, yt = np.linalg.svd(right @ new_right.T + left.T @ new_left)
+    turn = x @ yt
+    new_left = new_left @ turn.T
+    new_left[~left.any(axis=1)] = 0  # what is silent stays so to the last bit
+    return Pair(new_left, turn @ new_right, turn @ basis, before, (reached, reached))
+
+
+def kappa(singular: Array) -> float:
+    """sigma_1 / sigma_last; infinite for a singular matrix."""
+    return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else float("inf")
+
+
+# -- one attention ---------------------------------------------------------------------------------
+
+
+def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention, dict[str, Any]]:
+    """The same attention in balanced bases, and the condition numbers of its heads; `scores` says whether queries and
+    keys may change their basis, too.
+    """
+    new = {
+        name: None if (old := getattr(attention, name)) is None else old.copy()
+        for name in ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias")
+    }
+    record: dict[str, Any] = {}
+    for group in range(attention.kv_heads):
+        each = attention.heads // attention.kv_heads
+        heads = slice(group * each, (group + 1) * each)
+        outputs = new["o"][:, heads]  # (width, each, D)
+        pair = balance(outputs.reshape(-1, attention.head_dim), new["v"][group])
+        note(record, "o", "v", pair)
+        if pair.basis is not None:
+            new["o"][:, heads] = pair.left.reshape(outputs.shape)
+            new["v"][group] = pair.right
+            if new["v_bias"] is not None:
+                new["v_bias"][group] = pair.basis @ new["v_bias"][group]
+        if not scores:
+            continue
+        queries = new["q"][heads].transpose(0, 2, 1)  # (each, width, D)
+        pair = balance(queries.reshape(-1, attention.head_dim), new["k"][group])
+        note(record, "q", "k", pair)
+        if pair.basis is not None:
+            new["q"][heads] = pair.left.reshape(queries.shape).transpose(0, 2, 1)
+            new["k"][group] = pair.right
+            if new["k_bias"] is not None:
+                new["k_bias"][group] = pair.basis @ new["k_bias"][group]
+            if new["q_bias"] is not None:  # q takes R^-T
+                new["q_bias"][heads] = np.linalg.solve(pair.basis.T, new["q_bias"][heads].T.astype(np.float64)).T
+    return replace(attention, **new), {key: summed(rows) for key, rows in record.items()}
+
+
+def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
+    for name, before, after in zip((left, right), pair.before, pair.after, strict=True):
+        record.setdefault(name, []).append((before, after, pair.basis is not None))
+
+
+def summed(rows: list[tuple[float, float, bool]]) -> dict[str, Any]:
+    """Condition numbers of one kind of matrix in one layer: geometric mean and worst over its heads that are balanced;
+    `left` counts those that stayed as they were.
+    """
+    changed = [(before, after) for before, after, moved in rows if moved]
+    found: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
+    for i, name in enumerate(("before", "after")):
+        values = np.array([pair[i] for pair in changed])
+        if len(values):
+            found[name] = {
+                "mean": round(float(np.exp(np.log(values).mean())), 3),
+                "worst": round(values.max().item(), 3),
+            }
+    return found
+
+
+# -- a result --------------------------------------------------------------------------------------
+
+
+def operator(source: Source) -> Operator:
+    """The operator for a source. Raises `UnsupportedModel` where its heads have no bases of their own, or where its
+    numbers are too coarse to stay the same function.
+    """
+    if reason := canonical.supported(source):
+        raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
+    coarse = {source.weights.entries[s.name].dtype for s in inside(source.specs)} - {"F32", "F64"}
+    if coarse:
+        raise UnsupportedModel(
+            f"--balance is exact in fp32, and these weights are {', '.join(sorted(coarse))}: rounding them in another "
+            "basis would change the function.",
+            "Leave --balance out, or save an fp32 copy first.",
+        )
+    also = ", and of queries and keys" if free_scores(source) else "; queries and keys keep theirs"
+    why = "" if free_scores(source) else f" ({why_not_scores(source)})"
+    says = f"another basis for values and outputs of every head, as well conditioned as can be{also}{why}"
+    return Operator("balance", "exact", says, {"scores": free_scores(source)})
+
+
+def refuse_fresh(init: str) -> None:
+    """Raises `UsageError`: what starts afresh has no function that a change of basis could keep."""
+    raise UsageError(f"--balance keeps what a model computes, and --init {init} forgets it.", "Leave --balance out.")
+
+
+def inside(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """The tensors of the blocks that a change of basis touches."""
+    return [s for s in specs if s.layer is not None and s.role in ROLES]
+
+
+def free_scores(source: Source) -> bool:
+    return why_not_scores(source) is None
+
+
+def why_not_scores(source: Source) -> str | None:
+    """What stands between queries, keys and their product; None where nothing does."""
+    if canonical.rotary(source):
+        return "rotary positions"
+    blocks = [s for s in source.specs if s.layer is not None]
+    if any(s.role == "qk_norm" for s in blocks):
+        return "query and key norms"
+    if any(s.name.endswith("logit_scale") for s in blocks):
+        return "scores are cosines"
+    return None
+
+
+class Balanced:
+    """The tensors of a result with balanced heads, each layer made when its first tensor is asked for. It takes what
+    `outs` would write, whoever made it, so balance comes last. `record` grows while tensors are made.
+    """
+
+    def __init__(self, plan: Plan, source: Source, outs: list[Out], specs: Iterable[TensorSpec]) -> None:
+        self.plan, self.source, self.outs = plan, source, {out.name: out for out in outs}
+        self.scores = free_scores(source)
+        self.by_layer: dict[int, list[TensorSpec]] = {}
+        for spec in inside(specs):
+            self.by_layer.setdefault(spec.layer, []).append(spec)
+        self.layer_of = {spec.name: layer for layer, specs in self.by_layer.items() for spec in specs}
+        self.names = {id(entry): name for name, entry in source.weights.entries.items()}
+        self.now: tuple[int, dict[str, Array]] = (-1, {})
+        self.record: dict[str, Any] = {}
+
+    def tensors(self) -> list[Out]:
+        return [
+            replace(out, entry=None, make=self.maker(out)) if out.name in self.layer_of else out
+            for out in self.outs.values()
+        ]
+
+    def maker(self, out: Out) -> Callable[[], Array]:
+        def make() -> Array:
+            layer = self.layer_of[out.name]
+            if self.now[0] != layer:
+                self.now = (layer, self.made(layer))
+            return from_float32(self.now[1].pop(out.name), out.dtype)
+
+        return make
+
+    def made(self, layer: int) -> dict[str, Array]:
+        specs = self.by_layer[layer]
+        stage = self.plan.after.stages[specs[0].stage]
+        pieces: dict[str, Array] = {}
+        for spec in specs:
+            values = self.held(spec.name)
+            if not np.isfinite(values).all():
+                raise Diverged(f"'{spec.name}' holds NaN or infinity, so it cannot be balanced.")
+            pieces |= canonical.to_pieces(spec, values, stage)
+        attention, found = balance_attention(Attention(**pieces), scores=self.scores)
+        self.record[str(layer)] = found
+        tensors = {}
+        for spec in specs:
+            like = canonical.to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
+            tensors[spec.name] = canonical.to_file(spec, {key: getattr(attention, key) for key in like}, like)
+        return tensors
+
+    def held(self, name: str) -> Array:
+        out = self.outs[name]
+        if out.make is not None:
+            return to_float32(out.make(), out.dtype)
+        return self.source.weights.float32(self.names[id(out.entry)])

@@ -1,0 +1,271 @@
+"""A layer's matrices in one form, whatever the file's layout, so that operators are written once. numpy only.
+
+Files hold queries, keys and values apart or stacked, stacked part by part or head by head, with the outputs first
+(Linear) or the inputs first (GPT-2's Conv1D), biases or none. `unpack` gives them head by head; `pack` is the way back
+and gives the very same bits at the same shape. For token vectors x `(width,)` and head h of kv head g:
+
+    q = attention.q[h] @ x + attention.q_bias[h]           scores: score_scale(source) * q . k, if no rotary positions
+    y = sum over h of attention.o[:, h] @ (weighted mean of v) + attention.o_bias
+    mlp: down @ act(up @ x + up_bias) + down_bias, or with a gate: down @ (act(gate @ x + gate_bias) * (up @ x + ...))
+
+The gate is the half that goes through the activation, whatever its place in the file. Query and key norms, layer
+scales, tables of relative positions and all else stay in `rest` as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from leansurgeon.architectures.base import Architecture, TensorSpec
+from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.plan.planning import target_specs
+
+Array = np.ndarray
+# Families whose q, k and v play other parts than in `softmax(q k) v` over tokens.
+OTHERWISE = {
+    "timm_xcit": "attends between channels, not between tokens, so the columns of a head's values are not independent",
+}
+OTHERWISE["leansurgeon_xcit"] = OTHERWISE["timm_xcit"]
+# Words in the names of families whose heads cannot become heads of another size, and why (`splittable`).
+LIMITED = {
+    "swin": "attends within windows, not over all tokens",
+    "nystromformer": "attends by way of landmarks, not from token to token",
+    **dict.fromkeys(("beit", "eva"), "reads q, k and v by one matrix that is no module call, so its input is not seen"),
+}
+# Families whose scores are q . k itself.
+UNSCALED = ("t5", "mt5")
+# Config keys with which libraries replace the scale 1/sqrt(head_dim) by a number of its own.
+SCALE_KEYS = {
+    "attention_multiplier": lambda value: value,
+    "query_pre_attn_scalar": lambda value: value**-0.5,
+}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The matrices of one attention, float32. A kv head serves `heads / kv_heads` neighbouring query heads."""
+
+    q: Array  # (heads, head_dim, width)
+    k: Array  # (kv_heads, head_dim, width)
+    v: Array  # (kv_heads, head_dim, width)
+    o: Array  # (width, heads, head_dim)
+    q_bias: Array | None = None  # (heads, head_dim)
+    k_bias: Array | None = None  # (kv_heads, head_dim)
+    v_bias: Array | None = None  # (kv_heads, head_dim)
+    o_bias: Array | None = None  # (width,)
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k.shape[0]
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.q.shape[2]
+
+
+@dataclass(frozen=True)
+class MLP:
+    """The matrices of one feed-forward part, float32."""
+
+    up: Array  # (mlp, width)
+    down: Array  # (width, mlp)
+    gate: Array | None = None  # (mlp, width): the half that goes through the activation
+    up_bias: Array | None = None  # (mlp,)
+    gate_bias: Array | None = None  # (mlp,)
+    down_bias: Array | None = None  # (width,)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block. `rest` holds norms, QK norms and everything else by the name that the family's
+    declaration gives it (`input_layernorm.weight`).
+    """
+
+    attention: Attention
+    mlp: MLP
+    rest: dict[str, Array] = field(default_factory=dict)
+
+
+def supported(source: Source) -> str | None:
+    """Why this model's blocks have no canonical form, in one sentence; None where they have."""
+    arch = source.architecture
+    if arch.name in OTHERWISE:
+        return f"{arch.name} {OTHERWISE[arch.name]}."
+    for number in range(len(source.shape.stages)):
+        inside = [s for s in source.specs if s.layer is not None and s.stage == number]
+        roles = {s.role for s in inside}
+        if "head_mix" in roles:
+            return f"{arch.name} mixes its heads with each other (talking heads), so no head stands alone."
+        if len({s.group for s in inside if s.role in (*ATTENTION_ROLES, "vkq")}) > 1 or "vkq" in roles:
+            return f"{arch.name} has several attentions in a block."
+        letters = {letter for role in roles if role in ATTENTION_ROLES for letter in role}
+        if lacking := {"q", "k", "v"} - letters:
+            return f"Stage {number + 1} of {arch.name} has attention without {names(lacking)}."
+        if not {"o", "up", "down"} <= roles:
+            return f"The blocks of {arch.name} lack an output projection or an MLP."
+    return None
+
+
+def splittable(source: Source) -> str | None:
+    """Why heads of this model cannot become heads of another size, in one sentence; None where they can. For that an
+    attention has to be `softmax(q k) v` over all tokens, without anything that is learned for a head besides its
+    matrices, and the library has to call its projections as modules, so that what they read can be seen.
+    """
+    if reason := supported(source):
+        return reason
+    arch, config = source.architecture, source.architecture.flat(source.config)
+    roles = {s.role for s in source.specs if s.layer is not None}
+    if "head_param" in roles:
+        return (
+            f"{arch.name} has parameters of every head besides q, k, v and o (such as a table of relative positions)."
+        )
+    if "qk_norm" in roles or config.get("qk_norm"):
+        return f"{arch.name} normalises queries and keys, each over the entries of a head."
+    if any(s.role in (*ATTENTION_ROLES, "o") for s in source.specs if s.layer is None):
+        return f"{arch.name} has an attention outside its blocks, whose heads would have to follow."
+    if reason := next((LIMITED[part] for part in arch.name.split("_") if part in LIMITED), None):
+        return f"{arch.name} {reason}."
+    if any(config.get(key) for key in ("window_size", "sliding_window", "local_attention")):
+        return f"The attention of {arch.name} sees a window of the tokens, not all of them."
+    return None
+
+
+def names(letters: set[str]) -> str:
+    words = {"q": "queries", "k": "keys", "v": "values"}
+    return " and ".join(words[x] for x in "qkv" if x in letters)
+
+
+def score_scale(source: Source, stage: int = 0) -> float:
+    """What multiplies q . k before the softmax: 1/sqrt(head_dim), unless a config key says otherwise.
+
+    Raises `UnsupportedModel` where the scores are no multiple of q . k that is the same in every layer.
+    """
+    config = source.architecture.flat(source.config)
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        raise UnsupportedModel(
+            "This model's config sets scale_attn_by_inverse_layer_idx: every layer has a score scale of its own."
+        )
+    if config.get("attn_logit_softcapping"):
+        raise UnsupportedModel("This model caps its scores (attn_logit_softcapping), which no change of q and k keeps.")
+    if source.architecture.name in UNSCALED or config.get("scale_attn_weights") is False:
+        return 1.0
+    found = next((key for key in SCALE_KEYS if config.get(key) is not None), None)
+    if found:
+        return float(SCALE_KEYS[found](config[found]))
+    return source.shape.stages[stage].head_dim ** -0.5
+
+
+def scale_is_derived(source: Source) -> bool:
+    """Whether the library takes the score scale from head_dim, so that it changes when head_dim does."""
+    config = source.architecture.flat(source.config)
+    fixed = source.architecture.name in UNSCALED or config.get("scale_attn_weights") is False
+    return not fixed and all(config.get(key) is None for key in SCALE_KEYS)
+
+
+def rotary(source: Source) -> bool:
+    """Whether positions rotate queries and keys, so that a change of basis within a head is not free."""
+    config = source.architecture.flat(source.config)
+    return source.architecture.positions.startswith("rope") or bool(config.get("use_rot_pos_emb"))
+
+
+# -- from the file ---------------------------------------------------------------------------------
+
+
+def unpack(source: Source, layer: int) -> Layer:
+    """Layer `layer` of a source, counted through all stages. Raises `UnsupportedModel` where `supported` has a
+    reason.
+    """
+    if reason := supported(source):
+        raise UnsupportedModel(reason)
+    if source.weights is None:
+        raise UnsupportedModel(f"{source.name} has no weights to read.", "A preset is an architecture only.")
+    specs = [s for s in source.specs if s.layer == layer]
+    return unpack_arrays({s.name: source.weights.float32(s.name) for s in specs}, source, specs)
+
+
+def unpack_arrays(tensors: Mapping[str, Array], source: Source, specs: list[TensorSpec]) -> Layer:
+    """The same from arrays that are at hand, by file name; `specs` are those of one layer."""
+    stage = source.shape.stages[specs[0].stage]
+    found: dict[str, Array] = {}
+    rest: dict[str, Array] = {}
+    for spec in specs:
+        values = np.asarray(tensors[spec.name], np.float32)
+        pieces = to_pieces(spec, values, stage)
+        if pieces is None:
+            rest[within_block(spec, source.architecture)] = values
+        else:
+            found |= {key: np.ascontiguousarray(piece) for key, piece in pieces.items()}
+    return Layer(*(kind(**{f.name: found.get(f.name) for f in fields(kind)}) for kind in (Attention, MLP)), rest)
+
+
+def within_block(spec: TensorSpec, architecture: Architecture) -> str:
+    """A tensor's name without its block's."""
+    return spec.name.split(architecture.blocks(spec.stage).layer.format(i=spec.index), 1)[1]
+
+
+# -- and back --------------------------------------------------------------------------------------
+
+
+def pack(layer: Layer, source: Source, architecture: Architecture, shape: Shape, index: int) -> dict[str, Array]:
+    """File tensors (float32, by name) of new layer `index` of a result of `architecture` and `shape`.
+
+    Raises `UnsupportedModel` where the result has no place for something (a bias, the norm of a layer that becomes the
+    first) or asks for something that the layer does not have.
+    """
+    specs = [s for s in target_specs(source, architecture, shape) if s.layer == index]
+    have = {f.name: getattr(part, f.name) for part in (layer.attention, layer.mlp) for f in fields(part)}
+    stage, out, used = shape.stages[specs[0].stage], {}, set()
+    for spec in specs:
+        keys = to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
+        if keys is None:
+            name = within_block(spec, architecture)
+            if name not in layer.rest:
+                raise UnsupportedModel(f"Layer {index} of the result needs '{spec.name}', which this layer lacks.")
+            values, used = layer.rest[name], used | {name}
+        else:
+            values, used = to_file(spec, {key: have[key] for key in keys}, keys), used | set(keys)
+        if values.shape != spec.shape:
+            raise UnsupportedModel(
+                f"'{spec.name}' of the result is {list(spec.shape)}, and the layer gives {list(values.shape)}."
+            )
+        out[spec.name] = np.ascontiguousarray(values, np.float32)
+    left = [key for key, value in (have | layer.rest).items() if value is not None and key not in used]
+    # A bias of zeros says nothing and needs no place.
+    left = [key for key in left if not key.endswith("_bias") or np.any(have[key])]
+    if left:
+        raise UnsupportedModel(f"Layer {index} of a {architecture.name} has no place for '{left[0]}'.")
+    return out
+
+
+def to_file(spec: TensorSpec, parts: dict[str, Array | None], like: dict[str, Array]) -> Array:
+    """Canonical fields in the layout of one file tensor; `like` are arrays of their sizes without memory."""
+    if all(value is None for key, value in parts.items() if not key.endswith("_bias")) and len(spec.axes) > 1:
+        raise UnsupportedModel(f"The result needs '{spec.name}', and the layer has no {' or '.join(parts)}.")
+    pieces = [np.zeros_like(like[key]) if value is None else value for key, value in parts.items()]
+    if spec.role == "o" or spec.role == "down":
+        if len(spec.axes) == 1:
+            return pieces[0]
+        flat = pieces[0].reshape(pieces[0].shape[0], -1)
+        return np.moveaxis(flat, 0, spec.axes.index("width"))
+    at = outer_axis(spec)
+    if spec.axes[at] == "heads*qkv":
+        each = np.stack(pieces, axis=1)  # (heads, 3, head_dim, ...)
+        rows = each.reshape(-1, *each.shape[3:])
+    else:
+        heads = 2 if spec.role in ATTENTION_ROLES else 1  # leading dimensions that become one
+        rows = np.concatenate([piece.reshape(-1, *piece.shape[heads:]) for piece in pieces])
+    return np.moveaxis(rows, 0, at)

@@ -1,0 +1,167 @@
+"""What a shape costs before and after surgery: parameters, operations, predicted training memory, and what each change
+is to be credited with. Nothing is written; torch is imported where memory is asked for.
+
+Credits follow one order: first precision and attention (which need no surgery), then depth, heads and the MLP, as
+`plan.shapes_along` has it. Another order would divide the same sum otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.costs import flops as operations
+from leansurgeon.measure.costs.flops import Flops
+from leansurgeon.measure.costs.gpus import Gpu
+from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
+from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.surgery.plan.class_attention import follow
+from leansurgeon.surgery.plan.planning import as_family, count, saved_along, shapes_along, target_specs
+from leansurgeon.surgery.plan.wanted import Wanted, resolve
+
+START = ("fp32", "eager")  # precision and attention that savings are counted from
+STEPS = ("precision and attention", "depth", "heads", "mlp")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One shape. `flops` in closed form (None where there is none) and `counted` by torch are of a forward pass of one
+    sample; `largest_batch` is the most samples that fit the GPU.
+    """
+
+    shape: Shape
+    parameters: ParameterCount
+    flops: Flops | None
+    counted: int | None = None
+    memory: Prediction | None = None
+    fits: bool | None = None
+    largest_batch: int | None = None
+
+    @property
+    def operations(self) -> int | None:
+        return self.flops.total if self.flops else self.counted
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape.as_dict(),
+            "parameters": self.parameters.as_dict(),
+            "flops": self.flops and self.flops.as_dict(),
+            "flops_counted": self.counted,
+            "memory": self.memory and self.memory.as_dict(),
+            "fits": self.fits,
+            "largest_batch": self.largest_batch,
+        }
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Before and after; `saved` by step in parameters, operations and bytes (negative where a step adds)."""
+
+    source: str
+    architecture: str
+    why: str
+    before: Cost
+    after: Cost
+    saved: dict[str, dict[str, int] | None]
+    start: int | None  # bytes of the source in fp32 with eager attention
+    gpu: Gpu | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "architecture": self.architecture,
+            "why": self.why,
+            "before": self.before.as_dict(),
+            "after": self.after.as_dict(),
+            "saved_by": self.saved,
+            "memory_in_fp32_with_eager_attention": self.start,
+            "gpu": self.gpu and {"name": self.gpu.name, "memory": self.gpu.memory, "source": self.gpu.source},
+        }
+
+
+def costs(
+    source: Source,
+    wanted: Wanted,
+    setting: Setting | None = None,
+    gpu: Gpu | None = None,
+    *,
+    cross_check: bool = False,
+) -> Costs:
+    """Costs of the source and of the shape that is wanted; memory where a `setting` is given. torch counts operations
+    for families without a closed form, and for all where a `cross_check` is wanted.
+
+    Raises `UsageError` for an impossible shape or setting, `UnsupportedModel` where memory cannot be predicted.
+    """
+    if wanted.class_attention:
+        source = follow(source)
+    target = resolve(source, wanted)
+    shapes = shapes_along(source, target)
+    configs = [config_of(source, target.architecture, shape) for shape in shapes]
+    counts = [count(source, target.architecture, shape) for shape in shapes]
+    tokens = setting.tokens if setting else None
+    closed = [
+        operations.closed_form(target_specs(source, target.architecture, s), s, c, target.architecture, tokens)
+        for s, c in zip(shapes, configs, strict=True)
+    ]
+    saved: dict[str, dict[str, int] | None] = {
+        "parameters": saved_along(counts),
+        "flops": None if None in closed else saved_along(closed),
+        "memory": None,
+    }
+    ends = {0: (source.config, source.architecture), 3: (configs[3], target.architecture)}
+    found = {i: Cost(shapes[i], counts[i], closed[i]) for i in ends}
+    if cross_check or None in closed:
+        for i, (config, architecture) in ends.items():
+            found[i] = replace(found[i], counted=counted(config, architecture, tokens))
+    start = None
+    if setting is not None:
+        chain = [ends[0], *((c, target.architecture) for c in configs[1:])]
+        start, totals, found = memory(chain, shapes, setting, gpu, found)
+        sums = [start, *totals]
+        saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
+    return Costs(source.name, target.architecture.name, target.why, found[0], found[3], saved, start, gpu)
+
+
+def config_of(source: Source, architecture: Architecture, shape: Shape) -> Config:
+    return architecture.with_shape(as_family(source, architecture), shape)
+
+
+def counted(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
+    try:
+        return operations.counted(config, architecture, tokens)
+    except UnsupportedModel:  # no sample can be made up
+        return None
+
+
+def memory(
+    chain: list[tuple[Config, Architecture]],
+    shapes: list[Shape],
+    setting: Setting,
+    gpu: Gpu | None,
+    found: dict[int, Cost],
+) -> tuple[int, list[int], dict[int, Cost]]:
+    """Bytes of the source in fp32 with eager attention; of every shape along the way; and the costs with memory in
+    them. A shape that is the one before it is not predicted again.
+    """
+    kind = gpu.blas if gpu else "hopper"
+    plain = replace(setting, precision=START[0], attention=START[1])
+    totals: list[int] = []
+    rehearsal = peak = None
+    for i, (config, architecture) in enumerate(chain):
+        if i == 0 or shapes[i] != shapes[i - 1]:
+            rehearsal = Rehearsal(config, architecture, setting)
+            peak = rehearsal.peak(gpu=kind)
+        totals.append(peak.total)
+        if i in found:
+            fitting = {}
+            if gpu:
+                same = i and shapes[i] == shapes[0]
+                most = found[0].largest_batch if same else rehearsal.largest_batch(gpu.memory, gpu=kind)
+                fitting = {"fits": peak.total <= gpu.memory, "largest_batch": most}
+            found = found | {i: replace(found[i], memory=peak, **fitting)}
+    same = (setting.precision, setting.attention) == START
+    start = totals[0] if same else Rehearsal(*chain[0], plain).peak(gpu=kind).total
+    return start, totals, found

@@ -1,0 +1,86 @@
+"""Drop layers: keep whole layers. Without data they are chosen evenly over the depth, or as the user says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from leansurgeon.errors import UsageError, plural
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.plan.method import Method, kept_numbers
+from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.wanted import Wanted, per_stage
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The layers that are kept, counted through all stages, what chose them, and the numbers behind it."""
+
+    kept: tuple[int, ...]
+    criterion: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def evenly(depth: int, keep: int, *, last: bool = False) -> tuple[int, ...]:
+    """`keep` of `depth` layers at equal spacing, the first of each group: 6 -> 3 keeps 0, 2, 4 (`last`: 1, 3, 5).
+
+    The first of each group was the best fixed rule on trained small ViTs; keeping the last can be worse than starting
+    fresh (facts: digits and Fashion-MNIST, `tests/surgery/test_transfer.py` holds the direction).
+    """
+    return tuple((i + last) * depth // keep - last for i in range(keep))
+
+
+def evenly_per_stage(before: Shape, after: Shape, period: int = 1, *, last: bool = False) -> tuple[int, ...]:
+    """The kept layers, counted through all stages. Layers that alternate are kept in groups of `period`, so that layer
+    j of the result does what layer j of such a model does.
+    """
+    kept, start = [], 0
+    for now, wanted in zip(before.stages, after.stages, strict=True):
+        groups = evenly(-(-now.depth // period), -(-wanted.depth // period), last=last)
+        layers = [start + group * period + i for group in groups for i in range(period)]
+        kept += layers[: wanted.depth]
+        start += now.depth
+    return tuple(kept)
+
+
+def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -> Choice:
+    """The layers that stay where no data is asked."""
+    named = kept_numbers(method.keep)
+    if named is not None:
+        if period > 1 and any(i - i % period + j not in named for i in named for j in range(period)):
+            raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
+        return Choice(named, "as listed")
+    last = method.layers == "last-of-each"
+    return Choice(evenly_per_stage(before, after, period, last=last), "last of each group" if last else "evenly")
+
+
+def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
+    """`--keep` as a number of layers per stage. Raises `UsageError` where it contradicts `--layers` or the model."""
+    named = kept_numbers(method.keep)
+    if named is None:
+        return wanted
+    if named[-1] >= shape.depth:
+        raise UsageError(f"--keep {method.keep}: the model has the layers 0 to {shape.depth - 1}.")
+    counts, start = [], 0
+    for stage in shape.stages:
+        counts.append(sum(start <= i < start + stage.depth for i in named))
+        start += stage.depth
+    if 0 in counts:
+        raise UsageError(f"--keep {method.keep} leaves no layer of stage {counts.index(0) + 1}.")
+    if wanted.layers is not None and per_stage(wanted.layers, [s.depth for s in shape.stages], "--layers") != counts:
+        raise UsageError(f"--keep {method.keep} keeps {', '.join(map(str, counts))} layers, not {wanted.layers}.")
+    return replace(wanted, layers=",".join(map(str, counts)))
+
+
+def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Operator:
+    dropped = [i for i in range(depth) if i not in kept]
+    if choice.criterion == "fuse":
+        pairs = [[i - 1, i] for i in dropped]
+        says = f"fuse {len(pairs)} pairs of layers, each into one: {', '.join(f'{a}+{b}' for a, b in pairs)}"
+        return Operator("fuse-layers", "near", says, {"pairs": pairs, "kept": list(kept), "evidence": choice.evidence})
+    return Operator(
+        "drop-layers",
+        "near",
+        f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}",
+        {"kept": list(kept), "dropped": dropped, "criterion": choice.criterion, "evidence": choice.evidence},
+    )

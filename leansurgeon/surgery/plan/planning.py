@@ -1,0 +1,353 @@
+"""The plan of an operation: which operators lead from the present shape to the wanted one, and what that saves. A
+value; nothing is done.
+
+`plan` reads no weights; the choice of single heads and units by weight is made while applying and recorded in
+surgery.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from leansurgeon.architectures.base import Architecture, TensorSpec, sizes_of
+from leansurgeon.checkpoints.family import convert_config
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.costs.flops import Flops, closed_form
+from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
+from leansurgeon.surgery.plan import drop_layers, fresh, heads, mlp
+from leansurgeon.surgery.plan.class_attention import follow
+from leansurgeon.surgery.plan.drop_layers import Choice
+from leansurgeon.surgery.plan.method import LAYERS, Method
+from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.wanted import Target, Wanted, resolve
+
+# Roles whose tensors have the shape of the blocks also where they stand outside them (SigLIP's pooling head).
+FOLLOWERS = ("q", "k", "v", "qkv", "o", "up", "gate", "down")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `apply` will do. `layers[j]` is the source layer that becomes layer j."""
+
+    source: str
+    before: Shape
+    after: Shape
+    architecture: Architecture
+    policy: str
+    why: str
+    init: str
+    seed: int
+    method: Method
+    calibrated: bool
+    layers: tuple[int, ...]
+    operators: tuple[Operator, ...]
+    parameters_before: ParameterCount
+    parameters_after: ParameterCount
+    saved_by: dict[str, int]
+    # Of one forward pass; None for families without a closed form.
+    flops_before: Flops | None = None
+    flops_after: Flops | None = None
+    flops_saved_by: dict[str, int] | None = None
+    class_attention: bool = False
+    # Measured importance of the heads of (layer, attention of the layer), where that chooses the heads that stay.
+    strength: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def exactness(self) -> str:
+        """The weakest promise among the operators."""
+        found = {o.exactness for o in self.operators}
+        return next((e for e in ("fresh", "near", "exact") if e in found), "exact")
+
+    def as_dict(self) -> dict:
+        return {
+            "source": self.source,
+            "architecture": self.architecture.name,
+            "head_policy": self.policy,
+            "why": self.why,
+            "init": self.init,
+            "seed": self.seed,
+            "method": self.method.as_dict(),
+            "calibrated": self.calibrated,
+            "class_attention": self.class_attention,
+            "before": self.before.as_dict(),
+            "after": self.after.as_dict(),
+            "layers": list(self.layers),
+            "operators": [o.as_dict() for o in self.operators],
+            "exactness": self.exactness,
+            "parameters_before": self.parameters_before.as_dict(),
+            "parameters_after": self.parameters_after.as_dict(),
+            "saved_by": self.saved_by,
+            "flops_before": self.flops_before and self.flops_before.as_dict(),
+            "flops_after": self.flops_after and self.flops_after.as_dict(),
+            "flops_saved_by": self.flops_saved_by,
+        }
+
+
+def plan(
+    source: Source,
+    wanted: Wanted,
+    seed: int = 0,
+    method: Method | None = None,
+    *,
+    calibrated: bool = False,
+    layers: Choice | None = None,
+) -> Plan:
+    """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `layers` which ones it
+    chose. Raises `UsageError` for an impossible shape, or where data is needed and there is none.
+    """
+    method = method or Method()
+    wanted.check()
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
+    if wanted.class_attention:
+        source = follow(source)
+    wanted = drop_layers.with_kept(source.shape, wanted, method)
+    target = resolve(source, wanted)
+    init = "fresh" if source.weights is None else wanted.init
+    before, after = source.shape, target.shape
+    target.architecture.with_shape(
+        as_family(source, target.architecture), after
+    )  # an impossible config is refused here
+    choice = layers or drop_layers.without_data(before, after, method, source.architecture.period)
+    refuse_moved_layers(source, init, choice.kept)
+    refuse_new_output(source, init)
+    shapes = shapes_along(source, target)
+    counts = [count(source, target.architecture, shape) for shape in shapes]
+    flops = [flops_of(source, target.architecture, shape) for shape in shapes]
+    return Plan(
+        source=source.name,
+        before=before,
+        after=after,
+        architecture=target.architecture,
+        policy=target.policy,
+        why=target.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
+        class_attention=wanted.class_attention,
+        init=init,
+        seed=seed,
+        method=method,
+        calibrated=calibrated and init != "fresh",
+        layers=choice.kept,
+        operators=operators(source, target, init, choice, method, calibrated),
+        parameters_before=counts[0],
+        parameters_after=counts[-1],
+        saved_by=saved_along(counts),
+        flops_before=flops[0],
+        flops_after=flops[-1],
+        flops_saved_by=saved_along(flops) if None not in flops else None,
+    )
+
+
+def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> None:
+    """Some configs make a layer's arithmetic depend on its number; a layer that moves would compute something else."""
+    config = source.architecture.flat(source.config)
+    keys = [key for key in source.architecture.depends_on_index if config.get(key)]
+    if keys and init == "transfer" and kept != tuple(range(len(kept))):
+        raise UsageError(
+            f"This model's config sets {keys[0]}: a layer's scale depends on its number, so kept layers would change.",
+            "Use --init fresh, or keep every layer.",
+        )
+
+
+def refuse_new_output(source: Source, init: str) -> None:
+    """Some libraries can load an output apart from the embedding, and cannot make one (transformers' T5)."""
+    arch = source.architecture
+    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
+    if init == "fresh" and source.weights is not None and arch.ties_new and apart:
+        raise UsageError(
+            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
+            "Use --init fresh-attention, or --init transfer.",
+        )
+
+
+def operators(
+    source: Source, target: Target, init: str, choice: Choice, method: Method, calibrated: bool
+) -> tuple[Operator, ...]:
+    if method.balance:
+        from leansurgeon.surgery.layer import balance
+
+        if init in ("fresh", "naive"):
+            balance.refuse_fresh(init)
+    if init == "fresh":
+        return (fresh.model_operator(preset=source.weights is None),)
+    steps, start = [], 0
+    stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
+    for number, (before, after) in enumerate(stages, 1):
+        found = []
+        if after.depth < before.depth:
+            here = tuple(i - start for i in choice.kept if start <= i < start + before.depth)
+            found.append(drop_layers.operator(before.depth, here, choice))
+        if after.head_dim != before.head_dim:
+            found.append(other_head_dim(source, before, after, init, method, calibrated))
+        elif after.heads != before.heads:
+            if after.heads > before.heads and method.more == "split":
+                check_children(source)
+            found.append(heads.operator(before, after, method.more, calibrated=calibrated))
+        if after.mlp_dim != before.mlp_dim:
+            found.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
+        steps += [step.in_stage(number) for step in found] if len(stages) > 1 else found
+        start += before.depth
+    kinds = {step.exactness for step in steps}
+    if "fresh" in kinds and (method.fit or LAYERS[method.layers]):
+        asked = "--fit" if method.fit else f"--method {method.layers}"
+        raise UsageError(f"{asked} needs heads that have learned something, and here q, k, v start afresh.")
+    healing = calibrated and "near" in kinds and "fresh" not in kinds
+    if healing and method.heal:
+        steps.append(HEAL)
+    if healing and method.fit:
+        steps.append(
+            Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
+        )
+    if method.balance:
+        steps.append(balance.operator(source))
+    return tuple(steps)
+
+
+HEAL = Operator("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
+
+
+def other_head_dim(
+    source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool
+) -> Operator:
+    """The operator for heads of another size. Raises `UsageError` where what the heads have learned would be lost
+    without the user having said so.
+    """
+    if init == "naive":
+        return heads.naive_operator(before, after)
+    if init == "fresh-attention" or not source.learned:
+        return fresh.attention_operator(before, after)
+    pair = f"{before.heads} heads of {before.head_dim} cannot become {after.heads} of {after.head_dim}"
+    afresh = "--init fresh-attention starts q, k, v afresh, --init fresh the whole model (the paper's way)."
+    if after.heads % before.heads:
+        near = nearest_divisible(after.heads, before.heads)
+        keep = "--head-dim keep adds or trims heads of the same size. " if keeps_size(source) else ""
+        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", keep + afresh)
+    if after.inner < before.inner:
+        least = -(-before.inner // after.heads)
+        raise UsageError(f"{pair}: together they cannot hold {before.inner} values; head_dim must be {least}.", afresh)
+    if before.kv_heads != before.heads:
+        raise UnsupportedModel(
+            f"{pair}: {before.heads} query heads share {before.kv_heads} key/value heads, which cannot be divided.",
+            "--head-dim keep makes more heads of the same size.",
+        )
+    check_canonical(source, pair, afresh)
+    if after.head_dim < before.head_dim and not (calibrated or method.uncalibrated):
+        raise UsageError(
+            f"{pair} without sample data: the weights alone do not say which part of a head's scores matters.",
+            f"Add --calibrate DATA; or accept less with --uncalibrated. {afresh}",
+        )
+    step = heads.split_operator(before, after, calibrated=calibrated)
+    if step.exactness == "exact" and is_coarse(source):  # q and k are rescaled, which such numbers round
+        step = replace(step, exactness="near", says=step.says + ", rounded to the weights' precision")
+    return step
+
+
+def keeps_size(source: Source) -> bool:
+    """Whether some family can hold heads of the same size whose number changes."""
+    return source.architecture.stores_head_dim or source.architecture.decoupled is not None
+
+
+def is_coarse(source: Source) -> bool:
+    """Whether attention weights are stored with fewer bits than fp32."""
+    entries = source.weights.entries
+    return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
+
+
+def check_canonical(source: Source, pair: str, afresh: str) -> None:
+    """Raises `UnsupportedModel` where the family's heads cannot become heads of another size."""
+    from leansurgeon.surgery.layer import canonical
+
+    if reason := canonical.splittable(source):
+        raise UnsupportedModel(f"{pair}: {reason}", afresh)
+    if canonical.rotary(source):
+        also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
+        raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
+
+
+def check_children(source: Source) -> None:
+    """Raises `UnsupportedModel` where heads of the same size cannot have children (channel attention)."""
+    from leansurgeon.surgery.layer import canonical
+
+    if reason := canonical.supported(source):
+        raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
+
+
+def shapes_along(source: Source, target: Target) -> list[Shape]:
+    """The shape before, after cutting depth, after changing heads, after changing the MLP.
+
+    The order matters for what each step is credited with: depth first, then heads on the layers that are left, then the
+    MLP.
+    """
+    now, want = source.shape, target.shape
+    stages = list(zip(now.stages, want.stages, strict=True))
+    return [
+        now,
+        Shape(tuple(replace(a, depth=b.depth) for a, b in stages)),
+        Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages)),
+        want,
+    ]
+
+
+def saved_along(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
+    """What each step of `shapes_along` saves; negative where it adds."""
+    return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}
+
+
+def flops_of(source: Source, architecture: Architecture, shape: Shape) -> Flops | None:
+    """Forward operations of one sample at another shape, in closed form; None where there is none."""
+    return closed_form(target_specs(source, architecture, shape), shape, as_family(source, architecture), architecture)
+
+
+def count(source: Source, architecture: Architecture, shape: Shape) -> ParameterCount:
+    """Parameters by part of the source's tensors at another shape, from their axes alone."""
+    parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
+    for spec in target_specs(source, architecture, shape):
+        if spec.counted:
+            parts[spec.part] += spec.size
+    return ParameterCount(**parts)
+
+
+def target_specs(source: Source, architecture: Architecture, shape: Shape) -> list[TensorSpec]:
+    """Every tensor of the result: those outside the blocks as they are (but for an attention or MLP there, which has
+    the shape of the blocks), those of the first source layer at each new layer.
+    """
+    config = as_family(source, architecture)
+    dims = architecture.dims(config, shape)
+    specs = [
+        replace(s, shape=sizes_of(" ".join(s.axes), dims)) if s.role in FOLLOWERS else s
+        for s in source.specs
+        if s.layer is None
+    ]
+    layer = 0
+    for s, (now, wanted) in enumerate(zip(source.shape.stages, shape.stages, strict=True)):
+        dims = architecture.dims(config, shape, s)
+        blocks = [
+            [(spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if in_block(spec, s, like)]
+            for like in range(min(2, now.depth))
+        ]
+        for j in range(wanted.depth):
+            # Only the first layer may differ from the others.
+            specs += [
+                replace(spec, name=at_layer(spec, architecture, j), shape=sizes, layer=layer, index=j)
+                for spec, sizes in blocks[min(j, 1, now.depth - 1)]
+            ]
+            layer += 1
+    return specs
+
+
+def in_block(spec: TensorSpec, stage: int, index: int) -> bool:
+    return spec.layer is not None and (spec.stage, spec.index) == (stage, index)
+
+
+def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:
+    """The name of a block tensor in another layer of its stage."""
+    pattern = architecture.blocks(spec.stage).layer
+    return spec.name.replace(pattern.format(i=spec.index), pattern.format(i=index), 1)
+
+
+def as_family(source: Source, architecture: Architecture) -> dict:
+    """The source's config as a config of `architecture` (its own, or the decoupled form of it)."""
+    return convert_config(source.config, source.architecture, architecture)

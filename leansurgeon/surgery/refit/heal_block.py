@@ -1,0 +1,199 @@
+"""Heal one filled block: refit its output projections towards what the teacher has at the same place. Imports torch.
+
+Two forms, told apart by what stands behind the MLP:
+
+*pre-norm* (`reach` is a factor): the projection adds to the residual stream, so the least-squares target is plainly
+what is missing, teacher minus student.
+
+*post-norm* (`closing_norm`): the block's output is LN(r), whose length per token is free. When the block takes over
+dropped ones, it gets the closing norm of the last of them, z = (target - beta) / gamma is the direction that r has to
+have, and the projection is refitted so that r becomes `std(r) z + mean(r)` in every token, each weighted by 1 / std^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.surgery.refit import block as handles
+from leansurgeon.surgery.refit import heal
+from leansurgeon.surgery.refit.block import add_to, flat, inputs_of, way_back
+
+POST_RIDGES = (0.03, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The hidden states of one part of the calibration on their way: the student's stream with its position, the
+    teacher's hidden states that the block should give (`target`), and which tokens are real.
+    """
+
+    stream: Stream
+    hidden: list[Tensor]
+    target: list[Tensor]
+    masks: Sequence[Tensor | None]
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A filled block `layer` of the skeleton that `fit` and `guard` run through."""
+
+    layer: int
+    fit: Samples
+    guard: Samples
+    ridges: Sequence[float] = heal.RIDGES
+
+    @property
+    def block(self) -> nn.Module:
+        return self.fit.stream.skeleton.block(self.layer)
+
+    def run(self, samples: Samples, b: int) -> Tensor:
+        with torch.no_grad():
+            return samples.stream.call(b, samples.hidden[b], self.layer)
+
+    def first(self) -> Tensor:
+        return self.run(self.guard, 0)
+
+
+def error(site: Site, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
+    """Root mean square over real tokens of |output - target| / |target|. `outputs` are the block's, where they are at
+    hand; else it is run.
+    """
+    total, tokens = 0.0, 0.0
+    for b in range(len(samples)):
+        out = site.run(samples, b) if outputs is None else outputs[b]
+        out, target = (flat(x, samples.masks[b]) for x in (out, samples.target[b]))
+        total += float((heal.relative_weights(target) * (out - target).double().pow(2).sum(1)).sum())
+        tokens += len(target)
+    return sqrt(total / max(tokens, 1))
+
+
+def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
+    """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
+    give is what is missing over the scale; what an error there counts is the scale again.
+    """
+    sums = equations(module, samples.hidden[0].device, scale.double() ** 2)
+    safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
+    for b in range(len(samples)):
+        with inputs_of(module) as seen:
+            out = site.run(samples, b)
+        target, mask = samples.target[b], samples.masks[b]
+        goal = flat(target, mask)
+        a = flat(seen[0].reshape(*out.shape[:-1], -1), mask)
+        sums.add(a, (goal - flat(out, mask)) / safe, heal.relative_weights(goal))
+    return sums
+
+
+def equations(module: nn.Module, device: torch.device, worth: Tensor | None = None) -> heal.NormalEquations:
+    outputs, inputs = handles.weight_of(module).shape
+    return heal.NormalEquations(inputs, outputs, constant=module.bias is not None, device=device, worth=worth)
+
+
+def refit_projection(site: Site, module: nn.Module, scale: Tensor) -> heal.Refit:
+    """Refit one projection of a pre-norm block in place, where the guard gains."""
+    found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
+    add_to(module, found.weight, found.bias)
+    return found
+
+
+def heal_pre_norm(site: Site, *, attention: bool) -> dict[str, Any] | None:
+    """Refit the MLP's output, and before it the attention's where `attention` says so. None where the block is no
+    pre-norm block.
+    """
+    skeleton = site.fit.stream.skeleton
+    down = skeleton.mlp_down(site.layer)
+    scale = handles.reach(down, site.first)
+    if scale is None:
+        return None
+    record: dict[str, Any] = {}
+    if attention:
+        for module in skeleton.projections(site.layer):
+            direct = handles.reach(module, site.first, freeze=down)
+            if direct is not None:
+                record["o"] = refit_attention(site, module, direct)
+    record["down"] = refit_projection(site, down, scale).as_dict()
+    return record
+
+
+def refit_attention(site: Site, module: nn.Module, scale: Tensor) -> dict[str, Any]:
+    """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
+    the block.
+    """
+    found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
+    record = found.as_dict()
+    if found.kept:
+        before, restore = error(site, site.guard), way_back(module)
+        add_to(module, found.weight, found.bias)
+        after = error(site, site.guard)
+        record |= {"block_before": round(before, 6), "block_after": round(after, 6)}
+        if after >= before:
+            restore()
+            record["kept"] = False
+    return record
+
+
+# -- post-norm ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Gain and shift of a LayerNorm."""
+
+    gain: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, module: nn.LayerNorm) -> Norm:
+        shift = torch.zeros_like(module.weight) if module.bias is None else module.bias
+        return cls(module.weight.detach().clone(), shift.detach().clone())
+
+
+def absorb(site: Site, closing: Norm) -> dict[str, Any] | None:
+    """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
+    block is no post-norm block; everything stays as it was where the guard does not gain.
+    """
+    norm = handles.closing_norm(site.block, site.first)
+    if norm is None:
+        return None
+    before, down = error(site, site.guard), site.fit.stream.skeleton.mlp_down(site.layer)
+    restore = way_back(norm, down)
+    set_norm(norm, closing)
+    fit, guard = (norm_moments(site, part, down, norm, closing) for part in (site.fit, site.guard))
+    found = heal.refit(fit, guard, site.ridges)
+    add_to(down, found.weight, found.bias)
+    after = error(site, site.guard)
+    kept = after < before
+    if not kept:
+        restore()
+    return {"down": found.as_dict() | {"kept": kept and found.kept}, "norm": "taken over" if kept else "own",
+            "block_before": round(before, 6), "block_after": round(after, 6)}  # fmt: skip
+
+
+def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
+    module.weight.data.copy_(norm.gain)
+    if module.bias is not None:
+        module.bias.data.copy_(norm.shift)
+
+
+def norm_moments(site: Site, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm) -> heal.NormalEquations:
+    """The sums of the post-norm form (see above)."""
+    sums = equations(down, samples.hidden[0].device)
+    gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
+    for b in range(len(samples)):
+        with inputs_of(down) as seen, inputs_of(norm) as summed:
+            site.run(samples, b)
+        mask = samples.masks[b]
+        r = flat(summed[0], mask)
+        z = (flat(samples.target[b], mask) - closing.shift) / gain
+        std, mean = r.std(1, keepdim=True, correction=0).clamp(min=1e-12), r.mean(1, keepdim=True)
+        sums.add(flat(seen[0], mask), std * z + mean - r, 1 / std[:, 0].double().pow(2) / r.shape[1])
+    return sums

@@ -1,0 +1,177 @@
+"""Fit one block to what it should give, without labels and without a backward pass through the model. Imports torch.
+
+The block gets hidden states (of the network as it is already cut) and targets (what the teacher has at the same place),
+and Adam lowers the error of its own output for a few steps, one batch at a time. Memory is that of one block. The
+result stays only if samples that took no part in the fitting confirm it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import cos, isfinite, pi
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from leansurgeon.surgery.refit.heal_block import Samples, Site
+
+STEPS, RATE = 150, 1e-3
+WARMUP = 5  # steps
+
+
+@dataclass(frozen=True)
+class Example:
+    """One batch: what enters the block `(B, T, width)`, what should come out, which tokens are real `(B, T)`, and other
+    arguments of the block (masks, rotary tables).
+    """
+
+    hidden: Tensor
+    target: Tensor
+    mask: Tensor | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Errors are relative to the target: the root of the mean over guard tokens of |output - target|^2 / |target|^2."""
+
+    steps: int
+    before: float
+    after: float
+    kept: bool
+    seconds: float
+
+    def as_dict(self) -> dict[str, float | int | bool]:
+        return {
+            "steps": self.steps,
+            "guard_before": round(self.before, 6),
+            "guard_after": round(self.after, 6),
+            "kept": self.kept,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def fit_examples(
+    forward: Callable[..., Tensor],
+    parameters: Sequence[Tensor],
+    fit: Sequence[Example],
+    guard: Sequence[Example],
+    *,
+    steps: int = STEPS,
+    rate: float = RATE,
+    seed: int = 0,
+) -> Fitted:
+    """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
+
+    Adam at `rate` after a short warm-up, falling as a cosine to zero; the order of batches is drawn by `seed`, every
+    batch once before one comes again. Where the error on `guard` is not lower at the end (or a number is not finite),
+    the parameters are put back bit for bit. Gradients and `requires_grad` flags are left as they were found.
+    Raises `UsageError` without samples to fit or to guard, or for steps and rates that are not positive.
+    """
+    if not fit or not guard:
+        raise UsageError(
+            f"Local fitting needs sample batches to fit and to guard; there are {len(fit)} and {len(guard)}."
+        )
+    if steps < 1 or not (isfinite(rate) and rate > 0):
+        raise UsageError(f"Local fitting needs a positive number of steps and rate; {steps} and {rate:g} were given.")
+    start = perf_counter()
+    before = relative_error(forward, guard)
+    saved = [p.detach().clone() for p in parameters]
+    sound = True
+    with trainable(parameters), torch.enable_grad():
+        optimizer = torch.optim.Adam(parameters, lr=rate)
+        for step, number in zip(range(steps), order(len(fit), seed), strict=False):
+            optimizer.param_groups[0]["lr"] = rate * schedule(step, steps)
+            loss = mean_error(forward, fit[number])
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            sound = bool(torch.isfinite(loss.detach()))
+            if not sound:
+                break
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    after = relative_error(forward, guard) if sound else float("inf")
+    kept = after < before  # false for a number that is none
+    if not kept:
+        with torch.no_grad():
+            for parameter, old in zip(parameters, saved, strict=True):
+                parameter.copy_(old)
+    return Fitted(steps, before, after, kept, perf_counter() - start)
+
+
+def fit_block(site: Site, steps: int = STEPS, *, rate: float = RATE, seed: int = 0) -> dict[str, float | int | bool]:
+    """Fit all weights of the filled block of a `Site` to its targets, guarded by its guard samples; the numbers."""
+
+    def examples(samples: Samples) -> list[Example]:
+        return [
+            Example(samples.hidden[b], samples.target[b], samples.masks[b], {"samples": samples, "batch": b})
+            for b in range(len(samples))
+        ]
+
+    def forward(hidden: Tensor, samples: Samples, batch: int) -> Tensor:
+        return samples.stream.call(batch, hidden, site.layer)
+
+    parameters = list(site.block.parameters())
+    done = fit_examples(
+        forward, parameters, examples(site.fit), examples(site.guard), steps=steps, rate=rate, seed=seed
+    )
+    return done.as_dict()
+
+
+def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
+    """Mean over real tokens of |output - target|^2 / |target|^2.
+
+    Per token, since in pre-norm models a few tokens have a hundred times the size of the others and would be all that a
+    plain mean sees.
+    """
+    out, target = forward(example.hidden, **example.arguments), example.target
+    if example.mask is not None:
+        real = example.mask.bool()
+        out, target = out[real], target[real]
+    size = target.square().sum(-1)
+    size = size.clamp_min(1e-6 * float(size.mean()) + torch.finfo(size.dtype).tiny)
+    return ((out - target).square().sum(-1) / size).mean()
+
+
+@torch.no_grad()
+def relative_error(forward: Callable[..., Tensor], examples: Sequence[Example]) -> float:
+    """Root of `mean_error` over all tokens of all batches."""
+    total, tokens = 0.0, 0
+    for example in examples:
+        count = example.target[..., 0].numel() if example.mask is None else int(example.mask.bool().sum())
+        if count:
+            total, tokens = total + float(mean_error(forward, example)) * count, tokens + count
+    return (total / max(tokens, 1)) ** 0.5
+
+
+def schedule(step: int, steps: int) -> float:
+    """Share of the peak rate: linear up over WARMUP steps, then half a cosine down."""
+    return min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + cos(pi * step / steps))
+
+
+def order(count: int, seed: int) -> Iterator[int]:
+    """Batch numbers without end, every batch once a round."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(count, generator=generator).tolist()
+
+
+@contextmanager
+def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Gradients for these for a while."""
+    found = [(p.requires_grad, p.grad) for p in parameters]
+    try:
+        for p in parameters:
+            p.requires_grad_(True)
+        yield
+    finally:
+        for p, (flag, grad) in zip(parameters, found, strict=True):
+            p.grad = grad
+            p.requires_grad_(flag)

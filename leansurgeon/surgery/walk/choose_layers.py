@@ -1,0 +1,253 @@
+"""Which layers to keep, by what they do on calibration data; every choice comes with its numbers. Imports torch.
+
+    influence      a layer's influence is 1 - cos(its input, its output), mean over tokens (ShortGPT, arXiv 2403.03853);
+                   the least influential go
+    angular        one contiguous block of layers, between whose ends the hidden state turns least:
+                   arccos(cos(h_l, h_l+n)) / pi (Gromov et al., arXiv 2403.17887)
+    leave-one-out  the error of the model's output when one layer alone is missing; the least missed go
+    greedy         leave-one-out, taken anew after each layer that went
+
+Layers that alternate (shifted windows) go in whole groups of `period`. Stages of a pyramid are chosen one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import pi
+
+import torch
+from torch import Tensor
+
+from leansurgeon.checkpoints.skeleton import Skeleton
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.refit.block import check_finite, flat
+
+Masks = Sequence[Tensor | None]
+Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one pass of the source says: `influence` of every layer, and `angle[l, n]` between the input of layer l and
+    the output of layer l + n - 1, for the sizes n of blocks that may be dropped in its stage.
+    """
+
+    influence: list[float]
+    angle: dict[tuple[int, int], float]
+    lost: list[int]  # layers to lose, by stage
+    stages: list[range]
+
+    def as_dict(self) -> dict:
+        sizes = sorted({n for _, n in self.angle})
+        angles = {str(n): {str(i): round(a, 6) for (i, m), a in self.angle.items() if m == n} for n in sizes}
+        return {"influence": [round(v, 6) for v in self.influence], "angle": angles, "lost_per_stage": self.lost}
+
+
+@dataclass
+class Sums:
+    """A mean over tokens in the making."""
+
+    total: float = 0.0
+    count: int = 0
+    values: list[float] = field(default_factory=list)
+
+    def add(self, values: Tensor) -> None:
+        self.total += float(values.double().sum())
+        self.count += values.numel()
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.count)
+
+
+def ranges(shape: Shape) -> list[range]:
+    """The layers of every stage, counted through all stages."""
+    ends = list(accumulate(stage.depth for stage in shape.stages))
+    return [range(end - stage.depth, end) for end, stage in zip(ends, shape.stages, strict=True)]
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine of every token's vectors in float64; of two zeros it is 1."""
+    a, b = a.double(), b.double()
+    size = (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-300)
+    return torch.where(size > 1e-299, (a * b).sum(-1) / size, 1.0).clamp(-1, 1)
+
+
+def measure(teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, before: Shape, after: Shape) -> Evidence:
+    """One pass of the source over `batches`, one block in memory, and the hidden states of as many layers as a stage
+    is to lose.
+    """
+    stages = ranges(before)
+    lost = [a.depth - b.depth for a, b in zip(before.stages, after.stages, strict=True)]
+    influence: list[float] = []
+    angle: dict[tuple[int, int], float] = {}
+    stream = Stream(teacher, batches)
+    for stage, n in zip(stages, lost, strict=True):
+        kept: dict[int, list[Tensor]] = {}
+        for layer in stage:
+            if n:
+                kept[layer] = stream.hidden
+            fill(layer)
+            outputs = stream.run()
+            check_finite(outputs, f"behind layer {layer}")
+            teacher.empty(layer)
+            influence.append(mean_of(lambda a, b: 1 - cosine(a, b), stream.hidden, outputs, masks))
+            for size in block_sizes(n):
+                if (start := layer - size + 1) in kept:
+                    angle[start, size] = mean_of(turn, kept[start], outputs, masks)
+            kept.pop(layer - n + 1, None)
+            stream.advance(outputs)
+    return Evidence(influence, angle, lost, stages)
+
+
+def block_sizes(lost: int) -> list[int]:
+    """Sizes of the contiguous blocks that are looked at: one block, or two halves."""
+    return sorted({lost, lost // 2, lost - lost // 2} - {0})
+
+
+def turn(a: Tensor, b: Tensor) -> Tensor:
+    """Angle between the vectors of every token, as a share of pi."""
+    return torch.arccos(cosine(a, b)) / pi
+
+
+def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[Tensor], masks: Masks) -> float:
+    """Mean of `what` over the real tokens of all batches."""
+    sums = Sums()
+    for x, y, mask in zip(a, b, masks, strict=True):
+        sums.add(what(flat(x, mask), flat(y, mask)))
+    return sums.mean
+
+
+def groups_of(stage: range, period: int) -> list[tuple[int, ...]]:
+    return [tuple(stage[i : i + period]) for i in range(0, len(stage), period)]
+
+
+def without(evidence_stages: list[range], gone: set[int]) -> tuple[int, ...]:
+    return tuple(i for stage in evidence_stages for i in stage if i not in gone)
+
+
+def by_influence(found: Evidence, period: int = 1) -> tuple[int, ...]:
+    """Keep the most influential layers."""
+    gone: set[int] = set()
+    for stage, n in zip(found.stages, found.lost, strict=True):
+        cost = {g: sum(found.influence[i] for i in g) for g in groups_of(stage, period)}
+        for group in sorted(cost, key=lambda g: (cost[g], g))[: n // period]:
+            gone.update(group)
+    return without(found.stages, gone)
+
+
+def by_angle(found: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
+    """Drop one contiguous block, or two of half the size, with the smallest (sum of) angles; `rank` 1 takes the second
+    best, and so on. None where there is none.
+
+    The first layer of a stage stays if it can: without it nothing stands before the cut that could make up for it. A
+    layer stays between two blocks.
+    """
+    gone: set[int] = set()
+    for stage, n in zip(found.stages, found.lost, strict=True):
+        if not n:
+            continue
+        if blocks > 1 and n < 2:
+            return None
+        sizes = [n] if blocks == 1 else [n // 2, n - n // 2]
+        ordered = sorted((cost, starts) for starts, cost in placings(found, stage, sizes, period))
+        later = [p for p in ordered if min(p[1]) > stage.start] or ordered
+        if rank >= len(later):
+            return None
+        for start, size in zip(later[rank][1], sizes, strict=True):
+            gone.update(range(start, start + size))
+    return without(found.stages, gone)
+
+
+def placings(found: Evidence, stage: range, sizes: list[int], period: int) -> list[tuple[tuple[int, ...], float]]:
+    """Places of blocks of these sizes in a stage, with the sum of their angles."""
+    if any(size % period for size in sizes):
+        return []
+    starts = [[i for i in stage if (i, size) in found.angle and (i - stage.start) % period == 0] for size in sizes]
+    if len(sizes) == 1:
+        return [((i,), found.angle[i, sizes[0]]) for i in starts[0]]
+    return [
+        ((i, j), found.angle[i, sizes[0]] + found.angle[j, sizes[1]])
+        for i in starts[0]
+        for j in starts[1]
+        if i + sizes[0] < j or j + sizes[1] < i
+    ]
+
+
+# -- by the model's output ------------------------------------------------------------------------
+
+
+def drop_errors(
+    teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, kept: Sequence[int], candidates: Sequence[tuple]
+) -> dict[tuple, float]:
+    """For every group of layers in `candidates`: how far the last hidden states are from the source's, as relative
+    error per token, when the group is missing from `kept`. All variants go through the source side by side, so a block
+    is read once; memory holds one set of hidden states per variant.
+    """
+    stream = Stream(teacher, batches)
+    whole = stream.hidden
+    variants: dict[tuple, list[Tensor] | None] = dict.fromkeys(candidates)  # None: still equal to `base`
+    base = stream.hidden
+    dropped = set(range(teacher.depth)) - set(kept)
+    for layer in range(teacher.depth):
+        fill(layer)
+        for group, hidden in variants.items():
+            if layer in group:
+                variants[group] = base if hidden is None else hidden
+            elif hidden is not None and layer not in dropped:
+                variants[group] = stream.run(layer, hidden)
+        same = base is whole
+        following = stream.run(layer, whole)
+        if layer not in dropped:
+            base = following if same else stream.run(layer, base)
+        whole = following
+        teacher.empty(layer)
+    check_finite(whole, "behind the last layer")
+    return {group: mean_of(relative_error, whole, hidden, masks) for group, hidden in variants.items() if hidden}
+
+
+def relative_error(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b| / |a| of every token."""
+    return (a - b).double().norm(dim=-1) / a.double().norm(dim=-1).clamp(min=1e-300)
+
+
+def by_output(
+    teacher: Skeleton,
+    fill: Fill,
+    batches: list[dict],
+    masks: Masks,
+    before: Shape,
+    after: Shape,
+    period: int = 1,
+    *,
+    greedy: bool,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[tuple[int, ...], list[dict]]:
+    """Leave-one-out (`greedy`: again after each loss): the kept layers, and the error of every candidate by round.
+
+    Raises `UnsupportedModel` for a model of several stages, whose hidden states change their size.
+    """
+    from leansurgeon.errors import UnsupportedModel
+
+    if len(before.stages) > 1:
+        raise UnsupportedModel(
+            "Leave-one-out and greedy choices compare hidden states of one size, and this model has stages.",
+            "Use --method influence or angular.",
+        )
+    stage = ranges(before)[0]
+    kept, rounds = list(stage), []
+    to_go = (before.depth - after.depth) // period
+    while to_go:
+        groups = [g for g in groups_of(stage, period) if g[0] in kept]
+        errors = drop_errors(teacher, fill, batches, masks, kept, groups)
+        order = sorted(errors, key=lambda g: (errors[g], g))
+        going = order[:1] if greedy else order[:to_go]
+        rounds.append({",".join(map(str, g)): round(e, 6) for g, e in errors.items()})
+        for group in going:
+            kept = [i for i in kept if i not in group]
+        say(f"  dropped {', '.join(str(i) for g in going for i in g)}")
+        to_go -= len(going)
+    return tuple(kept), rounds

@@ -1,0 +1,280 @@
+"""Undo: the source's shape and bits back out of a result of exact operators. numpy only.
+
+An exact operator loses nothing: the old heads and units stand among the new ones, and surgery.json says which operator
+put them where. The forward maps of `apply` (old place of every new entry) are read backwards. That needs the entries
+to be still what surgery left: new heads and units silent, copies equal. It is checked tensor by tensor, so a model that
+was trained or edited after surgery is refused even where its record does not say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.family import write_config
+from leansurgeon.checkpoints.output import check_apart, output_folder
+from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.source import Source, copy_companions
+from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.surgery.plan.class_attention import follow
+from leansurgeon.surgery.plan.heads import FRESH
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.planning import FOLLOWERS, Plan, target_specs
+from leansurgeon.surgery.write.apply import Transfer
+
+SILENT = ("o", "down")  # roles whose new columns are zero
+COPIED = ("add-heads", "split-heads", "widen-mlp")  # operators that move entries and compute nothing
+UNDO = "undo-"
+
+
+@dataclass(frozen=True)
+class Undo:
+    """The way back: `plan` leads from the model as it is to its source's shape, `forward` is the one that made it."""
+
+    source: Source
+    record: dict[str, Any]  # the surgery.json that is undone
+    plan: Plan
+    forward: Transfer
+    specs: tuple[TensorSpec, ...]  # tensors of the source
+    config: Config
+    architecture: Architecture
+
+    def tensors(self) -> list[Out]:
+        """In the order of the safetensors library (wide dtypes first, then names), so that the file of a source that it
+        wrote comes back byte for byte.
+        """
+        return sorted(map(self.tensor, self.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
+
+    def tensor(self, spec: TensorSpec) -> Out:
+        entry = self.source.weights.entries[spec.name]
+        if spec.layer is None and spec.role not in FOLLOWERS:
+            return Out(spec.name, entry.dtype, entry.shape, entry=entry)
+        index = self.forward.index(spec)
+        if all(index.same(axis) for axis in spec.axes):
+            return Out(spec.name, entry.dtype, entry.shape, entry=entry)
+        picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
+        return Out(spec.name, entry.dtype, spec.shape, make=self.gathered(spec, picks))
+
+    def gathered(self, spec: TensorSpec, picks: list[np.ndarray]) -> Callable[[], np.ndarray]:
+        """The old entries, taken from where `picks` (the old place of every new entry, by axis) has put them."""
+
+        def make() -> np.ndarray:
+            new = self.source.weights.raw(spec.name)
+            firsts = [
+                [int(np.flatnonzero(pick == i)[0]) for i in range(n)] for pick, n in zip(picks, spec.shape, strict=True)
+            ]
+            old = new[np.ix_(*firsts)]
+            if not untouched(new, old, picks, spec.role):
+                raise UsageError(
+                    f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
+                    "A model that was trained after surgery cannot be undone; take the source itself.",
+                )
+            return old
+
+        return make
+
+
+def untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
+    """Whether `new` is still what the operators make of `old`, new entries that speak to nobody left aside."""
+    places = [np.flatnonzero(pick != FRESH) for pick in picks]
+    copies = new[np.ix_(*places)]
+    if not np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])]):
+        return False
+    if role in SILENT:
+        return int(np.count_nonzero(new)) == int(np.count_nonzero(copies))
+    if role == "head_mix" and new.ndim > 1:  # old heads hear nothing of new ones
+        return not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
+    return True
+
+
+# -- whether and how -------------------------------------------------------------------------------
+
+
+def plan_undo(source: Source) -> Undo:
+    """The way back for an opened result. Raises `UsageError` with the reason where there is none."""
+    record = undoable(source)
+    steps = record["plan"]
+    before, now = Shape.from_dict(steps["before"]), source.shape
+    if Shape.from_dict(steps["after"]) != now:
+        raise UsageError(
+            f"{source.name} has another shape than its surgery.json says, so what was done is not known.",
+            f"`leansurgeon inspect {source.name}` says more.",
+        )
+    source = follow(source) if steps.get("class_attention") else source
+    specs = tuple(target_specs(source, source.architecture, before))
+    config = record.get("source_config")
+    architecture = architectures.of(config) if config else source.architecture
+    config = config or architecture.with_shape(source.config, before)
+    parameters = [source.parameters, counted(specs)]
+    back = Plan(
+        source=source.name,
+        before=now,
+        after=before,
+        architecture=architecture,
+        policy=steps["head_policy"],
+        why=f"undone: {', '.join(o['name'] for o in steps['operators'])}, as surgery.json records it",
+        init="transfer",
+        seed=steps["seed"],
+        method=Method(**steps["method"]),
+        calibrated=False,
+        layers=tuple(range(now.depth)),
+        operators=tuple(inverse(o) for o in reversed(steps["operators"])),
+        parameters_before=parameters[0],
+        parameters_after=parameters[1],
+        saved_by={
+            "heads": parameters[0].attention - parameters[1].attention,
+            "mlp": parameters[0].mlp - parameters[1].mlp,
+        },
+        class_attention=bool(steps.get("class_attention")),
+    )
+    ahead = replace(back, before=before, after=now)
+    forward = Transfer(ahead, replace(source, specs=specs))
+    return Undo(source, record, back, forward, specs, config, architecture)
+
+
+def undoable(source: Source) -> dict[str, Any]:
+    """The record to undo. Raises `UsageError` with the sentence that says what is in the way."""
+    own = "Take the source itself."
+    record = source.record.get("restored") or source.record
+    if source.weights is None or not record:
+        raise UsageError(f"{source.name} has no surgery.json, so nothing is recorded that could be undone.")
+    try:
+        steps, origin = record["plan"], record["source"]["name"]
+        found = [(o["name"], o["exactness"], o["says"]) for o in steps["operators"]]
+    except (KeyError, TypeError):
+        raise UsageError(f"The surgery.json of {source.name} is damaged, so what was done is not known.") from None
+    if not found or all(name.startswith(UNDO) for name, *_ in found):
+        raise UsageError(f"{source.name} has the shape and the tensors of its source; nothing is left to undo.")
+    lossy = next((step for step in found if step[1] != "exact"), None)
+    if lossy:
+        name, _, says = lossy
+        raise UsageError(f"{name} cannot be undone, since it forgets what it takes away: {says}.", f"Source: {origin}.")
+    if source.record.get("initialised") == "trained":
+        done = " and ".join(name for name, *_ in found)
+        raise UsageError(
+            f"The model was trained after {done}: new heads and units are not silent any more, and old ones have "
+            "moved on.",
+            own,
+        )
+    if any(name == "balance" for name, *_ in found):
+        raise UsageError(
+            "balance cannot be undone to the bit: it puts values and outputs into another basis, and surgery.json does "
+            "not keep the old one.",
+            own,
+        )
+    strange = next((name for name, *_ in found if name not in COPIED), None)
+    sizes = [[stage["head_dim"] for stage in steps[side]["stages"]] for side in ("before", "after")]
+    if strange or sizes[0] != sizes[1]:
+        why = "heads of another size have rescaled scores" if not strange else "no way back is known"
+        raise UsageError(f"{strange or 'split-heads'} cannot be undone to the bit: {why}.", own)
+    return record
+
+
+def inverse(operator: dict[str, Any]) -> Operator:
+    says = {
+        "add-heads": "take the added heads away",
+        "split-heads": "join the children of every head",
+        "widen-mlp": "take the added MLP units away",
+    }[operator["name"]]
+    return Operator(UNDO + operator["name"], "exact", says, dict(operator["settings"]))
+
+
+def counted(specs: tuple[TensorSpec, ...]) -> ParameterCount:
+    parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
+    for spec in specs:
+        if spec.counted:
+            parts[spec.part] += spec.size
+    return ParameterCount(**parts)
+
+
+# -- carry out and verify --------------------------------------------------------------------------
+
+
+def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None) -> dict:
+    """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
+
+    It is compared bit by bit with the source where that is at hand and unchanged (`verified["by"]` is `source`, or
+    `sha256` where the written file itself has the recorded digest), else reloaded and compared with the model that was
+    undone.
+    """
+    check_apart(folder, steps.source.folder)
+    with output_folder(folder, force=force) as aside:
+        paths = write(aside, steps.tensors())
+        write_config(aside, steps.config, steps.architecture)
+        copy_companions(steps.source.folder, aside)
+        verified, proof = verify(steps, aside, paths), None
+        if verified["by"] == "reload":
+            say("Written; now reloading it in a fresh process ...")
+            proof = prove(aside, steps.plan.parameters_after.total, source=steps.source.folder, exact=True)
+        elif verified["differing"]:
+            raise LeanSurgeonError(
+                f"'{verified['differing'][0]}' is not bit for bit that of {verified['source']}.",
+                "Nothing was kept. Please report this.",
+            )
+        restored = steps.record.get("source_surgery")
+        record = write_surgery(
+            aside, steps.source, steps.plan.as_dict(), {"verified": verified}, proof, restored=restored
+        )
+        write_card(aside, record)
+    return record
+
+
+def verify(steps: Undo, written: Path, paths: list[Path]) -> dict[str, Any]:
+    """How the result can be held against the source, and what differs."""
+    origin = steps.record["source"]
+    recorded = set(origin.get("sha256", {}).values())
+    if recorded and {sha256(path) for path in paths} == recorded:
+        return {"by": "sha256", "source": origin["name"], "differing": []}
+    files = at_hand(origin, recorded)
+    if not files:
+        return {"by": "reload", "source": origin["name"], "differing": []}
+    old = Weights.open(files[0].parent).renamed(steps.architecture.renames)
+    new = Weights.open(written)
+    return {
+        "by": "source",
+        "source": origin["name"],
+        "differing": sorted(unequal(new, old)),
+        "left_out": sorted(set(old.entries) - set(new.entries)),
+    }
+
+
+def unequal(new: Weights, old: Weights) -> Iterator[str]:
+    for name, entry in new.entries.items():
+        other = old.entries.get(name)
+        alike = other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
+        if not alike or new.raw(name).tobytes() != old.raw(name).tobytes():
+            yield name
+
+
+def at_hand(origin: dict[str, Any], recorded: set[str]) -> list[Path]:
+    """The source's weight files, where they lie on this machine and are still those of the record."""
+    folder = Path(origin["name"]).expanduser()
+    folder = folder if (folder / "config.json").exists() else folder / "model"
+    if origin.get("kind") == "hub":
+        folder = cached(origin["name"])
+    try:
+        files = Weights.open(folder).files if folder and folder.is_dir() else []
+    except UnsupportedModel:
+        return []
+    return files if recorded and {sha256(file) for file in files} == recorded else []
+
+
+def cached(name: str) -> Path | None:
+    """A hub model's folder in the cache; nothing is fetched."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # not there, or no valid name: the library raises many kinds
+        return None

@@ -1,0 +1,221 @@
+"""CIFAR-10: 60,000 colour images of 32 x 32 pixels in ten classes (Krizhevsky, 2009), from its published files."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import base, hub
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import shifts
+from leansurgeon.tasks.images import tables as image_tables
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
+SHIFT = 4
+HUB = "hub:uoft-cs/cifar10"
+BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "eval": ["test_batch"]}
+ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-python.tar", "cifar-10-binary.tar")
+BY_HAND = (
+    "Download cifar-10-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html on another machine and name it, or the "
+    "folder that it lies in, with the task's option `data`."
+)
+Split = tuple[np.ndarray, np.ndarray]  # (N, 32, 32, 3) uint8 images, (N,) uint8 labels
+
+
+class Options(base.Options):
+    """`data`: the published archive (python or binary version) or its folder, the hub's parquet files or their folder,
+    or `hub:uoft-cs/cifar10`; fewer samples take the first of each split.
+    """
+
+    data: str = HUB
+    train_samples: int | None = Field(None, ge=1)
+    eval_samples: int | None = Field(None, ge=1)
+    augment: bool = True
+
+
+class Cifar10(base.Task):
+    """Ten-way classification of (3, 32, 32) images, standardised; in training shifted by up to 4 pixels each way and
+    flipped.
+    """
+
+    name = "cifar10"
+    head = "image-classification"
+    metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
+    Options = Options
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        self._open(entry(cache, self.options.data, say))
+        for split, limit in self._limits.items():
+            if limit is not None and limit > self._info["sizes"][split]:
+                there = self._info["sizes"][split]
+                raise UsageError(f"CIFAR-10 holds {there:,} images where {split}_samples asks for {limit:,}.")
+
+    @property
+    def _limits(self) -> dict[str, int | None]:
+        return {"train": self.options.train_samples, "eval": self.options.eval_samples}
+
+    def size(self, split: str) -> int:
+        return min(super().size(split), self._limits[split] or 1 << 62)
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        indices = self._indices(split, indices)
+        images_BHWC = self._array(f"{split}-images")[indices]
+        if split == "train" and self.options.augment:
+            images_BHWC = shifts.shifted(images_BHWC, seed, epoch, indices, SHIFT)
+        pixels = (images_BHWC.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
+        labels = self._array(f"{split}-labels")[indices].astype(np.int64)
+        pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+        return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
+
+    def model_overrides(self) -> dict[str, Any]:
+        return {"num_labels": 10, "image_size": 32, "num_channels": 3}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "train_samples": self.size("train"),
+            "eval_samples": self.size("eval"),
+            "source": "CIFAR-10 (Krizhevsky, 2009), its published split",
+            "licence": "none stated by its authors",
+        }
+
+
+def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
+    """The cache entry with `train-images`, `train-labels`, `eval-images` and `eval-labels` of these files.
+
+    Raises UsageError where they are not CIFAR-10, LeanSurgeonError where the hub cannot be reached.
+    """
+    found = find(data)
+    key = {"version": 1, "files": found.key() if isinstance(found, image_files.Found) else image_files.stamp(found)}
+
+    def build(folder: Path) -> dict[str, Any]:
+        say(f"cifar10: reading {data}")
+        splits = _rows(found) if isinstance(found, image_files.Found) else _batches(found)
+        for split, (images, labels) in splits.items():
+            if len(labels) and labels.max() > 9:
+                raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
+            np.save(folder / f"{split}-images.npy", images)
+            np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
+        return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
+
+    return disk.entry(cache, "cifar10", key, build)
+
+
+def find(data: str) -> Path | image_files.Found:
+    """The archive or the folder of batches that `data` names, or parquet files."""
+    if hub.parse(data):
+        name, config = hub.parse(data)
+        splits = {split: hub.load(name, config, theirs, by_hand=BY_HAND) for split, theirs in _HUB_SPLITS}
+        return image_files.Found("hub", {split: [dataset] for split, dataset in splits.items()})
+    path = Path(data).expanduser()
+    if path.is_file():
+        return path
+    for folder in (path, path / "cifar-10-batches-py", path / "cifar-10-batches-bin"):
+        if any((folder / f"test_batch{suffix}").is_file() for suffix in ("", ".bin")):
+            return folder
+    for name in ARCHIVES:
+        if (path / name).is_file():
+            return path / name
+    if path.is_dir() and any(path.rglob("*.parquet")):
+        return image_files.find(data, None)
+    raise UsageError(f"CIFAR-10 is not in {data}: no test_batch, {ARCHIVES[0]} or parquet files there.", BY_HAND)
+
+
+_HUB_SPLITS = (("train", "train"), ("eval", "test"))
+
+
+def _rows(found: image_files.Found) -> dict[str, Split]:
+    from PIL import Image
+
+    splits = {}
+    for split, places in found.places.items():
+        rows = image_tables.rows_of(found.kind, places, None)[1]
+        images, labels = [], []
+        for content, label in rows:
+            image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+            if image.shape != (32, 32, 3):
+                raise UsageError(f"An image of {image.shape[1]} x {image.shape[0]} pixels; CIFAR-10 has 32 x 32.")
+            images.append(image)
+            labels.append(label)
+        splits[split] = np.stack(images), np.array(labels)
+    if "eval" not in splits:
+        raise UsageError("The parquet files have no test split ('test' in the name).", BY_HAND)
+    return splits
+
+
+def _batches(place: Path) -> dict[str, Split]:
+    """The batches of the python or binary version, in a folder or an archive."""
+    contents = _read_all(place)
+    splits = {}
+    for split, names in BATCHES.items():
+        parts = []
+        for name in names:
+            if name in contents:
+                parts.append(_python(contents[name], f"{place}: {name}"))
+            elif f"{name}.bin" in contents:
+                parts.append(_binary(contents[f"{name}.bin"], f"{place}: {name}.bin"))
+            else:
+                raise UsageError(f"CIFAR-10 in {place} is not complete: {name} is missing.", BY_HAND)
+        images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+        splits[split] = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+    return splits
+
+
+def _read_all(place: Path) -> dict[str, bytes]:
+    wanted = {name + suffix for names in BATCHES.values() for name in names for suffix in ("", ".bin")}
+    if place.is_dir():
+        return {name: (place / name).read_bytes() for name in wanted if (place / name).is_file()}
+    try:
+        with tarfile.open(place) as tar:
+            members = {Path(member.name).name: member for member in tar if member.isfile()}
+            return {name: tar.extractfile(members[name]).read() for name in wanted if name in members}
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UsageError(f"{place} is not a readable archive: {error}.") from None
+
+
+def _binary(content: bytes, where: str) -> Split:
+    if not content or len(content) % 3073:
+        raise UsageError(f"{where} is truncated: {len(content):,} bytes are no multiple of 3,073.")
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
+    return rows[:, 1:], rows[:, 0]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads arrays, lists and strings, and refuses everything else: a pickle may name any function to be called."""
+
+    _ALLOWED = frozenset(
+        [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
+        + [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 needs")
+        return super().find_class(module, name)
+
+
+def _python(content: bytes, where: str) -> Split:
+    try:
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        images, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UsageError(f"{where} is not a batch of CIFAR-10: {error}.") from None
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape != (len(labels), 3072):
+        raise UsageError(f"{where} holds images {images.shape} and {len(labels)} labels, not (N, 3072) bytes.")
+    return images, labels

@@ -1,0 +1,242 @@
+"""ImageNet and every other set of labelled image files: class folders, webdataset shards, parquet files, the hub.
+
+Cropping, flipping, RandAugment, colour jitter and random erasing are timm's (`timm.data.create_transform`), as in the
+training script that the paper used; mixup, cutmix and label smoothing concern whole batches and belong to the recipe's
+`train`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import base, draws
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.images import files as image_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet-1k, pixels in 0..1
+_VERSION = 1
+Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
+
+
+class Options(base.Options):
+    """`data`: a folder with `train/CLASS/` and `val/CLASS/`, one folder of classes (then `eval_fraction` is held out),
+    shards (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is
+    elsewhere.
+
+    `label`: the column, where a parquet file has several. `mean` and `std` are ImageNet's if not given (0.5 for one
+    channel). `auto_augment` is timm's text (`rand-m9-mstd0.5`); while it is set, timm leaves out `color_jitter`.
+    """
+
+    data: str
+    eval_data: str | None = None
+    eval_fraction: float = Field(0.1, gt=0, lt=1)
+    split_seed: int = Field(0, ge=0)
+    label: str | None = None
+    classes: int | None = Field(None, ge=2)
+    train_samples: int | None = Field(None, ge=1)
+    eval_samples: int | None = Field(None, ge=1)
+    image_size: int = Field(224, ge=4)
+    channels: Literal[1, 3] = 3
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    crop_pct: float = Field(0.875, gt=0, le=1)
+    interpolation: Interpolation = "bicubic"
+    augment: bool = True
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    train_interpolation: Interpolation = "random"
+    hflip: float = Field(0.5, ge=0, le=1)
+    color_jitter: float = Field(0.4, ge=0)
+    auto_augment: str | None = None
+    random_erase: float = Field(0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _as_many_as_channels(self) -> Options:
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.channels:
+                raise ValueError(f"{name} has {len(values)} numbers and the images have {self.channels} channels")
+        return self
+
+    @model_validator(mode="after")
+    def _of_pixels(self) -> Options:
+        """Pixels are in 0..1 when they are standardised, and a crop has an area."""
+        if self.mean is not None and not all(0 <= value <= 1 for value in self.mean):
+            raise ValueError(f"mean {self.mean} is not within 0..1, as pixels are (not 0..255)")
+        if self.std is not None and not all(0 < value <= 1 for value in self.std):
+            raise ValueError(f"std {self.std} is not above 0 and at most 1 (pixels are in 0..1, not 0..255)")
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale [{low:g}, {high:g}] is not two shares of the image, 0 < least <= most <= 1")
+        low, high = self.crop_ratio
+        if not 0 < low <= high < float("inf"):
+            raise ValueError(f"crop_ratio [{low:g}, {high:g}] is not two ratios, 0 < least <= most")
+        return self
+
+
+class ImageFolder(base.Task):
+    """Classification of (3, image_size, image_size) images, judged by top-1 accuracy; top-5 is told beside it."""
+
+    name = "folder"
+    head = "image-classification"
+    metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
+    Options = Options
+    draws_globally = True  # timm's and torchvision's transforms
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        _check_transform(o)
+        found = image_files.find(o.data, o.eval_data)
+        key = {"version": _VERSION, **found.key(), "label": o.label, "classes": o.classes}
+
+        def build(folder: Path) -> dict[str, Any]:
+            say(f"{self.name}: looking through {o.data}")
+            return image_files.build(found, folder, o.label, o.classes, say)
+
+        self._open(disk.entry(cache, "images", key, build))
+        self._rows = self._chosen()
+
+    def _chosen(self) -> dict[str, np.ndarray | None]:
+        """Which samples of the index are the split's: all (None), or a choice that follows from `split_seed` alone."""
+        o, sizes = self.options, self._info["sizes"]
+        rows: dict[str, np.ndarray | None] = {"train": None, "eval": None}
+        if "eval" not in sizes:
+            order = np.random.default_rng(o.split_seed).permutation(sizes["train"])
+            held = max(1, round(o.eval_fraction * len(order)))
+            if held >= len(order):
+                raise UsageError(f"{o.data} holds {len(order)} image, too few to hold any out.")
+            rows = {"train": np.sort(order[held:]), "eval": np.sort(order[:held])}
+        for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
+            there = sizes[split] if rows[split] is None else len(rows[split])
+            if limit is not None and limit > there:
+                raise UsageError(f"{o.data} holds {there:,} {split} images where {split}_samples asks for {limit:,}.")
+            if limit is not None and limit < there:
+                # The first of them would be of the first classes.
+                order = np.random.default_rng([o.split_seed, split == "eval"]).permutation(there)[:limit]
+                rows[split] = np.sort(order) if rows[split] is None else rows[split][np.sort(order)]
+        return rows
+
+    def size(self, split: str) -> int:
+        rows = self._rows[split] if split in base.SPLITS and self._folder else None
+        return super().size(split) if rows is None else len(rows)
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        indices = self._indices(split, indices)
+        rows = indices if self._rows[split] is None else self._rows[split][indices]
+        stored = split if split in self._info["sizes"] else "train"
+        transform = self._transform(split == "train" and self.options.augment)
+        if split != "train":
+            seed, epoch = 0, 0
+        pixels = [transform(self._image(stored, int(rows[place]))) for place in draws.each(seed, epoch, indices)]
+        labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
+        return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing, top=5)
+
+    @property
+    def extra_sums(self) -> int:
+        return 1
+
+    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+        """Top-1 accuracy, and the share of samples whose class is among the five best."""
+        return super().metric_value(sums) | {"top5": float(sums.extra[0]) / max(sums.metric_count, 1)}
+
+    def model_overrides(self) -> dict[str, Any]:
+        o, overrides = self.options, {}
+        if self._info["classes"] > 0:  # images without classes ask for no head
+            overrides["num_labels"] = self._info["classes"]
+        return overrides | {"image_size": o.image_size, "num_channels": o.channels}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "train_samples": self.size("train"),
+            "eval_samples": self.size("eval"),
+            "classes": self._info["classes"],
+            "source": self.options.data,
+            "licence": "as the files' owner says",
+        }
+
+    def _transform(self, augmented: bool) -> Any:
+        """timm's transform, made once per process: it carries compiled-in random state of its own nowhere."""
+        made = self.__dict__.setdefault("_transforms", {})
+        if augmented not in made:
+            made[augmented] = transform(self.options, augmented)
+        return made[augmented]
+
+    def _image(self, stored: str, row: int) -> Any:
+        from PIL import Image
+
+        readers = self.__dict__.setdefault("_readers", {})
+        if stored not in readers:
+            readers[stored] = image_files.Reader(self._folder, stored, self._array)
+        try:
+            image = Image.open(io.BytesIO(readers[stored].read(row)))
+            return image.convert("RGB" if self.options.channels == 3 else "L")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            # Pillow names the stream and not the file.
+            said = "its format is not known" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+            raise UsageError(f"The image {readers[stored].name(row)} cannot be read: {said}.") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_transforms", "_readers")}
+
+
+class ImageNet(ImageFolder):
+    """ImageNet-1k (Russakovsky et al., 2015): `ImageFolder` with the source's name and licence."""
+
+    name = "imagenet"
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"licence": "ImageNet terms of access: non-commercial research and education"}
+
+
+def _check_transform(options: Options) -> None:
+    """Make the transforms once, before any data is read: timm takes `auto_augment` apart with assertions."""
+    try:
+        transform(options, options.augment)
+    except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
+        said = f": {error}" if str(error) else ""
+        raise UsageError(
+            f"timm cannot make the augmentation with auto_augment '{options.auto_augment}'{said}.",
+            "An example of its texts: rand-m9-mstd0.5.",
+        ) from error
+
+
+def transform(options: Options, augmented: bool) -> Any:
+    """timm's transform from a PIL image to a standardised (channels, size, size) fp32 tensor."""
+    from timm.data import create_transform
+
+    o = options
+    one = o.channels == 1
+    common = {
+        "input_size": (o.channels, o.image_size, o.image_size),
+        "mean": tuple(o.mean or ((0.5,) if one else MEAN)),
+        "std": tuple(o.std or ((0.5,) if one else STD)),
+    }
+    if not augmented:
+        return create_transform(**common, is_training=False, interpolation=o.interpolation, crop_pct=o.crop_pct)
+    return create_transform(
+        **common,
+        is_training=True,
+        scale=o.crop_scale,
+        ratio=o.crop_ratio,
+        hflip=o.hflip,
+        color_jitter=o.color_jitter,
+        auto_augment=o.auto_augment,
+        interpolation=o.train_interpolation,
+        re_prob=o.random_erase,
+        re_mode="pixel",
+    )

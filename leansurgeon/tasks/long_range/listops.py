@@ -1,0 +1,212 @@
+"""ListOps of the Long Range Arena: the value, 0 to 9, of a nested expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
+
+Made here, since the distribution is published and the files need a network: depth and arguments up to 10, 500 <
+length < 2000, 96,000 / 2,000 / 2,000 expressions, none twice (Tay et al., "Long Range Arena", ICLR 2021). The
+published split takes a Python set in hash order, which no two runs share; ours takes the expressions in the order in
+which they are drawn, which is as random and repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+import leansurgeon
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.tasks import base, ragged
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, command, read_chunk
+from leansurgeon.tasks.text import vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
+_VERSION = 1  # of the generator: a change that changes the data changes this
+_PATIENCE = 50  # chunks in a row without one new expression
+
+
+class Options(base.Options):
+    """The published data set; smaller numbers give a mini variant. Both length bounds are exclusive."""
+
+    train: int = Field(96_000, ge=1)
+    eval: int = Field(2_000, ge=1)
+    test: int = Field(2_000, ge=0)
+    max_depth: int = Field(10, ge=2)
+    max_args: int = Field(10, ge=2)
+    min_length: int = Field(500, ge=1)
+    max_length: int = Field(2_000, ge=5)
+    seed: int = Field(0, ge=0, description="of the data, not of the training")
+    seq_len: int | None = Field(None, ge=4, description="tokens per sample; the power of two from max_length up")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Options:
+        if self.max_length - self.min_length < 2:
+            raise ValueError(f"no length lies between {self.min_length} and {self.max_length}, both exclusive")
+        if self.seq_len is not None and self.seq_len < self.max_length - 1:
+            raise ValueError(f"seq_len {self.seq_len} is shorter than the longest expression, {self.max_length - 1}")
+        return self
+
+
+class ListOps(base.Task):
+    """Ten-way classification of symbol sequences, padded to one length (2,048 in the published setting)."""
+
+    name = "listops"
+    head = "sequence-classification"
+    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    Options = Options
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        vocab.check_length(self.seq_len, model_dir)
+        grammar = Grammar(o.max_depth, o.max_args, o.min_length, o.max_length)
+        sizes = {"train": o.train, "eval": o.eval} | ({"test": o.test} if o.test else {})
+        key = {"version": _VERSION, "seed": o.seed, "sizes": list(sizes.items()), "grammar": vars(grammar)}
+        self._open(
+            disk.entry(cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say))
+        )
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        rows = self._indices(split, indices) + self._info["first"][split]
+        tokens_BT = ragged.padded(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
+        input_ids = torch.from_numpy(tokens_BT)
+        labels = torch.from_numpy(self._array("labels")[rows].astype(np.int64))
+        return {"input_ids": input_ids, "attention_mask": (input_ids != PAD).long(), "labels": labels}
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sample after padding."""
+        return self.options.seq_len or 1 << (self.options.max_length - 1).bit_length()
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
+
+    def model_overrides(self) -> dict[str, Any]:
+        return {"num_labels": 10}
+
+    def describe(self) -> dict[str, Any]:
+        o = self.options
+        return {
+            "train_samples": o.train,
+            "eval_samples": o.eval,
+            "test_samples": o.test,
+            "source": f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
+            f"{o.min_length} < length < {o.max_length}, seed {o.seed}",
+            "licence": "made by leansurgeon: no rights attached",
+            "seq_len": self.seq_len,
+        }
+
+
+def _generate(
+    folder: Path, grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write tokens (flat, uint8), starts and labels of all splits, one split after another, into `folder`."""
+    total = sum(sizes.values())
+    workers = min(workers, 1 + total // (4 * TREES_PER_CHUNK))  # a process takes half a second to start
+    say(f"listops: generating {total:,} expressions with {workers} process{'es' if workers > 1 else ''}")
+    tokens = disk.ArrayWriter(folder / "tokens.npy", np.uint8)
+    lengths, labels = [], []
+    done, begun, told = 0, time.monotonic(), time.monotonic()
+    with _chunks(grammar, seed, workers) as chunks:
+        for trees in _distinct(chunks, total, grammar):
+            tokens.append(trees.symbols + np.uint8(1))
+            lengths.append(trees.lengths)
+            labels.append(trees.values)
+            done += len(trees.lengths)
+            if time.monotonic() - told > 5 and done < total:
+                told = time.monotonic()
+                left = (told - begun) / done * (total - done)
+                say(f"listops: {done:,} of {total:,} expressions, about {left:.0f} s to go")
+    tokens.close()
+    np.save(folder / "starts.npy", ragged.starts_of(np.concatenate(lengths)))
+    np.save(folder / "labels.npy", np.concatenate(labels).astype(np.uint8))
+    say(f"listops: {total:,} expressions, {tokens.length:,} symbols, in {time.monotonic() - begun:.1f} s")
+    ends = np.cumsum(list(sizes.values()))
+    return {"sizes": sizes, "first": {name: int(end) - sizes[name] for name, end in zip(sizes, ends, strict=True)}}
+
+
+def _distinct(chunks: Iterator[Trees | None], total: int, grammar: Grammar) -> Iterator[Trees]:
+    """The first `total` different expressions, in the order of drawing (as conditioning on "not seen before" does).
+
+    Raises UsageError when the bounds keep no tree, or fewer different ones than are wanted.
+    """
+    seen: set[bytes] = set()
+    idle = 0
+    for trees in chunks:
+        if trees is None:
+            raise UsageError(
+                f"listops: practically no expression of depth {grammar.max_depth} and {grammar.max_args} arguments "
+                f"has a length between {grammar.min_length} and {grammar.max_length}.",
+                "Widen the bounds.",
+            )
+        ends = np.cumsum(trees.lengths)
+        new = np.zeros(len(ends), dtype=bool)
+        for i, (start, end) in enumerate(zip(ends - trees.lengths, ends, strict=True)):
+            digest = hashlib.blake2b(trees.symbols[start:end], digest_size=16).digest()
+            if len(seen) < total and digest not in seen:
+                seen.add(digest)
+                new[i] = True
+        idle = 0 if new.any() else idle + 1
+        if new.any():
+            yield Trees(trees.symbols[np.repeat(new, trees.lengths)], trees.lengths[new], trees.values[new])
+        if len(seen) == total:
+            return
+        if idle == _PATIENCE:
+            raise UsageError(
+                f"listops: only {len(seen):,} different expressions turned up where {total:,} are wanted.",
+                "Ask for fewer, or widen the length bounds.",
+            )
+
+
+@contextmanager
+def _chunks(grammar: Grammar, seed: int, workers: int) -> Iterator[Iterator[Trees | None]]:
+    """Chunks 0, 1, 2, ... without end: made here, or by `workers` processes that take turns.
+
+    A chunk depends on its number only, so the number of processes changes nothing but the time. The processes are
+    started as programs of their own: a fork would copy the threads' locks of whatever the caller has imported, and a
+    spawned worker would import the caller's script again. Their pipes hold them back when this process is slower.
+    """
+    if workers <= 1:
+        yield (chunk(grammar, seed, number) for number in itertools.count())
+        return
+    path = os.pathsep.join([str(Path(leansurgeon.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes = [
+        subprocess.Popen(
+            command(grammar, seed, first, workers),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        for first in range(workers)
+    ]
+    try:
+        yield (_read(processes[number % workers]) for number in itertools.count())
+    finally:
+        for process in processes:
+            process.kill()
+            with suppress(OSError):
+                process.stdout.close()
+            process.wait()
+
+
+def _read(process: subprocess.Popen) -> Trees | None:
+    try:
+        return read_chunk(process.stdout)
+    except EOFError:
+        code = process.wait()
+        raise LeanSurgeonError(
+            f"A process that generates ListOps ended with code {code} (python: {sys.executable})."
+        ) from None

@@ -1,0 +1,250 @@
+"""Random ListOps expressions, drawn many at a time from exactly the distribution of the Long Range Arena.
+
+The published way (Nangia and Bowman 2018; Tay et al. 2021, long-range-arena `listops.py`) grows a tree from its root:
+a node above the last level is an operator with probability 1/4, with 2 to `max_args` arguments and one of four
+operators, each equally likely, and otherwise a digit; a tree is kept when min_length < length < max_length, where a
+digit counts 1 and an operator 2 (itself and its closing bracket). Nine of ten trees are thrown away, after the
+longest have been built to the end.
+
+Here the tree is grown level by level, and first as numbers only. All that the next level's size depends on is how
+many nodes of this level are of each kind (digit, or operator with k arguments): one multinomial draw. A tree is given
+up as soon as what it surely has is too long. For the kept ones the kinds are then laid out in a random order within
+each level, which, given the counts, is exactly how independent draws would stand. Nodes are kept level by level,
+parents' children side by side, so that sizes and values go up, and positions go down, in a few array operations per
+level for a few hundred trees together.
+
+Run as a program, this file is one of several generating processes: see `main`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+OPERATOR_SHARE = 0.25
+MIN, MAX, MED, SM = range(4)
+SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+_FIRST_OPERATOR, _CLOSE = 10, 14
+CANDIDATES = 4096
+TREES_PER_CHUNK = 320
+# An acceptance below about one in ten million is taken for a mistake in the options.
+_HOPELESS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which trees are drawn (depth counts the root as 1, arguments are at least 2) and which are kept (both bounds
+    exclusive).
+    """
+
+    max_depth: int = 10
+    max_args: int = 10
+    min_length: int = 500
+    max_length: int = 2000
+
+
+class Trees(NamedTuple):
+    """Expressions one after another: symbols (all tokens,) uint8 indexing SYMBOLS, lengths (trees,) and values
+    (trees,).
+    """
+
+    symbols: np.ndarray
+    lengths: np.ndarray
+    values: np.ndarray
+
+
+def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK) -> Trees | None:
+    """The `number`-th lot of `trees` kept expressions of this seed; None when the bounds keep practically nothing.
+
+    Lots are independent and identically distributed, and each follows from (grammar, seed, number, trees) alone.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
+    counts = _kept_counts(grammar, rng, trees)
+    return None if counts is None else _build(grammar, rng, counts)
+
+
+def _kept_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> np.ndarray | None:
+    """(wanted, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j
+    operators with j + 1 arguments.
+    """
+    kept, found, tried, candidates = [], 0, 0, CANDIDATES
+    while found < wanted:
+        counts = _grow_counts(grammar, rng, candidates)
+        kept.append(counts)
+        found, tried = found + len(counts), tried + candidates
+        if tried >= _HOPELESS and found == 0:
+            return None
+        missing = 1.2 * (wanted - found) * tried / max(found, 1)
+        candidates = int(min(max(missing, 256), 8 * CANDIDATES))
+    return np.concatenate(kept)[:wanted]
+
+
+def _grow_counts(grammar: Grammar, rng: np.random.Generator, candidates: int) -> np.ndarray:
+    """Grow `candidates` trees as counts; those that the bounds keep, in the order in which they were started."""
+    kinds = grammar.max_args  # a digit, and operators with 2 .. max_args arguments
+    arguments = np.arange(1, kinds + 1)
+    arguments[0] = 0
+    shares = np.full(kinds, OPERATOR_SHARE / (kinds - 1))
+    shares[0] = 1 - OPERATOR_SHARE
+    growing, nodes = np.arange(candidates), np.ones(candidates, dtype=np.int64)
+    length = np.ones(candidates, dtype=np.int64)  # every node known so far, and the closing brackets
+    levels = []
+    for _ in range(grammar.max_depth - 1):
+        drawn = rng.multinomial(nodes, shares)
+        levels.append((growing, drawn))
+        operators, nodes = nodes - drawn[:, 0], drawn @ arguments
+        length[growing] += nodes + operators
+        going = (nodes > 0) & (length[growing] < grammar.max_length)
+        growing, nodes = growing[going], nodes[going]
+    last = np.zeros((len(nodes), kinds), dtype=np.int64)
+    last[:, 0] = nodes
+    levels.append((growing, last))
+
+    kept = np.flatnonzero((length > grammar.min_length) & (length < grammar.max_length))
+    place = np.full(candidates, -1)
+    place[kept] = np.arange(len(kept))
+    counts = np.zeros((len(kept), grammar.max_depth, kinds), dtype=np.int32)
+    for level, (trees, drawn) in enumerate(levels):
+        wanted = place[trees] >= 0
+        counts[place[trees[wanted]], level] = drawn[wanted]
+    return counts
+
+
+class _Level(NamedTuple):
+    """One level of all trees, tree by tree. Everything has a digit, and the operators do not use theirs."""
+
+    digit: np.ndarray  # (nodes,) uint8
+    at: np.ndarray  # (operators,) which nodes are operators
+    arguments: np.ndarray  # (operators,) int32, number of children
+    operator: np.ndarray  # (operators,) uint8: MIN, MAX, MED or SM
+
+
+def _build(grammar: Grammar, rng: np.random.Generator, counts: np.ndarray) -> Trees:
+    levels = [_draw_level(rng, counts[:, level]) for level in range(grammar.max_depth)]
+    sizes, values = _sizes_and_values(levels)
+    lengths = sizes[0]
+    symbols = np.empty(int(lengths.sum()), dtype=np.uint8)
+    position = _before(lengths)
+    for level, size, child_size in zip(levels, sizes, [*sizes[1:], None], strict=True):
+        symbols[position] = level.digit
+        if not len(level.at):
+            break
+        at = position[level.at]
+        symbols[at] = level.operator + np.uint8(_FIRST_OPERATOR)
+        symbols[at + size[level.at] - 1] = _CLOSE
+        before = _before(child_size)
+        position = np.repeat(at + 1 - before[_before(level.arguments)], level.arguments) + before
+    return Trees(symbols, lengths.astype(np.int64), values[0].astype(np.int64))
+
+
+def _draw_level(rng: np.random.Generator, counts_NK: np.ndarray) -> _Level:
+    """Lay out one level of all trees: the kinds that each tree has, in random order within the tree."""
+    trees, kinds = counts_NK.shape
+    # One sort of (tree, random bits, kind) keeps a tree's nodes together and shuffles them. Two nodes of a tree would
+    # stand in the order of their kinds when their 40 bits are equal: for 2,000 nodes a matter of one tree in 500,000.
+    bits = (kinds - 1).bit_length()
+    labels = (np.arange(trees)[:, None] << 40 + bits) | np.arange(kinds)
+    key = np.repeat(labels.ravel(), counts_NK.ravel())
+    key |= rng.integers(0, 1 << 40, len(key)) << bits
+    key.sort()
+    kind = key.astype(np.int32) & ((1 << bits) - 1)
+    at = np.flatnonzero(kind)
+    return _Level(
+        rng.integers(0, 10, len(kind), dtype=np.uint8), at, kind[at] + 1, rng.integers(0, 4, len(at), dtype=np.uint8)
+    )
+
+
+def _sizes_and_values(levels: list[_Level]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Tokens and value of the expression under every node, level by level, found from the last level up."""
+    sizes, values = [], []
+    below_size = below_value = np.empty(0, dtype=np.int32)
+    for level in reversed(levels):
+        size, value = np.ones(len(level.digit), dtype=np.int32), level.digit.astype(np.int32)
+        if len(level.at):
+            first = _before(level.arguments)
+            size[level.at] = 2 + np.add.reduceat(below_size, first, dtype=np.int32)
+            value[level.at] = _apply(level, first, below_value)
+        sizes.append(size)
+        values.append(value)
+        below_size, below_value = size, value
+    return sizes[::-1], values[::-1]
+
+
+def _apply(level: _Level, first: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """(operators,) results. Sorted within each operator's children, MIN, MAX and MED are single elements (MED of an
+    even number is the half of the middle two, rounded down, as int(np.median) does); SM is the sum modulo 10.
+    """
+    parent = np.repeat(np.arange(len(first), dtype=np.int32) * 10, level.arguments)
+    in_order = np.sort(parent + below) - parent
+    last = first + level.arguments - 1
+    low, high = in_order[first + (level.arguments - 1) // 2], in_order[first + level.arguments // 2]
+    results = (in_order[first], in_order[last], (low + high) // 2, np.add.reduceat(below, first, dtype=np.int32) % 10)
+    return np.choose(level.operator, results)
+
+
+def _before(lengths: np.ndarray) -> np.ndarray:
+    """Where each of these stretches starts when they lie end to end."""
+    return np.cumsum(lengths, dtype=np.int32) - lengths
+
+
+# -- one generating process ----------------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<II")
+
+
+def write_chunk(stream: Any, trees: Trees | None) -> None:
+    """Trees as bytes: their number and tokens, lengths (uint32), values (uint8), symbols; (0, 0) for None."""
+    if trees is None:
+        stream.write(_HEAD.pack(0, 0))
+    else:
+        stream.write(_HEAD.pack(len(trees.lengths), len(trees.symbols)))
+        stream.write(trees.lengths.astype("<u4").tobytes() + trees.values.astype(np.uint8).tobytes())
+        stream.write(trees.symbols.tobytes())
+    stream.flush()
+
+
+def read_chunk(stream: Any) -> Trees | None:
+    """What `write_chunk` wrote; EOFError when the stream ends early."""
+    number, tokens = _HEAD.unpack(_exactly(stream, _HEAD.size))
+    if not number:
+        return None
+    lengths = np.frombuffer(_exactly(stream, 4 * number), "<u4").astype(np.int64)
+    values = np.frombuffer(_exactly(stream, number), np.uint8).astype(np.int64)
+    return Trees(np.frombuffer(_exactly(stream, tokens), np.uint8), lengths, values)
+
+
+def _exactly(stream: Any, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError(f"{len(data)} bytes instead of {size}")
+    return data
+
+
+def command(grammar: Grammar, seed: int, first: int, step: int) -> list[str]:
+    """The command line of a process that writes the chunks first, first + step, ... to its stdout until nobody reads
+    them.
+    """
+    text = json.dumps({"grammar": asdict(grammar), "seed": seed, "first": first, "step": step})
+    return [sys.executable, "-m", "leansurgeon.tasks.long_range.listops_trees", text]
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    number = job["first"]
+    try:
+        while True:
+            write_chunk(sys.stdout.buffer, chunk(Grammar(**job["grammar"]), job["seed"], number))
+            number += job["step"]
+    except (BrokenPipeError, KeyboardInterrupt):
+        # Nobody reads any more; give the interpreter something that it can flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

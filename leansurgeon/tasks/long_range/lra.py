@@ -1,0 +1,354 @@
+"""Three tasks of the Long Range Arena (Tay et al., 2021) from their published files: text and retrieval as bytes,
+images as pixels.
+
+Bytes are the tokens 1 to 256, and 0 is the padding; grey values are the tokens 0 to 255. ListOps is in `listops`,
+Pathfinder in `pathfinder`. What the Nystromformer's own preparation does otherwise (text cut at 1,000 bytes) is a
+matter of `max_length`.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import base, hub, ragged, tables
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.images import cifar10
+from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.text import vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IMDB = "hub:stanfordnlp/imdb"
+IMDB_BY_HAND = (
+    "Download aclImdb_v1.tar.gz from ai.stanford.edu/~amaas/data/sentiment on another machine and name it, or the "
+    "folder that it unpacks to, with the task's option `data`."
+)
+AAN_BY_HAND = (
+    "Download lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena, unpack it with tar, and name its "
+    "folder tsv_data, or the whole, with the task's option `data`."
+)
+GREY = np.float32([0.2989, 0.5870, 0.1140])  # of red, green and blue, as TensorFlow's rgb_to_grayscale
+
+
+class BytesOptions(base.Options):
+    """`data`: where the files are. Texts are cut at `max_length` bytes, and padded to the longest of the batch or
+    (`pad: max`) to seq_len. Fewer samples take the first of a fixed shuffle.
+    """
+
+    data: str
+    max_length: int = Field(4000, ge=1)
+    seq_len: int = Field(4096, ge=4)
+    pad: Literal["longest", "max"] = "longest"
+    train_samples: int | None = Field(None, ge=1)
+    eval_samples: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> BytesOptions:
+        if self.max_length > self.seq_len:
+            raise ValueError(f"max_length {self.max_length} is beyond seq_len {self.seq_len}")
+        return self
+
+
+class TextOptions(BytesOptions):
+    """`data`: aclImdb_v1.tar.gz, its folder, a folder of train and test tables (csv, tsv, jsonl, parquet) with the
+    columns text and label, or the hub.
+    """
+
+    data: str = IMDB
+
+
+class ImageOptions(base.Options):
+    """`data`: as that of `cifar10`."""
+
+    data: str = cifar10.HUB
+    train_samples: int | None = Field(None, ge=1)
+    eval_samples: int | None = Field(None, ge=1)
+
+
+class _Sequences(base.Task):
+    """Classification of sequences of symbols."""
+
+    head = "sequence-classification"
+    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    classes = 2
+    source, licence = "", ""
+
+    def size(self, split: str) -> int:
+        return min(super().size(split), self._limit(split) or 1 << 62)
+
+    def _limit(self, split: str) -> int | None:
+        return {"train": self.options.train_samples, "eval": self.options.eval_samples}.get(split)
+
+    def _check_limits(self) -> None:
+        for split in base.SPLITS:
+            limit, there = self._limit(split), base.Task.size(self, split)
+            if limit is not None and limit > there:
+                raise UsageError(
+                    f"Task '{self.name}' holds {there:,} samples where {split}_samples asks for {limit:,}."
+                )
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
+
+    def model_overrides(self) -> dict[str, Any]:
+        return {"num_labels": self.classes}
+
+    def describe(self) -> dict[str, Any]:
+        sizes = {f"{split}_samples": self.size(split) for split in self._info["sizes"]}
+        return {**sizes, "source": self.source, "licence": self.licence}
+
+
+class _Bytes(_Sequences):
+    """Samples of one text, or of two."""
+
+    texts = ("",)  # suffixes of the arrays, and of the inputs that they become
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        rows, o = self._indices(split, indices), self.options
+        arrays = {}
+        for suffix in self.texts:
+            starts = self._array(f"{split}-starts{suffix}")
+            lengths_B = np.minimum(ragged.lengths_of(starts, rows), o.max_length)
+            width = o.seq_len if o.pad == "max" else min(o.seq_len, -(-int(lengths_B.max(initial=1)) // 64) * 64)
+            tokens = np.zeros((len(rows), width), dtype=np.int64)
+            flat = self._array(f"{split}-bytes{suffix}")
+            for row, start, length in zip(tokens, starts[rows], lengths_B, strict=True):
+                row[:length] = flat[start : start + length]
+                row[:length] += 1
+            arrays[f"input_ids{suffix}"] = tokens
+            arrays[f"attention_mask{suffix}"] = (np.arange(width) < lengths_B[:, None]).astype(np.int64)
+        arrays["labels"] = self._array(f"{split}-labels")[rows].astype(np.int64)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def model_overrides(self) -> dict[str, Any]:
+        return super().model_overrides() | {"vocab_size": 257}
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"max_length": self.options.max_length, "seq_len": self.options.seq_len}
+
+
+class LraText(_Bytes):
+    """Is a film review friendly? IMDb (Maas et al., 2011) as bytes. The arena evaluates on the 25,000 test reviews; it
+    has no others to choose a model by.
+    """
+
+    name = "lra-text"
+    Options = TextOptions
+    source, licence = "IMDb reviews (Maas et al., 2011), its published split", "none stated by its authors"
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        vocab.check_length(self.options.seq_len, model_dir)
+        data = self.options.data
+        splits = _imdb(data)
+        stamps = {s: [image_files.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
+        key = {"version": 2, "files": stamps}  # 1 let any whole number pass for a label
+
+        def build(folder: Path) -> dict[str, Any]:
+            say(f"lra-text: reading {data}")
+            sizes = {}
+            for split, place in splits.items():
+                rows = list(_reviews(place, "test" if split == "eval" else "train"))
+                if not rows:
+                    raise UsageError(f"{_called(place)} holds no reviews for '{split}'.", IMDB_BY_HAND)
+                # Files come by class; a part of them must hold both.
+                order = np.random.default_rng(0).permutation(len(rows))
+                sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
+            return {"sizes": sizes}
+
+        self._open(disk.entry(cache, "lra-text", key, build))
+        self._check_limits()
+
+
+class LraRetrieval(_Bytes):
+    """Does one paper of the ACL Anthology Network (Radev et al., 2013) cite the other? Pairs of texts as bytes."""
+
+    name = "lra-retrieval"
+    Options = BytesOptions
+    texts = ("", "_2")
+    source, licence = "AAN pairs of the Long Range Arena release", "as its authors say"
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        vocab.check_length(self.options.seq_len, model_dir)
+        files = _pairs_files(Path(self.options.data).expanduser())
+        key = {"version": 1, "files": {split: image_files.stamp(path) for split, path in files.items()}}
+
+        def build(folder: Path) -> dict[str, Any]:
+            sizes = {}
+            for split, path in files.items():
+                say(f"lra-retrieval: reading {path}")
+                sizes[split] = _store(folder, split, _pairs(path), self.texts)
+            return {"sizes": sizes}
+
+        self._open(disk.entry(cache, "lra-retrieval", key, build))
+        self._check_limits()
+
+
+class LraImage(_Sequences):
+    """CIFAR-10 in grey, its 1,024 pixels as a sequence. The last tenth of the training images is for evaluation (in the
+    order of the files; TensorFlow's copy has another), and "test" are the test images.
+    """
+
+    name = "lra-image"
+    Options = ImageOptions
+    classes = 10
+    source, licence = "CIFAR-10 (Krizhevsky, 2009), grey", "none stated by its authors"
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        vocab.check_length(32 * 32, model_dir)
+        self._open(cifar10.entry(cache, self.options.data, say))
+        there = self._info["sizes"]
+        held = there["train"] // 10
+        self._info = {**self._info, "sizes": {"train": there["train"] - held, "eval": held, "test": there["eval"]}}
+        self._check_limits()
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        rows = self._indices(split, indices)
+        if split == "eval":
+            rows = rows + self._info["sizes"]["train"]
+        stored = "eval" if split == "test" else "train"
+        input_ids = grey(self._array(f"{stored}-images")[rows]).reshape(len(rows), -1).astype(np.int64)
+        labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
+        return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
+
+    def model_overrides(self) -> dict[str, Any]:
+        return super().model_overrides() | {"vocab_size": 256}
+
+
+def grey(images_BHWC: np.ndarray) -> np.ndarray:
+    """(B, H, W) uint8 from (B, H, W, 3) uint8, rounded as `tf.image.rgb_to_grayscale` does it: times 255.5, cut off."""
+    return np.minimum((images_BHWC.astype(np.float32) / np.float32(255)) @ GREY * np.float32(255.5), 255).astype(
+        np.uint8
+    )
+
+
+def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], texts: tuple[str, ...]) -> int:
+    """Bytes end to end, their starts, and labels; returns the number of samples."""
+    writers = [disk.ArrayWriter(folder / f"{split}-bytes{suffix}.npy", np.uint8) for suffix in texts]
+    labels, lengths = [], [[] for _ in texts]
+    for label, parts in rows:
+        labels.append(label)
+        for part, writer, found in zip(parts, writers, lengths, strict=True):
+            writer.append(np.frombuffer(part, dtype=np.uint8))
+            found.append(len(part))
+    for writer, found, suffix in zip(writers, lengths, texts, strict=True):
+        writer.close()
+        np.save(folder / f"{split}-starts{suffix}.npy", ragged.starts_of(np.array(found, dtype=np.int64)))
+    np.save(folder / f"{split}-labels.npy", np.array(labels, dtype=np.uint8))
+    return len(labels)
+
+
+# -- IMDb ------------------------------------------------------------------------------------------
+
+
+def _imdb(data: str) -> dict[str, Any]:
+    """Split -> where its reviews are: the archive, a folder with pos/ and neg/, a table, or a hub data set."""
+    if hub.parse(data):
+        name, config = hub.parse(data)
+        wanted = (("train", "train"), ("eval", "test"))
+        return {split: hub.load(name, config, theirs, by_hand=IMDB_BY_HAND) for split, theirs in wanted}
+    path = Path(data).expanduser().absolute()
+    if path.is_file():
+        if path.suffix in tables.SUFFIXES:
+            raise UsageError(
+                f"{path} is one table, so nothing would be left to evaluate on.",
+                "Name the folder that holds train and test tables (train.parquet, test.parquet) with `data`.",
+            )
+        return {"train": path, "eval": path}
+    for root in (path, path / "aclImdb"):
+        if (root / "train" / "pos").is_dir() and (root / "test" / "pos").is_dir():
+            return {"train": root / "train", "eval": root / "test"}
+    if (path / "aclImdb_v1.tar.gz").is_file():
+        return {"train": path / "aclImdb_v1.tar.gz", "eval": path / "aclImdb_v1.tar.gz"}
+    splits = {}
+    for split, word in (("train", "train"), ("eval", "test")):
+        found = sorted(p for p in path.rglob(f"{word}*") if p.suffix in tables.SUFFIXES) if path.is_dir() else []
+        if found:
+            splits[split] = found[0]
+    if len(splits) < 2:
+        raise UsageError(f"The IMDb reviews are not in {data}.", IMDB_BY_HAND)
+    return splits
+
+
+def _reviews(place: Any, word: str) -> Iterator[tuple[int, bytes]]:
+    """(1 for a friendly review, its bytes)."""
+    if not isinstance(place, Path):
+        for number, row in hub.rows(place, ["text", "label"], "stanfordnlp/imdb"):
+            yield _review(*row, f"The data set, row {number}")
+    elif place.is_dir():
+        for label, kind in enumerate(("neg", "pos")):
+            files = sorted((place / kind).glob("*.txt"))
+            if not files:
+                raise UsageError(f"{place / kind} holds no reviews (*.txt).", IMDB_BY_HAND)
+            for path in files:
+                yield label, path.read_bytes()
+    elif place.suffix in tables.SUFFIXES:
+        for number, row in tables.read(place, ["text", "label"]):
+            yield _review(*row, f"{place}, row {number}")
+    else:
+        try:
+            with tarfile.open(place) as tar:
+                for member in tar:
+                    *_, split, kind, name = ("", "", *Path(member.name).parts)
+                    if split == word and kind in ("neg", "pos") and name.endswith(".txt"):
+                        yield int(kind == "pos"), tar.extractfile(member).read()
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise UsageError(f"{place} is not a readable archive: {error}.") from None
+
+
+def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
+    """A row of a table as (label, bytes); csv files hold the label as text, others as a number."""
+    if not isinstance(text, str):
+        raise UsageError(f"{where}: a text is {text!r}.")
+    number = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(str(label).strip())
+    if number is None:
+        raise UsageError(f"{where}: the label {label!r} is not 0 or 1.")
+    return number, text.encode()
+
+
+def _called(place: Any) -> str:
+    return str(place) if isinstance(place, Path) else "The data set"
+
+
+# -- AAN pairs -------------------------------------------------------------------------------------
+
+
+def _pairs_files(path: Path) -> dict[str, Path]:
+    files = {}
+    for split in ("train", "eval", "test"):
+        found = sorted(path.rglob(f"*.{split}.tsv")) if path.is_dir() else []
+        if not found:
+            raise UsageError(f"The AAN pairs are not in {path}: new_aan_pairs.{split}.tsv is missing.", AAN_BY_HAND)
+        files[split] = found[0].absolute()
+    return files
+
+
+def _pairs(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """(1 if one cites the other, both texts) of lines `label <tab> id <tab> id <tab> text <tab> text`, no quotes."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) == 1 and not fields[0]:
+                continue
+            if len(fields) != 5:
+                raise UsageError(f"{path}, line {number}: {len(fields)} fields where 5 are expected.")
+            try:
+                label = int(float(fields[0]))
+            except ValueError:
+                label = -1
+            if label not in (0, 1):
+                raise UsageError(
+                    f"{path}, line {number}: the label {fields[0].decode(errors='replace')!r} is not 0 or 1."
+                )
+            yield label, fields[3:]

@@ -1,0 +1,211 @@
+"""Pathfinder of the Long Range Arena: are the two discs joined by one dashed contour? 32 x 32 grey pixels as a
+sequence.
+
+Read from the published files (`lra_release/pathfinder32/curv_contour_length_14`), or made here by the published rules
+(`pathfinder_draw`), since the files are part of an archive of 7.7 GB.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+import leansurgeon
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.tasks import base
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.long_range.pathfinder_dashes import Style
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk, command, read_chunk
+from leansurgeon.tasks.text import vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_VERSION = 1  # of the generator: a change that changes the data changes this
+GENERATED = "generated"
+TOKENS = 32 * 32
+_FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
+_HINT = (
+    "It is in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave `data` out, and the "
+    "images are made here."
+)
+
+
+class Options(base.Options):
+    """`data`: `generated`, or the published folder (of Pathfinder-32, or of the level in it). `samples` is the number
+    of images to make; 80 % are for training, 10 % for evaluation, 10 % for a test. `seed` is that of the data.
+    """
+
+    data: str = GENERATED
+    difficulty: Literal["easy", "intermediate", "hard"] = "hard"
+    samples: int = Field(200_000, ge=10)
+    seed: int = Field(0, ge=0)
+
+
+class Pathfinder(base.Task):
+    """Two-way classification of 1,024 grey values, 0 to 255."""
+
+    name = "pathfinder"
+    head = "sequence-classification"
+    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    Options = Options
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        vocab.check_length(TOKENS, model_dir)
+        if o.data == GENERATED:
+            style = Style(contour_length=CONTOUR_LENGTH[o.difficulty])
+            key = {"version": _VERSION, "style": vars(style), "samples": o.samples, "seed": o.seed}
+            self._open(
+                disk.entry(cache, "pathfinder", key, lambda f: _generate(f, style, o.seed, o.samples, workers, say))
+            )
+            return
+        folder = _published(Path(o.data).expanduser().absolute(), o.difficulty)
+        lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
+        stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
+        key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
+        self._open(disk.entry(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say)))
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        rows = self._indices(split, indices) + self._info["first"][split]
+        input_ids = torch.from_numpy(self._array("images")[rows].astype(np.int64))
+        return {"input_ids": input_ids, "labels": torch.from_numpy(self._array("labels")[rows].astype(np.int64))}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
+
+    def model_overrides(self) -> dict[str, Any]:
+        return {"num_labels": 2, "vocab_size": 256}
+
+    def describe(self) -> dict[str, Any]:
+        o, made = self.options, self.options.data == GENERATED
+        return {
+            **{f"{split}_samples": self.size(split) for split in self._info["sizes"]},
+            "source": f"Pathfinder-32 {o.difficulty}, {f'generated with seed {o.seed}' if made else o.data}",
+            "licence": "made by leansurgeon: no rights attached" if made else "as its authors say",
+        }
+
+
+def _split(total: int) -> dict[str, Any]:
+    """80, 10 and 10 % of the samples, one split after the other."""
+    train, end = int(total * 0.8), int(total * 0.9)
+    sizes = {"train": train, "eval": end - train, "test": total - end}
+    return {"sizes": sizes, "first": {"train": 0, "eval": train, "test": end}}
+
+
+def _published(root: Path, difficulty: str) -> Path:
+    name = _FOLDERS[difficulty]
+    places = (root, root / name, root / "pathfinder32" / name, root / "lra_release" / "pathfinder32" / name)
+    for folder in places:
+        if (folder / "metadata").is_dir():
+            if folder == root and root.name in _FOLDERS.values() and root.name != name:
+                raise UsageError(f"{root} is not Pathfinder of the difficulty '{difficulty}', which is called {name}.")
+            return folder
+    raise UsageError(f"Pathfinder-32 ({difficulty}) is not in {root}: {name}/metadata is missing.", _HINT)
+
+
+def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """All images that the lists name, empty files left out as upstream does, shuffled by `seed`."""
+    from PIL import Image
+
+    say(f"pathfinder: reading {level}")
+    images, labels = [], []
+    for path in lists:
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            fields = line.split()
+            if len(fields) < 4 or fields[3] not in ("0", "1"):
+                raise UsageError(f"{path}, line {number}: not a line of Pathfinder (folder, file, number, label, ...).")
+            picture = level / fields[0] / fields[1]
+            try:
+                content = picture.read_bytes()
+                if not content:
+                    continue
+                image = np.asarray(Image.open(io.BytesIO(content)).convert("L"))
+            except (OSError, SyntaxError) as error:
+                raise UsageError(f"The image {picture} cannot be read: {error}.") from error
+            if image.shape != (32, 32):
+                raise UsageError(f"The image {picture} has {image.shape[1]} x {image.shape[0]} pixels, not 32 x 32.")
+            images.append(image.reshape(-1))
+            labels.append(int(fields[3]))
+    if len(labels) < 10:
+        raise UsageError(f"{level} lists {len(labels)} images, too few for three splits.")
+    order = np.random.default_rng(seed).permutation(len(labels))
+    np.save(folder / "images.npy", np.stack(images)[order])
+    np.save(folder / "labels.npy", np.array(labels, dtype=np.uint8)[order])
+    return _split(len(labels))
+
+
+def _generate(
+    folder: Path, style: Style, seed: int, total: int, workers: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    workers = min(workers, 1 + total // 1000)
+    say(f"pathfinder: drawing {total:,} images with {workers} process{'es' if workers > 1 else ''}")
+    images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, style.size**2))
+    labels = np.empty(total, dtype=np.uint8)
+    done, begun, told = 0, time.monotonic(), time.monotonic()
+    with _chunks(style, seed, workers) as chunks:
+        for drawn, theirs in chunks:
+            take = min(len(theirs), total - done)
+            images[done : done + take], labels[done : done + take] = drawn[:take], theirs[:take]
+            done += take
+            if done == total:
+                break
+            if time.monotonic() - told > 5 and done:
+                told = time.monotonic()
+                left = (told - begun) / done * (total - done)
+                say(f"pathfinder: {done:,} of {total:,} images, about {left:.0f} s to go")
+    images.flush()
+    np.save(folder / "labels.npy", labels)
+    return _split(total)
+
+
+@contextmanager
+def _chunks(style: Style, seed: int, workers: int) -> Iterator[Iterator[tuple[np.ndarray, np.ndarray]]]:
+    """Chunks 0, 1, 2, ... without end, made here or by `workers` programs that take turns (see `listops`): a chunk
+    follows from its number, so the number of processes changes nothing but the time.
+    """
+    if workers <= 1:
+        made = (chunk(style, seed, number) for number in itertools.count())
+        yield ((drawn.images.reshape(len(drawn.labels), -1), drawn.labels) for drawn in made)
+        return
+    path = os.pathsep.join([str(Path(leansurgeon.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes = [
+        subprocess.Popen(
+            command(style, seed, first, workers),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        for first in range(workers)
+    ]
+    try:
+        yield (_next(processes[number % workers], style) for number in itertools.count())
+    finally:
+        for process in processes:
+            process.kill()
+            with suppress(OSError):
+                process.stdout.close()
+            process.wait()
+
+
+def _next(process: subprocess.Popen, style: Style) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        return read_chunk(process.stdout, style)
+    except EOFError:
+        code = process.wait()
+        raise LeanSurgeonError(
+            f"A process that draws Pathfinder images ended with code {code} (python: {sys.executable})."
+        ) from None

@@ -1,0 +1,334 @@
+"""Drawing of Pathfinder images: two dashed contours, shorter ones as distractors, and a disc on two of the ends.
+
+The rules and numbers are those of the published generator (Linsley et al., 2018; github.com/drewlinsley/pathfinder,
+`snakes2.py`) with the settings of the Long Range Arena (`lra_benchmarks/data/pathfinder.py`); the code is ours and
+draws thousands of images in step, so that an image costs a millisecond. Its images cannot equal the published ones bit
+by bit (they hang on a Python 2 random state and on `scipy.misc.imresize`), their statistics can.
+
+A contour is a chain of dashes ("paddles"). The next dash ends at a point about `length + margin` from the pivot, chosen
+by cos^2 of the turn and by what is free. Positions are rounded up along a direction and down on the circle of ends, as
+published. Two differences: the last dash of the first contour counts as occupied for the distractors too, and a
+distractor is tried anew from its beginning only.
+
+Shape letters: N images, S size (32), P patch (9), E possible displacements of a dash's end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from leansurgeon.tasks.long_range.pathfinder_dashes import (
+    PAD,
+    Style,
+    disc,
+    end_patches,
+    ends,
+    seed_patches,
+    stamp,
+    window,
+)
+
+CONTOUR_LENGTH = {"easy": 6, "intermediate": 9, "hard": 14}
+ATTEMPTS = 2048  # pairs of contours begun in one chunk; most run into a dead end
+
+
+class Drawn(NamedTuple):
+    """Images of one chunk and what is in them: `tips` (N, 2 contours, 2 ends, row and column), `dashes` (N, 2, dashes,
+    row and column of the ends), `marked` (N, 2) which end of which contour bears a disc: contour of the first end,
+    contour of the last; `found` (N,) distractors.
+    """
+
+    images: np.ndarray  # (N, S, S) uint8
+    labels: np.ndarray  # (N,) uint8, 1 = one contour joins the discs
+    tips: np.ndarray
+    dashes: np.ndarray
+    marked: np.ndarray
+    found: np.ndarray
+
+
+class _Grown(NamedTuple):
+    """A dash more: (N,) whether there was room, (N, 2) the pivot that it hangs on, (N,) its angle, (N, 2) its end, and
+    (N,) the number of the displacement between them.
+    """
+
+    alive: np.ndarray
+    pivot: np.ndarray
+    turn: np.ndarray
+    end: np.ndarray
+    kind: np.ndarray
+
+
+def chunk(style: Style, seed: int, number: int, attempts: int = ATTEMPTS) -> Drawn:
+    """The images that come of `attempts` beginnings; a pure function of its arguments."""
+    rng = np.random.default_rng([seed, number, style.contour_length])
+    board = _targets(style, rng, attempts)
+    found = _distractors(style, rng, board)
+    labels = rng.integers(0, 2, len(board.image))
+    first = rng.integers(0, 2, len(labels))
+    marked = np.stack([first, np.where(labels == 1, first, 1 - first)], axis=1)
+    every = np.arange(len(labels))
+    marker = disc(style)
+    for end in (0, 1):
+        at = board.tips[every, marked[:, end], end]
+        stamp(board.image, every, at, np.broadcast_to(marker, (len(every), *marker.shape)))
+    inner = slice(PAD, PAD + style.size)
+    image = board.image[:, inner, inner]
+    top = image.reshape(len(image), -1).max(axis=1)[:, None, None] if len(image) else np.ones((0, 1, 1))
+    pixels = np.rint(image / top * 255).astype(np.uint8)
+    return Drawn(pixels, labels.astype(np.uint8), board.tips, board.dashes, marked, found)
+
+
+# -- contours --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Board:
+    """Images under construction, padded: (N, S + 2 * PAD, S + 2 * PAD)."""
+
+    image: np.ndarray
+    mask: np.ndarray
+    tips: np.ndarray
+    dashes: np.ndarray
+    kinds: np.ndarray  # (N, 2, dashes): the angle in degrees of a first dash, the number of the end of any other
+
+    def keep(self, rows: np.ndarray) -> None:
+        self.mask, self.kinds = self.mask[rows], self.kinds[rows]
+        self.tips, self.dashes = self.tips[rows], self.dashes[rows]
+
+
+def _targets(style: Style, rng: np.random.Generator, attempts: int) -> _Board:
+    """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs."""
+    s, n = style, attempts
+    wide = s.size + 2 * PAD
+    mask = np.ones((n, wide, wide), dtype=np.float32)
+    free = slice(PAD + s.padding, PAD + s.size - s.padding)
+    mask[:, free, free] = 0
+    board = _Board(
+        np.zeros((0, wide, wide), dtype=np.float32),  # drawn when it is known which pairs are whole
+        mask,
+        np.zeros((n, 2, 2, 2), dtype=np.int64),
+        np.zeros((n, 2, s.contour_length, 2), dtype=np.int64),
+        np.zeros((n, 2, s.contour_length), dtype=np.int64),
+    )
+    degrees = rng.integers(-180, 180, (n, 2))
+    start = _central(style, rng, degrees[:, 0])
+    around = rng.integers(0, 360, n) * (np.pi / 180)
+    offset = s.seed_distance * np.stack([np.sin(around), np.cos(around)], axis=1)
+    starts = np.stack([start, np.rint(start + offset).astype(np.int64)], axis=1)
+    board.tips[:, :, 0] = board.dashes[:, :, 0] = starts
+    turn = degrees * (np.pi / 180)
+    heads = _along(starts, turn, s.length)
+    pivots = _along(heads, turn + np.pi, s.length + s.margin)
+    ok = np.all((heads >= 0) & (heads < s.size) & (pivots >= 0) & (pivots < s.size), axis=(1, 2))
+    patches = seed_patches(style)
+    last = []  # patch of each contour's last dash, not yet in the mask: the next one may touch it
+    board.kinds[:, :, 0] = degrees % 360
+    for contour in (0, 1):
+        last.append((starts[:, contour], patches.mask[board.kinds[:, contour, 0]]))
+    state = [pivots, turn]
+    _shrink(board, state, last, ok)
+    for dash in range(1, s.contour_length):
+        for contour in (0, 1):
+            grown = _extend(style, rng, board.mask, state[0][:, contour], state[1][:, contour])
+            state[0][:, contour], state[1][:, contour] = grown.pivot, grown.turn
+            board.dashes[:, contour, dash], board.kinds[:, contour, dash] = grown.end, grown.kind
+            before, last[contour] = last[contour], (grown.end, end_patches(style).mask[grown.kind])
+            stamp(board.mask, np.arange(len(board.mask)), *before)
+            _shrink(board, state, last, grown.alive)
+    board.tips[:, :, 1] = board.dashes[:, :, -1]
+    every = np.arange(len(board.mask))
+    board.image = np.zeros_like(board.mask)
+    for contour in (0, 1):
+        stamp(board.mask, every, *last[contour])
+        for dash in range(s.contour_length):
+            line = (end_patches(style) if dash else patches).line[board.kinds[:, contour, dash]]
+            stamp(board.image, every, board.dashes[:, contour, dash], line * s.target_contrast)
+    return board
+
+
+def _shrink(
+    board: _Board, state: list[np.ndarray], last: list[tuple[np.ndarray, np.ndarray]], alive: np.ndarray
+) -> None:
+    if alive.all():
+        return
+    board.keep(alive)
+    state[:] = [part[alive] for part in state]
+    last[:] = [(at[alive], patch[alive]) for at, patch in last]
+
+
+def _distractors(style: Style, rng: np.random.Generator, board: _Board) -> np.ndarray:
+    """Add distractors where they fit, all of one length; (N,) how many did."""
+    s = style
+    found = np.zeros(len(board.image), dtype=np.int64)
+    for _ in range(s.distractors):
+        missing = np.arange(len(found))
+        for _ in range(s.contour_trials):
+            if not len(missing):
+                break
+            done = _distractor(style, rng, board, missing)
+            found[missing[done]] += 1
+            missing = missing[~done]
+    return found
+
+
+def _distractor(style: Style, rng: np.random.Generator, board: _Board, rows: np.ndarray) -> np.ndarray:
+    """Try one distractor on each of these images; (rows,) bool where it was drawn."""
+    s = style
+    image, mask = board.image[rows].copy(), board.mask[rows].copy()
+    degrees = rng.integers(-180, 180, len(rows))
+    patches, chosen = seed_patches(style), degrees % 360
+    start, alive = _free_place(style, rng, mask, chosen)
+    turn = degrees * (np.pi / 180)
+    head = _along(start, turn, s.length)
+    pivot = _along(head, turn + np.pi, s.length + s.margin)
+    alive &= np.all((head >= 0) & (head < s.size) & (pivot >= 0) & (pivot < s.size), axis=1)
+    every = np.arange(len(rows))
+    stamp(image, every, start, patches.line[chosen] * s.distractor_contrast)
+    last = (start, patches.mask[chosen])
+    for _ in range(1, s.distractor_length):
+        grown = _extend(style, rng, mask, pivot, turn)
+        alive &= grown.alive
+        pivot, turn = grown.pivot, grown.turn
+        stamp(image, every, grown.end, end_patches(style).line[grown.kind] * s.distractor_contrast)
+        stamp(mask, every, *last)
+        last = (grown.end, end_patches(style).mask[grown.kind])
+    stamp(mask, every, *last)
+    board.image[rows[alive]], board.mask[rows[alive]] = image[alive], mask[alive]
+    return alive
+
+
+def _extend(style: Style, rng: np.random.Generator, mask: np.ndarray, pivot: np.ndarray, turn: np.ndarray) -> _Grown:
+    """The next dash of one contour in each image, where there is room."""
+    s = style
+    ends_E2, angles_E = ends(style)
+    pivot = np.clip(_along(pivot, turn, s.length + 2 * s.margin), -PAD + 4, s.size + PAD - 5)
+    candidates_NE2 = pivot[:, None] + ends_E2
+    inside_NE = np.all((candidates_NE2 >= 0) & (candidates_NE2 < s.size), axis=2)
+    at = np.clip(candidates_NE2, 0, s.size - 1) + PAD
+    every = np.arange(len(mask))[:, None]
+    near = [(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)]  # a disc of radius 1, the margin
+    taken_NE = np.maximum.reduce([mask[every, at[..., 0] + down, at[..., 1] + right] for down, right in near])
+    delta = np.abs(angles_E - turn[:, None])
+    delta = np.minimum(np.minimum(delta, 2 * np.pi - delta) * s.continuity, np.pi / 2)
+    weights_NE = (1 - np.minimum(taken_NE, 1)) * np.cos(delta) ** 2 * inside_NE
+    total = weights_NE.sum(axis=1)
+    alive = total >= 1e-4
+    shares = np.cumsum(weights_NE, axis=1) / np.where(alive, total, 1)[:, None]
+    patches = end_patches(style)
+    picked, open_ = np.zeros(len(mask), dtype=np.int64), alive.copy()
+    for _ in range(s.segment_trials):
+        draw = np.minimum((shares <= rng.random(len(mask))[:, None]).sum(axis=1), len(ends_E2) - 1)
+        rows = np.flatnonzero(open_)
+        picked[rows] = draw[rows]
+        crossing = (
+            window(mask, rows, candidates_NE2[rows, picked[rows]], patches.mask.shape[1]) + patches.mask[picked[rows]]
+        )
+        open_[rows] = crossing.max(axis=(1, 2), initial=0) >= 1.8
+    end = np.clip(candidates_NE2[every[:, 0], picked], 0, s.size - 1)
+    return _Grown(alive & ~open_, pivot, angles_E[picked], end, picked)
+
+
+def _along(points: np.ndarray, turn: np.ndarray, distance: float) -> np.ndarray:
+    """Points moved by `distance` in direction `turn` (from the columns towards the rows), rounded up."""
+    step = distance * np.stack([np.sin(turn), np.cos(turn)], axis=-1)
+    return np.ceil(points + np.round(step, 9)).astype(np.int64)
+
+
+def _central(style: Style, rng: np.random.Generator, degrees: np.ndarray) -> np.ndarray:
+    """First ends of first contours: at least twice the seed distance from every side, with room for the dash."""
+    s = style
+    mask = np.ones((s.size + 2 * PAD,) * 2, dtype=np.float32)
+    inner = slice(PAD + 2 * s.seed_distance, PAD + s.size - 2 * s.seed_distance)
+    mask[inner, inner] = 0
+    places = np.zeros((len(degrees), 2), dtype=np.int64)
+    for angle in np.unique(degrees):
+        rows = np.flatnonzero(degrees == angle)
+        spots = np.argwhere(~_blocked(style, mask[None], np.array([angle % 360]))[0])
+        if not len(spots):  # the dash does not fit between the lines: the middle will do
+            spots = np.argwhere(mask[PAD:-PAD, PAD:-PAD] == 0)
+        places[rows] = spots[rng.integers(0, len(spots), len(rows))]
+    return places
+
+
+def _free_place(
+    style: Style, rng: np.random.Generator, mask: np.ndarray, angles: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A free pixel of each image where a dash of this angle fits, all equally likely; (N,) whether there is one."""
+    s = style
+    edge = mask.copy()
+    edge[:, PAD, :] = edge[:, :, PAD] = edge[:, PAD + s.size - 1, :] = edge[:, :, PAD + s.size - 1] = 1
+    free = ~_blocked(style, edge, angles).reshape(len(mask), -1)
+    count = free.sum(axis=1)
+    wanted = (rng.random(len(mask)) * count).astype(np.int64) + 1
+    place = (np.cumsum(free, axis=1) >= wanted[:, None]).argmax(axis=1)
+    return np.stack(np.divmod(place, s.size), axis=1), count > 0
+
+
+def _blocked(style: Style, mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """(N, S, S) true where the middle of a dash of this angle would touch something occupied (by more than 0.3)."""
+    s = style
+    patches = seed_patches(style).mask
+    middle, blocked = patches.shape[1] // 2, np.zeros((len(mask), s.size, s.size), dtype=bool)
+    taken = mask > 0.3
+    for angle in np.unique(angles):
+        rows = np.flatnonzero(angles == angle)
+        # The dash begins at the place and reaches as far as where its own mask is full.
+        for down, right in np.argwhere(patches[angle] >= 1) - middle:
+            down, right = PAD + down, PAD + right
+            blocked[rows] |= taken[rows, down : down + s.size, right : right + s.size]
+    return blocked
+
+
+# -- one generating process ------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<I")
+
+
+def write_chunk(stream: Any, drawn: Drawn) -> None:
+    """Images and labels of a chunk as bytes, their number before them."""
+    stream.write(_HEAD.pack(len(drawn.labels)) + drawn.images.tobytes() + drawn.labels.tobytes())
+    stream.flush()
+
+
+def read_chunk(stream: Any, style: Style) -> tuple[np.ndarray, np.ndarray]:
+    """What `write_chunk` wrote: (N, S * S) images and (N,) labels; EOFError when the stream ends early."""
+    (number,) = _HEAD.unpack(_exactly(stream, _HEAD.size))
+    pixels = style.size**2
+    images = np.frombuffer(_exactly(stream, number * pixels), np.uint8).reshape(number, pixels)
+    return images, np.frombuffer(_exactly(stream, number), np.uint8)
+
+
+def _exactly(stream: Any, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError(f"{len(data)} bytes instead of {size}")
+    return data
+
+
+def command(style: Style, seed: int, first: int, step: int) -> list[str]:
+    """The command line of a process that writes the chunks first, first + step, ... until nobody reads them."""
+    text = json.dumps({"style": asdict(style), "seed": seed, "first": first, "step": step})
+    return [sys.executable, "-m", "leansurgeon.tasks.long_range.pathfinder_draw", text]
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    number = job["first"]
+    try:
+        while True:
+            write_chunk(sys.stdout.buffer, chunk(Style(**job["style"]), job["seed"], number))
+            number += job["step"]
+    except (BrokenPipeError, KeyboardInterrupt):
+        # Nobody reads any more; give the interpreter something that it can flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Classification of texts, or of pairs of texts, from csv, tsv, jsonl or parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import base, ragged, tables
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text import vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+
+class Options(base.Options):
+    """`train` and `eval`: files or globs; without `eval`, `eval_fraction` of the rows is held out, chosen by
+    `split_seed`.
+
+    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len.
+    """
+
+    train: str | list[str]
+    eval: str | list[str] | None = None
+    text: str = "text"
+    text_pair: str | None = None
+    label: str = "label"
+    eval_fraction: float = Field(0.1, gt=0, lt=1)
+    split_seed: int = Field(0, ge=0)
+    seq_len: int = Field(128, ge=4)
+    pad: Literal["longest", "max"] = "longest"
+    tokenizer: vocab.Choice = "model"
+    vocab_size: int | None = Field(None, ge=16)
+
+
+class _Rows(NamedTuple):
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[str]
+
+
+class TextClassification(base.Task):
+    """As many classes as the training rows have different labels, numbered in numerical or else alphabetical order."""
+
+    name = "text-classification"
+    head = "sequence-classification"
+    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    Options = Options
+    _tokenizer: PreTrainedTokenizerBase | None = None
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        vocab.check_length(o.seq_len, model_dir)
+        files = text_files.find(o.train)
+        eval_files = text_files.find(o.eval) if o.eval is not None else None
+        key = {
+            "version": 2,  # 1 took quotation marks in .tsv files for quotes
+            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "columns": [o.text, o.text_pair, o.label],
+            "seq_len": o.seq_len,
+            "train": [disk.file_digest(path) for path in files],
+            "eval": [o.eval_fraction, o.split_seed]
+            if eval_files is None
+            else [disk.file_digest(path) for path in eval_files],
+        }
+
+        def build(folder: Path) -> dict[str, Any]:
+            rows = {"train": _read(files, o)}
+            if eval_files is None:
+                rows = _hold_out(rows["train"], o.eval_fraction, o.split_seed)
+            else:
+                rows["eval"] = _read(eval_files, o)
+            names = _label_names(rows)
+            say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
+            tokenizer = vocab.make(
+                o.tokenizer, o.vocab_size, rows["train"].texts + (rows["train"].pairs or []), model_dir
+            )
+            tokenizer.save_pretrained(folder / "tokenizer")
+            numbers, kinds = {name: i for i, name in enumerate(names)}, []
+            for split, part in rows.items():
+                kinds.append(store_tokens(folder, split, part.texts, part.pairs, tokenizer, o.seq_len))
+                labels = np.array([numbers[label] for label in part.labels], dtype=np.int32)
+                np.save(folder / f"{split}-labels.npy", labels)
+            return {
+                "sizes": {split: len(part.texts) for split, part in rows.items()},
+                "labels": names,
+                "vocab": len(tokenizer),
+                "pad": tokenizer.pad_token_id or 0,
+                "token_types": any(kinds),
+            }
+
+        self._open(disk.entry(cache, "texts", key, build))
+        self._sources = [path.name for path in files + (eval_files or [])]
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        indices = self._indices(split, indices)
+        starts = self._array(f"{split}-starts")
+        lengths_B = ragged.lengths_of(starts, indices)
+        width = self.options.seq_len
+        if self.options.pad == "longest":
+            width = min(width, -(-int(lengths_B.max(initial=1)) // 8) * 8)
+        arrays = {
+            "input_ids": ragged.padded(self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"]),
+            "attention_mask": (np.arange(width) < lengths_B[:, None]).astype(np.int64),
+            "labels": self._array(f"{split}-labels")[indices].astype(np.int64),
+        }
+        if self._info["token_types"]:
+            arrays["token_type_ids"] = ragged.padded(self._array(f"{split}-types"), starts, indices, width, 0)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.classification_score(logits, batch["labels"], label_smoothing)
+
+    def model_overrides(self) -> dict[str, Any]:
+        names = self._info["labels"]
+        o, overrides = self.options, {"num_labels": len(names), "id2label": dict(enumerate(names))}
+        if o.tokenizer != "model":
+            overrides["vocab_size"] = vocab.config_size(o.tokenizer, o.vocab_size, self._info["vocab"])
+        return overrides
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if self._tokenizer is None:
+            self._tokenizer = vocab.load(self._folder / "tokenizer")
+        return self._tokenizer
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "train_samples": self.size("train"),
+            "eval_samples": self.size("eval"),
+            "labels": self._info["labels"],
+            "tokenizer": self.options.tokenizer,
+            "vocab_size": self._info["vocab"],
+            "seq_len": self.options.seq_len,
+            "source": ", ".join(self._sources),
+            "licence": "as the files' owner says",
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_tokenizer": None}
+
+
+def _read(paths: list[Path], options: Options) -> _Rows:
+    """All rows of these files. Raises UsageError for a text that is none, a missing label, or files without rows."""
+    columns = [options.text, *([options.text_pair] if options.text_pair else []), options.label]
+    texts, pairs, labels = [], [], []
+    for path in paths:
+        for number, (*parts, label) in tables.read(path, columns):
+            for column, part in zip(columns, parts, strict=False):
+                if not isinstance(part, str):
+                    raise UsageError(f"{path}, row {number}: '{column}' is {part!r}, not a text.")
+            texts.append(parts[0])
+            pairs.extend(parts[1:])
+            labels.append(_label(label, f"{path}, row {number}"))
+    if not texts:
+        raise UsageError(f"{', '.join(map(str, paths))}: no rows.")
+    return _Rows(texts, pairs if options.text_pair else None, labels)
+
+
+def _label(value: Any, where: str) -> str:
+    """A label as text, so that the 1 of a csv file and the 1 or 1.0 of a parquet file are the same class."""
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise UsageError(f"{where}: the label {value} is not a class (regression is not a task of this kind).")
+        value = int(value)
+    if value is None or not str(value).strip():
+        raise UsageError(f"{where}: the label is missing.")
+    return str(int(value)) if isinstance(value, bool) else str(value).strip()
+
+
+def _label_names(rows: dict[str, _Rows]) -> list[str]:
+    names = set(rows["train"].labels)
+    if len(names) < 2:
+        raise UsageError(f"The training rows have one label only, '{names.pop()}': there is nothing to learn.")
+    foreign = sorted(set(rows["eval"].labels) - names)
+    if foreign:
+        raise UsageError(f"The evaluation rows have the label '{foreign[0]}', which no training row has.")
+    try:
+        return sorted(names, key=int)
+    except ValueError:
+        return sorted(names)
+
+
+def _hold_out(rows: _Rows, fraction: float, seed: int) -> dict[str, _Rows]:
+    order = np.random.default_rng(seed).permutation(len(rows.texts))
+    held = max(1, round(fraction * len(order)))
+    if held == len(order):
+        raise UsageError(f"{len(order)} row is too few to hold any out.")
+    parts = {"train": np.sort(order[held:]), "eval": np.sort(order[:held])}
+    return {
+        split: _Rows(*(column and [column[i] for i in chosen] for column in rows)) for split, chosen in parts.items()
+    }
+
+
+def store_tokens(
+    folder: Path,
+    split: str,
+    texts: list[str],
+    pairs: list[str] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    seq_len: int,
+) -> bool:
+    """Write tokens, their starts and kinds of one split; true when the second text of a pair is marked as such."""
+    dtype = vocab.dtype_for(len(tokenizer))
+    typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
+    tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
+    types = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8)
+    lengths, marked = [], False
+    for first in range(0, len(texts), 1000):
+        part = slice(first, first + 1000)
+        encoded = tokenizer(
+            texts[part],
+            pairs[part] if pairs else None,
+            truncation=True,
+            max_length=seq_len,
+            return_token_type_ids=typed,
+            return_attention_mask=False,
+        )
+        for ids in encoded["input_ids"]:
+            tokens.append(np.array(ids, dtype=dtype))
+            lengths.append(len(ids))
+        for kinds in encoded.get("token_type_ids") or []:
+            types.append(np.array(kinds, dtype=np.uint8))
+            marked = marked or any(kinds)
+    tokens.close()
+    types.close()
+    np.save(folder / f"{split}-starts.npy", ragged.starts_of(np.array(lengths)))
+    return marked

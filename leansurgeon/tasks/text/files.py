@@ -1,0 +1,56 @@
+"""Finding and reading what a recipe names as text: paths, globs, and the novel that the package carries."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from leansurgeon.errors import UsageError
+
+PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
+
+
+def find(names: str | Sequence[str]) -> list[Path]:
+    """Files that these names stand for, each once, in the order of the names and sorted within a glob.
+
+    Raises UsageError for a name that stands for no file.
+    """
+    found: dict[Path, None] = {}
+    for name in [names] if isinstance(names, str) else names:
+        if name in PACKAGED:
+            paths = [PACKAGED[name]]
+        else:
+            pattern = str(Path(name).expanduser())
+            paths = (
+                [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
+            )
+            paths = [path for path in paths if path.is_file()]
+        if not paths:
+            known = ", ".join(f"'{word}'" for word in PACKAGED)
+            raise UsageError(f"No data file is called or matches '{name}'.", f"Packaged text: {known}.")
+        found.update(dict.fromkeys(paths))
+    return list(found)
+
+
+def read(path: Path) -> str:
+    """The text of a UTF-8 file, line ends as newline characters. Raises UsageError where it is something else, or
+    empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: byte {error.start} cannot be read.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    if not text.strip():
+        raise UsageError(f"{path} holds no text.")
+    return text
+
+
+def cut(text: str, last: float) -> tuple[str, str]:
+    """The text without and its last part of about this fraction, cut behind a line end where there is one."""
+    at = len(text) - round(len(text) * last)
+    newline = text.rfind("\n", 0, at)
+    at = newline + 1 if newline >= 0 else at
+    return text[:at], text[at:]

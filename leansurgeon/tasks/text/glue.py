@@ -1,0 +1,372 @@
+"""GLUE (Wang et al., 2018): its eight tasks of the paper's Table 1, each with the metrics that GLUE names for it.
+
+Accuracy adds up over batches and processes; the others are made at the end from sums that do: a confusion matrix for
+F1 and Matthews, and for the correlations of STS-B the prediction of every sample, each in a place of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import base, hub, tables
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.text import vocab
+from leansurgeon.tasks.text.classification import TextClassification, store_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HUB = "hub:nyu-mll/glue"
+BY_HAND = (
+    "Download its folder from there on another machine, or the GLUE distribution from gluebenchmark.com/tasks, and "
+    "name it with the task's option `data`."
+)
+_NLI = ("entailment", "not_entailment")
+_ACCURACY = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+_F1 = base.Metric("f1", "F1", higher_is_better=True, percent=True)
+_MATTHEWS = base.Metric("matthews", "Matthews correlation", higher_is_better=True, percent=True)
+_PEARSON = base.Metric("pearson", "Pearson correlation", higher_is_better=True, percent=True)
+_MATCHED = base.Metric("accuracy", "accuracy (matched)", higher_is_better=True, percent=True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One task: its folder in the distribution, its columns on the hub and in the distribution's files (numbers where
+    those have no header), its labels in their order (none: a number from 0 to 5), and the metric that chooses.
+    """
+
+    folder: str
+    texts: tuple[str, ...]
+    metric: base.Metric
+    labels: tuple[str, ...] = ("0", "1")
+    tsv: tuple[str | int, ...] = ()  # texts and label, where they are called otherwise there
+    metrics: tuple[str, ...] = ("accuracy",)
+
+
+KINDS = {
+    "cola": Kind("CoLA", ("sentence",), _MATTHEWS, tsv=(3, 1), metrics=("matthews", "accuracy")),
+    "sst2": Kind("SST-2", ("sentence",), _ACCURACY),
+    "mrpc": Kind(
+        "MRPC",
+        ("sentence1", "sentence2"),
+        _F1,
+        tsv=("#1 String", "#2 String", "Quality"),
+        metrics=("f1", "accuracy"),
+    ),
+    "stsb": Kind("STS-B", ("sentence1", "sentence2"), _PEARSON, (), ("sentence1", "sentence2", "score"), ()),
+    "qqp": Kind(
+        "QQP",
+        ("question1", "question2"),
+        _F1,
+        tsv=("question1", "question2", "is_duplicate"),
+        metrics=("f1", "accuracy"),
+    ),
+    "mnli": Kind(
+        "MNLI",
+        ("premise", "hypothesis"),
+        _MATCHED,
+        ("entailment", "neutral", "contradiction"),
+        ("sentence1", "sentence2", "gold_label"),
+        ("accuracy", "accuracy_mismatched"),
+    ),
+    "qnli": Kind("QNLI", ("question", "sentence"), _ACCURACY, _NLI),
+    "rte": Kind("RTE", ("sentence1", "sentence2"), _ACCURACY, _NLI),
+}
+
+
+class Options(base.Options):
+    """`task`: which one. `data`: the folder of the GLUE distribution (`CoLA/train.tsv`, ...), a folder with the hub's
+    parquet files (`cola/train-*.parquet`, ...) or jsonl, csv or tsv files with the hub's columns, or the hub.
+    """
+
+    task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
+    data: str = HUB
+    seq_len: int = Field(128, ge=4)
+    pad: Literal["longest", "max"] = "longest"
+    tokenizer: vocab.Choice = "model"
+    vocab_size: int | None = Field(None, ge=16)
+
+
+class _Rows(NamedTuple):
+    texts: list[str]
+    pairs: list[str] | None
+    labels: np.ndarray  # (N,) int32 classes, or float32 scores
+    left_out: int  # lines without all fields: the distribution's QQP has some
+
+
+class Glue(TextClassification):
+    """One task of GLUE. STS-B is regression: one output, squared error, labels from 0 to 5."""
+
+    name = "glue"
+    Options = Options
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.kind = KINDS[options.task]
+        self.metric = self.kind.metric
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        vocab.check_length(o.seq_len, model_dir)
+        places = _places(o.data, o.task)
+        key = {
+            "version": 1,
+            "task": o.task,
+            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "seq_len": o.seq_len,
+            "places": {part: [_stamp(p) for p in found] for part, found in places.items()},
+        }
+
+        def build(folder: Path) -> dict[str, Any]:
+            parts = {part: _read(found, self.kind) for part, found in places.items()}
+            say(f"glue {o.task}: tokenising {sum(len(rows.texts) for rows in parts.values()):,} rows ({o.tokenizer})")
+            rows = {"train": parts["train"], "eval": _joined([parts[part] for part in parts if part != "train"])}
+            texts = rows["train"].texts + (rows["train"].pairs or [])
+            tokenizer = vocab.make(o.tokenizer, o.vocab_size, texts, model_dir)
+            tokenizer.save_pretrained(folder / "tokenizer")
+            marked = []
+            for split, part in rows.items():
+                marked.append(store_tokens(folder, split, part.texts, part.pairs, tokenizer, o.seq_len))
+                np.save(folder / f"{split}-labels.npy", part.labels)
+            return {
+                "sizes": {split: len(part.texts) for split, part in rows.items()},
+                "left_out": sum(part.left_out for part in rows.values()),
+                "matched": len(parts[next(part for part in parts if part != "train")].texts),
+                "labels": list(self.kind.labels),
+                "vocab": len(tokenizer),
+                "pad": tokenizer.pad_token_id or 0,
+                "token_types": any(marked),
+            }
+
+        self._open(disk.entry(cache, "glue", key, build))
+        self._sources = [f"GLUE {self.kind.folder} (Wang et al., 2018)"]
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        batch = super().batch(split, indices, seed=seed, epoch=epoch)
+        if self.options.task == "stsb":
+            batch["labels"] = torch.from_numpy(self._array(f"{split}-labels")[np.asarray(indices)])
+            if split == "eval":
+                batch["_index"] = torch.from_numpy(np.asarray(indices, dtype=np.int64))
+        elif self.options.task == "mnli" and split == "eval":
+            batch["_group"] = torch.from_numpy((np.asarray(indices) >= self._info["matched"]).astype(np.int64))
+        return batch
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        labels = batch["labels"]
+        if self.options.task == "stsb":
+            return self._regression(logits.float().reshape(-1), labels.float(), batch.get("_index"))
+        score = base.classification_score(logits, labels, label_smoothing)
+        best = logits.argmax(-1)
+        if "_group" in batch:
+            return score._replace(extra=_by_group(best == labels, labels != base.IGNORED, batch["_group"]))
+        if self.kind.metrics != ("accuracy",) and self.options.task != "mnli":
+            return score._replace(extra=base.confusion(best, labels, 2))
+        return score
+
+    def _regression(self, predicted: Tensor, labels: Tensor, index: Tensor | None) -> base.Score:
+        """Squared errors; with `index`, the predictions and a mark for each, in the places of their samples."""
+        import torch
+
+        valid = labels != base.IGNORED
+        errors = torch.where(valid, (predicted - labels) ** 2, 0).sum()
+        count = valid.sum().float()
+        extra = None
+        if index is not None:
+            extra = torch.zeros(2, self.size("eval"), device=predicted.device)
+            extra[0].index_add_(0, index, torch.where(valid, predicted.detach(), 0))
+            extra[1].index_add_(0, index, valid.float())
+            extra = extra.flatten()
+        return base.Score(errors, count, errors.detach(), count, extra)
+
+    @property
+    def extra_sums(self) -> int:
+        if self.options.task == "stsb":
+            return 2 * self.size("eval")
+        return 0 if self.kind.metrics == ("accuracy",) else 4
+
+    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+        """The metrics of this task, 0..1 (correlations -1..1; 0 where predictions are all alike)."""
+        task = self.options.task
+        if task == "stsb":
+            predicted, seen = sums.extra.reshape(2, -1)
+            labels = np.asarray(self._array("eval-labels"), dtype=np.float64)
+            return _correlations(predicted[seen > 0], labels[seen > 0])
+        if task == "mnli":
+            right, there = sums.extra.reshape(2, 2)
+            matched, mismatched = right / np.maximum(there, 1)
+            return {"accuracy": float(matched), "accuracy_mismatched": float(mismatched)}
+        every = {"accuracy": sums.metric_sum / max(sums.metric_count, 1)}
+        if self.extra_sums:
+            every |= of_confusion(sums.extra.reshape(2, 2))
+        return {name: every[name] for name in self.kind.metrics}
+
+    def model_overrides(self) -> dict[str, Any]:
+        if self.options.task != "stsb":
+            return super().model_overrides()
+        overrides = super().model_overrides() | {"num_labels": 1}
+        return {name: value for name, value in overrides.items() if name != "id2label"}
+
+    def describe(self) -> dict[str, Any]:
+        told = super().describe() | {"task": self.options.task, "licence": "as the task's own authors say"}
+        if self.options.task == "mnli":
+            told["eval_matched"] = self._info["matched"]
+        return told | ({"lines_left_out": self._info["left_out"]} if self._info["left_out"] else {})
+
+
+def of_confusion(cells_22: np.ndarray) -> dict[str, float]:
+    """F1 of class 1 and Matthews correlation from counts, rows the truth; 0 where a denominator is 0."""
+    (tn, fp), (fn, tp) = np.asarray(cells_22, dtype=np.float64)
+    positives = 2 * tp + fp + fn
+    spread = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    return {
+        "f1": float(2 * tp / positives) if positives else 0.0,
+        "matthews": float((tp * tn - fp * fn) / spread) if spread else 0.0,
+    }
+
+
+def _correlations(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    if len(labels) < 2 or np.ptp(predicted) == 0 or np.ptp(labels) == 0:
+        return {"pearson": 0.0, "spearman": 0.0}
+    from scipy import stats
+
+    return {
+        "pearson": float(stats.pearsonr(predicted, labels).statistic),
+        "spearman": float(stats.spearmanr(predicted, labels).statistic),
+    }
+
+
+def _by_group(right_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
+    """(4,) right answers of both groups, then samples of both."""
+    import torch
+
+    other_B = group_B == 1
+    cells = [(right_B & valid_B & ~other_B), (right_B & valid_B & other_B), valid_B & ~other_B, valid_B & other_B]
+    return torch.stack([cell.sum().float() for cell in cells])
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _places(data: str, task: str) -> dict[str, list[Any]]:
+    """Part -> files (or one hub data set): "train", then the evaluation parts in their order."""
+    wanted = {"train": ("train",), "eval": ("dev", "validation")}
+    if task == "mnli":
+        wanted = {
+            "train": ("train",),
+            "matched": ("dev_matched", "validation_matched"),
+            "mismatched": ("dev_mismatched", "validation_mismatched"),
+        }
+    if hub.parse(data):
+        name, _ = hub.parse(data)
+        return {part: [hub.load(name, task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
+    root = Path(data).expanduser().absolute()
+    for folder in (root / KINDS[task].folder, root / task, root):
+        files = sorted(p for p in folder.glob("*") if p.suffix in tables.SUFFIXES) if folder.is_dir() else []
+        # dev_matched-00000-of-00001.parquet; "dev" must not take dev_matched.
+        places = {
+            part: [p for p in files if p.stem.split("-")[0].split(".")[0] in words] for part, words in wanted.items()
+        }
+        if all(places.values()):
+            return places
+    raise UsageError(
+        f"GLUE {task} is not in {data}: {KINDS[task].folder}/train.tsv or {task}/train-*.parquet is missing.",
+        BY_HAND,
+    )
+
+
+def _stamp(place: Any) -> Any:
+    return image_files.stamp(place)
+
+
+def _read(places: list[Any], kind: Kind) -> _Rows:
+    texts: list[list[str]] = [[] for _ in kind.texts]
+    labels, left_out = [], 0
+    for place in places:
+        for where, fields in _fields(place, kind):
+            if fields is None:
+                left_out += 1
+                continue
+            *parts, label = fields
+            for column, part in zip(texts, parts, strict=True):
+                if not isinstance(part, str):
+                    raise UsageError(f"{where}: a text is {part!r}.")
+                column.append(part)
+            labels.append(_label(label, kind, where))
+    if not labels:
+        raise UsageError(f"{places[0] if isinstance(places[0], Path) else 'The data set'}: no rows.")
+    kept = np.array(labels, dtype=np.int32 if kind.labels else np.float32)
+    return _Rows(texts[0], texts[1] if len(texts) > 1 else None, kept, left_out)
+
+
+def _fields(place: Any, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
+    """(file and row, texts and label) of every row; None for a line that lacks a field."""
+    columns = [*kind.texts, "label"]
+    if not isinstance(place, Path):
+        for number, row in hub.rows(place, columns, "GLUE"):
+            yield f"row {number}", row
+    elif place.suffix == ".tsv":
+        yield from _tsv(place, kind)
+    else:
+        for number, row in tables.read(place, columns):
+            yield f"{place}, row {number}", row
+
+
+def _tsv(path: Path, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
+    """A file of the distribution: tabs between fields, and quotation marks that mean themselves."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+    rows = [line.rstrip("\r").split("\t") for line in lines]
+    hub_names = [*kind.texts, "label"]
+    if kind.tsv and isinstance(kind.tsv[0], int) and not set(hub_names) <= set(rows[0]):
+        first, columns = 0, list(kind.tsv)
+    else:
+        names = hub_names if set(hub_names) <= set(rows[0]) else list(kind.tsv) or hub_names
+        missing = [name for name in names if name not in rows[0]]
+        if missing:
+            raise UsageError(f"{path} has no column '{missing[0]}'.", f"Columns: {', '.join(rows[0])}.")
+        first, columns = 1, [rows[0].index(name) for name in names]
+    for number, row in enumerate(rows[first:], start=first + 1):
+        if row != [""]:
+            complete = len(row) > max(columns)
+            yield f"{path}, line {number}", [row[place] for place in columns] if complete else None
+
+
+def _label(value: Any, kind: Kind, where: str) -> float | int:
+    text = str(value).strip()
+    if not kind.labels:
+        try:
+            score = float(text)
+        except ValueError:
+            score = math.nan
+        if not 0 <= score <= 5:
+            raise UsageError(f"{where}: the label {value!r} is not a number from 0 to 5.")
+        return score
+    if text in kind.labels:
+        return kind.labels.index(text)
+    try:
+        number = float(text)  # tables with a gap hold their labels as 1.0
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not (number.is_integer() and 0 <= number < len(kind.labels)):
+        raise UsageError(f"{where}: the label {value!r} is none of {', '.join(kind.labels)}.")
+    return int(number)
+
+
+def _joined(parts: list[_Rows]) -> _Rows:
+    pairs = None if parts[0].pairs is None else [text for part in parts for text in part.pairs]
+    labels = np.concatenate([part.labels for part in parts])
+    texts = [text for part in parts for text in part.texts]
+    return _Rows(texts, pairs, labels, sum(part.left_out for part in parts))

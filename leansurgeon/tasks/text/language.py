@@ -1,0 +1,237 @@
+"""Language modelling on text files: the next token (causal) or the hidden ones (masked), both judged by perplexity.
+
+The text of all files, tokenised, is one long row of tokens; a sample is a window of `seq_len` of them, and windows do
+not overlap. In each training epoch the windows start at another offset, which follows from (seed, epoch). The last
+part of each file is for evaluation. Perplexities compare only between models with the same tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import base, chance
+from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.text import corpus, masking, vocab
+from leansurgeon.tasks.text import files as text_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+_OFFSET, _MASK = 1, 2  # streams of chance
+_EVAL_SEED = 0
+
+
+class Options(base.Options):
+    """`data` and `eval_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column `text`, or
+    a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation"). Without
+    eval_data the last `eval_fraction` of each text file, and of the rows of tables, is held out. `documents`: use only
+    so many rows of `data`, the first. A column of lists is taken as token ids of the chosen tokenizer.
+
+    `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
+    than tokens.
+    """
+
+    data: str | list[str] = "austen"
+    eval_data: str | list[str] | None = None
+    eval_fraction: float = Field(0.1, gt=0, lt=1)
+    text: str = "text"
+    documents: int | None = Field(None, ge=2)
+    seq_len: int = Field(256, ge=2)
+    tokenizer: vocab.Choice = "model"
+    vocab_size: int | None = Field(None, ge=16)
+    random_windows: bool = True
+
+
+class MaskedOptions(Options):
+    """Also the share of tokens that are to be predicted."""
+
+    mask_prob: float = Field(0.15, gt=0, lt=1)
+
+
+class CausalLM(base.Task):
+    """Predict every token from those before it. Batches are full windows without padding, and carry no attention
+    mask.
+    """
+
+    name = "causal-lm"
+    head = "causal-lm"
+    metric = base.Metric("perplexity", "perplexity", higher_is_better=False, percent=False)
+    Options = Options
+    _tokenizer: PreTrainedTokenizerBase | None = None
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        o = self.options
+        vocab.check_length(o.seq_len, model_dir)
+        data = corpus.find(o.data, o.text, first=o.documents)
+        other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
+        names = data.names + ([] if other is None else other.names)
+        key = {
+            # 2 took quotation marks in .tsv files for quotes; what was made of other files is as it should be.
+            "version": 3 if any(name.endswith(".tsv") for name in names) else 2,
+            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "train": data.key(),
+            "eval": o.eval_fraction if other is None else other.key(),
+        }
+
+        def build(folder: Path) -> dict[str, Any]:
+            train, evaluation = data.split(o.eval_fraction) if other is None else (data.whole(), other.whole())
+            say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
+            tokenizer = vocab.make(o.tokenizer, o.vocab_size, train, model_dir)
+            tokenizer.save_pretrained(folder / "tokenizer")
+            return _pack(folder, tokenizer, {"train": train, "eval": evaluation}, say)
+
+        self._open(disk.entry(cache, "text", key, build))
+        self._sources = names
+        for split in base.SPLITS:
+            if self.size(split) < 1:
+                tokens = self._info["tokens"][split]
+                raise UsageError(
+                    f"The {split} text has {tokens:,} tokens, too few for one window of seq_len {o.seq_len}"
+                    f"{' at every offset' if split == 'train' and o.random_windows else ''}.",
+                    "Give more text, a shorter seq_len or another eval_fraction.",
+                )
+
+    def size(self, split: str) -> int:
+        split = self._checked(split)
+        offsets = self.options.seq_len - 1 if split == "train" and self.options.random_windows else 0
+        return max(0, self._info["tokens"][split] - offsets) // self.options.seq_len
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        tokens_BT = self._windows(split, np.asarray(indices), seed, epoch)
+        both = np.empty((2, *tokens_BT.shape), dtype=np.int64)
+        both[:] = tokens_BT
+        input_ids, labels = torch.from_numpy(both)
+        return {"input_ids": input_ids, "labels": labels}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        """Token t is scored against the logits of position t - 1; the first token of a window is not scored."""
+        from torch.nn import functional as F
+
+        # Labels are moved and not logits: a part of those would be copied, and they are as wide as the vocabulary.
+        return base.token_score(logits, F.pad(batch["labels"][:, 1:], (0, 1), value=base.IGNORED), label_smoothing)
+
+    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+        """Perplexity from the mean negative log-likelihood of a token (nats); infinite where a float cannot hold it."""
+        mean = sums.metric_sum / max(sums.metric_count, 1)
+        return {self.metric.key: math.exp(mean) if mean < 709 else math.inf}
+
+    def model_overrides(self) -> dict[str, Any]:
+        if self.options.tokenizer == "model":
+            return {}
+        return {"vocab_size": vocab.config_size(self.options.tokenizer, self.options.vocab_size, self._info["vocab"])}
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if self._tokenizer is None:
+            self._tokenizer = vocab.load(self._folder / "tokenizer")
+        return self._tokenizer
+
+    def describe(self) -> dict[str, Any]:
+        packaged = self._sources == [text_files.PACKAGED["austen"].name]
+        return {
+            "train_samples": self.size("train"),
+            "eval_samples": self.size("eval"),
+            "train_tokens": self._info["tokens"]["train"],
+            "eval_tokens": self._info["tokens"]["eval"],
+            "characters": self._info["characters"],
+            "tokenizer": self.options.tokenizer,
+            "vocab_size": self._info["vocab"],
+            "seq_len": self.options.seq_len,
+            "source": "Jane Austen, Persuasion (1818)" if packaged else ", ".join(self._sources),
+            "licence": "public domain" if packaged else "as the files' owner says",
+        }
+
+    def _windows(self, split: str, indices_B: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """(B, seq_len) tokens in the type that they are stored in. Raises IndexError for an index that the split does
+        not have.
+        """
+        indices_B, width = self._indices(split, indices_B), self.options.seq_len
+        offset = 0
+        if split == "train" and self.options.random_windows:
+            offset = _offset(seed, epoch, width)
+        # All windows of an epoch as rows of one view of the file, of which whole rows are copied.
+        windows = self._array(split)[offset : offset + self.size(split) * width].reshape(-1, width)
+        return np.take(windows, indices_B, axis=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_tokenizer": None}
+
+
+@lru_cache(maxsize=4)
+def _offset(seed: int, epoch: int, width: int) -> int:
+    """Where the windows of a training epoch start."""
+    return int(chance.integers(seed, epoch, np.zeros(1, dtype=np.int64), 1, 0, width, stream=_OFFSET)[0, 0])
+
+
+class MaskedLM(CausalLM):
+    """Predict hidden tokens from both sides (Devlin et al., 2019): of the chosen ones 80 % become [MASK], 10 %
+    another token, 10 % stay.
+
+    Windows hold text only, without [CLS] and [SEP], as in Crammed BERT. The choice follows from (seed, epoch, index);
+    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`masking.padded_places`), so that
+    a model may predict there and nowhere else.
+    """
+
+    name = "masked-lm"
+    head = "masked-lm"
+    Options = MaskedOptions
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        super().prepare(cache, model_dir, workers=workers, say=say)
+        tokenizer = self.tokenizer()
+        if tokenizer.mask_token_id is None:
+            raise UsageError(
+                "Task 'masked-lm' needs a tokenizer with a mask token, and the model's has none.",
+                "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece.",
+            )
+        self._mask_id, self._special = tokenizer.mask_token_id, np.zeros(len(tokenizer), dtype=bool)
+        self._special[tokenizer.all_special_ids] = True
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        import torch
+
+        indices = np.asarray(indices)
+        tokens_BT = self._windows(split, indices, seed, epoch)
+        if split != "train":
+            seed, epoch = _EVAL_SEED, 0
+        draws_BT = chance.words(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
+        share, size = self.options.mask_prob, self._info["vocab"]
+        hidden = masking.hide(tokens_BT, draws_BT, share, self._mask_id, self._special, size)
+        names = ("input_ids", "labels", "_places")
+        return {name: torch.from_numpy(array) for name, array in zip(names, hidden, strict=True)}
+
+    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+        return base.token_score(logits, batch["labels"], label_smoothing)
+
+
+def _pack(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """One array of tokens per split, the documents one after another."""
+    dtype = vocab.dtype_for(len(tokenizer))
+    tokens, characters, told = {}, {}, [time.monotonic()]
+    for split, documents in texts.items():
+        count = [0]
+
+        def counted(documents: Any = documents, count: list[int] = count) -> Iterator[Any]:
+            for document in documents:
+                count[0] += len(document) if isinstance(document, str) else 0
+                if time.monotonic() - told[0] > 10:
+                    told[0] = time.monotonic()
+                    say(f"tokenising: {count[0]:,} characters so far")
+                yield document
+
+        tokens[split] = disk.append_all(folder / f"{split}.npy", dtype, vocab.encode_all(tokenizer, counted(), dtype))
+        characters[split] = count[0]
+    return {"characters": characters, "tokens": tokens, "vocab": len(tokenizer)}

@@ -1,0 +1,107 @@
+"""What all processes of a training must decide alike: to stop, to save, that a file could not be written.
+
+Talk goes over the CPU (gloo), so that it costs no wait for a GPU. With one process every question answers itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from leansurgeon import errors
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.training.processes.engine import COLLECTIVE_TIMEOUT
+
+
+class LostOthers(LeanSurgeonError):
+    """Another process of this training is gone, and said why, or could not."""
+
+    agreed = True
+
+
+def lost_others(error: BaseException) -> LostOthers | None:
+    """The sentence for what gloo or NCCL raise in the processes that are left; None for any other error."""
+    text = str(error)
+    parted = ("onnection closed", "onnection reset", "Broken pipe", "remote process exited", "ncclRemoteError")
+    backend = type(error).__name__ in ("DistBackendError", "DistNetworkError") or "gloo" in text
+    if not isinstance(error, RuntimeError) or not backend or not any(word in text for word in parted):
+        return None
+    return LostOthers("Another process of this training has ended.", "--resume auto goes on from the last checkpoint.")
+
+
+class Council:
+    """The processes of one training. Every method must be called by all of them, in the same order."""
+
+    def __init__(self, processes: int = 1, rank: int = 0) -> None:
+        self.processes, self.rank = processes, rank
+        self._group = None
+        if processes > 1:
+            import torch.distributed as dist
+
+            # A group of its own would have gloo's patience of half an hour.
+            alone = dist.get_backend() == "gloo"
+            self._group = dist.group.WORLD if alone else dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    def largest(self, values: list[float]) -> list[float]:
+        """The largest of each value over the processes."""
+        if self.processes == 1:
+            return values
+        import torch
+        import torch.distributed as dist
+
+        shared = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._group)
+        return shared.tolist()
+
+    def of_main(self, values: list[float]) -> list[float]:
+        """The values of rank 0."""
+        return self.largest([value if self.rank == 0 else float("-inf") for value in values])
+
+    def any(self, flag: bool) -> bool:
+        return bool(self.largest([float(flag)])[0])
+
+    def everywhere(self, work: Callable[[], Any]) -> Any:
+        """Do `work` on every process; where it fails on one, all raise that error, in one sentence."""
+        result, failed = None, None
+        try:
+            result = work()
+        except Exception as error:
+            failed = error
+        if self.processes == 1:
+            if failed is not None:
+                raise failed
+            return result
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.processes
+        dist.all_gather_object(found, None if failed is None else _told(failed), group=self._group)
+        first = next((text for text in found if text is not None), None)
+        if first is not None:
+            raise _raised(*first) from failed
+        return result
+
+    def share(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives on rank 0, on every process; its error is raised on all."""
+        found = self.everywhere(lambda: work() if self.rank == 0 else None)
+        if self.processes == 1:
+            return found
+        import torch.distributed as dist
+
+        box = [found]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def wait(self) -> None:
+        self.largest([0.0])
+
+
+def _told(error: Exception) -> tuple[str, str, str | None]:
+    if isinstance(error, LeanSurgeonError):
+        return type(error).__name__, error.message, error.hint
+    return "LeanSurgeonError", f"{type(error).__name__}: {error}", None
+
+
+def _raised(kind: str, message: str, hint: str | None) -> LeanSurgeonError:
+    error = getattr(errors, kind, LeanSurgeonError)(message, hint)
+    error.agreed = True
+    return error

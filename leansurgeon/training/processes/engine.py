@@ -1,0 +1,170 @@
+"""Accelerate, set up from the recipe alone: device, processes and precision, whatever the environment says.
+
+Accelerate gives device placement, DDP, autocast and unscaled clipping. The schedule, the data order and the division of
+losses are ours (its scheduler steps once per process, its loaders do not restore their order, its loss division ignores
+token counts).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError, plural
+from leansurgeon.training.processes import environment
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+    from torch import nn
+
+    from leansurgeon.training.recipe.settings import Train
+
+COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
+
+
+def start(
+    *, cpu: bool = False, train: Train | None = None, say: Callable[[str], None] = lambda text: None
+) -> Accelerator:
+    """An `Accelerator` on the GPU if there is one, in the process group if there is one.
+
+    Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables that would change
+    the computation are set aside, or where that cannot be done and `train` is overridden, named to `say` all the same.
+    """
+    import torch
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import GradientAccumulationPlugin
+
+    from leansurgeon.measure.costs.precision import forbid_tf32
+
+    wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    # Without a word Accelerate would let every process that torchrun starts on a machine without GPUs train alone.
+    cpu = cpu or (wanted > 1 and not torch.accelerator.is_available())
+    # Accelerate keeps its state for the life of the process; a second training with another precision starts anew.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    aside = environment.set_aside()
+    forbid_tf32()  # "precision: fp32" means it
+    accelerator = Accelerator(
+        mixed_precision="no",
+        cpu=cpu,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+        ],
+    )
+    if accelerator.num_processes != wanted:
+        raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
+    told = environment.sentence(aside, environment.in_force(train, accelerator.device.type) if train else [])
+    if told and accelerator.is_main_process:
+        say(told)
+    return accelerator
+
+
+def check_parallel(train: Train, processes: int, say: Callable[[str], None]) -> bool:
+    """Whether the processes share the weights (FSDP2). Raises `UsageError` for what does not go together with it."""
+    if train.parallel != "fsdp2":
+        return False
+    if processes == 1:
+        say("train.parallel fsdp2 shares the weights among processes, and there is one: it changes nothing.")
+        return False
+    if train.precision == "fp16":
+        raise UsageError(
+            "fp16 scales its losses, and fsdp2 would let every process scale by itself.",
+            "Use --set train.precision=bf16, or train.parallel=ddp.",
+        )
+    if train.optim.name == "lamb":
+        raise UsageError(
+            "lamb needs the norm of every whole weight, and with fsdp2 a process has only a part of it.",
+            "Use --set train.optim.name=adamw, or train.parallel=ddp.",
+        )
+    return True
+
+
+def wrap(accelerator: Accelerator, module: nn.Module) -> nn.Module:
+    """`module` behind DDP where there are several processes."""
+    with warnings.catch_warnings():
+        # The new name of this option does not exist in every torch that we support.
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+        return accelerator.prepare(module)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager:
+    """What the forward pass runs under: matrix products in bf16 or fp16 where `precision` says so."""
+    import torch
+
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+    """fp16 alone needs its losses scaled, since its small gradients are zero."""
+    import torch
+
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+
+
+def checkpoint_activations(model: nn.Module, family: str) -> None:
+    """Let the model forget its activations and compute them again in the backward pass.
+
+    Raises `UsageError` for a model whose library offers no such thing.
+    """
+    if getattr(model, "supports_gradient_checkpointing", False):
+        # transformers has renamed this; the old name warns.
+        new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+        getattr(model, new if hasattr(model, new) else old)()
+    elif hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)
+    else:
+        raise UsageError(
+            f"{family} models cannot checkpoint their activations.",
+            "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too.",
+        )
+
+
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed torch's generator on the CPU and on `device`.
+
+    `torch.manual_seed` visits every kind of device that torch knows, which takes 0.1 ms; this takes a hundredth of it.
+    """
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
+
+
+def average_statistics(model: nn.Module, accelerator: Accelerator) -> None:
+    """Give every process the mean of the running statistics of batch norms, which each has seen its own samples of."""
+    if accelerator.num_processes == 1:
+        return
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+            for statistic in (module.running_mean, module.running_var):
+                torch.distributed.all_reduce(statistic)
+                statistic /= accelerator.num_processes
+
+
+def device_name(accelerator: Accelerator) -> str:
+    """`NVIDIA H200`, or `cpu, 2 threads`: what timings and memory of a run refer to."""
+    import torch
+
+    if accelerator.device.type == "cuda":
+        return torch.cuda.get_device_name(accelerator.device)
+    if accelerator.device.type == "cpu":
+        return f"cpu, {plural(torch.get_num_threads(), 'thread')}"
+    return accelerator.device.type

@@ -1,0 +1,159 @@
+"""SIGTERM, SIGUSR1 and Ctrl-C as wishes: the training finishes its step, saves, and ends with the right exit code.
+
+A second Ctrl-C ends at once. All processes must agree before one of them stops, since the others would wait for it:
+`Stops.asked` is the question, asked at the same places by all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import Interrupted, LeanSurgeonError, Stopped, Terminated
+
+if TYPE_CHECKING:
+    from leansurgeon.training.processes.agree import Council
+
+STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
+_AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may pass on what the terminal has sent already
+_SECONDS_BETWEEN_QUESTIONS = 1.0
+_MOMENT = 0.01  # seconds until an exception that was lost is raised again
+
+
+class Wish(Exception):
+    """Raised where all processes have agreed to stop; `kind` is `STOP` or `INTERRUPT`."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class Stops:
+    """The wish of this process, and the agreement of all."""
+
+    def __init__(self, council: Council) -> None:
+        self.council = council
+        self.wish = 0
+        self.every = 1  # steps between two questions
+        self._since = 0.0
+
+    def asked(self) -> int:
+        """0, `STOP` or `INTERRUPT`, the same on every process."""
+        return int(self.council.largest([self.wish])[0])
+
+    def raise_if_asked(self) -> None:
+        kind = self.asked()
+        if kind:
+            raise Wish(kind)
+
+    def after_step(self, done: int) -> int:
+        """`asked`, but only about once a second where the question has a price."""
+        return self.asked() if done % self.every == 0 else 0
+
+    def pace(self, step_seconds: float) -> None:
+        """Set how many steps make a second, as rank 0 measures them."""
+        if self.council.processes > 1:
+            steps = _SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)
+            self.every = max(1, int(self.council.of_main([steps])[0]))
+
+    def heard(self, number: int, frame: object) -> None:
+        """The signal handler."""
+        if number != signal.SIGINT:
+            self.wish = max(self.wish, STOP)
+            return
+        if self._since and time.monotonic() - self._since > _AGAIN:
+            raise KeyboardInterrupt
+        self._since = self._since or time.monotonic()
+        self.wish = INTERRUPT
+
+
+@contextmanager
+def listening(stops: Stops) -> Iterator[None]:
+    """Turn signals into wishes for a while. Processes forked meanwhile die of SIGTERM as usual."""
+    owner = os.getpid()
+
+    def heard(number: int, frame: object) -> None:
+        if os.getpid() != owner:
+            os._exit(128 + number)
+        stops.heard(number, frame)
+
+    before = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            before[number] = signal.signal(number, heard)
+    except ValueError:  # not in the main thread, where no signal arrives
+        pass
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def raising(sentence: str) -> Iterator[None]:
+    """For a while, SIGTERM and SIGUSR1 end what is done with `Stopped` and this sentence, so that everything below is
+    tidied up. Below it is a `Terminated`, which nobody there takes for an error of a model.
+    """
+
+    def heard(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            before[number] = signal.signal(number, heard)
+    except ValueError:  # not in the main thread, where no signal arrives
+        pass
+    try:
+        with insisting():
+            yield
+    except Terminated:
+        raise Stopped(sentence) from None
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def insisting() -> Iterator[None]:
+    """Raise again what a signal handler raised where Python loses it: in a finalizer or in the callback of a weak
+    reference. The rehearsal of a step on tensors without memory spends a twentieth of its time in those.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    lost: list[type[BaseException]] = []
+
+    def lose(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            hook(what)
+            return
+        lost.append(what.exc_type)  # raised here it would be lost, too
+        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+
+    def again(number: int, frame: object) -> None:
+        if lost:
+            raise lost.pop()
+
+    hook, sys.unraisablehook = sys.unraisablehook, lose
+    alarm = signal.signal(signal.SIGALRM, again)
+    try:
+        yield
+        again(signal.SIGALRM, None)
+    finally:
+        lost.clear()  # an alarm in here would leave the rest undone
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGALRM, alarm if alarm is not None else signal.SIG_DFL)
+
+
+def ended(kind: int, message: str, hint: str | None) -> LeanSurgeonError:
+    """The error that a stopped training ends with: exit code 75, or 130 after Ctrl-C."""
+    return (Interrupted if kind == INTERRUPT else Stopped)(message, hint)

@@ -1,0 +1,73 @@
+"""`python -m leansurgeon.training.processes.worker FOLDER`: one process of a training or evaluation that `launch` started.
+
+Reads `FOLDER/job.json`; on failure leaves `FOLDER/rank<N>.json` with the sentence for the person who is waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from leansurgeon.ending import leave
+from leansurgeon.errors import LeanSurgeonError
+
+_LOOK_EVERY = 2.0  # seconds
+
+
+def main(folder: Path) -> int:
+    """Work as the job says. Returns the exit code of the process."""
+    from leansurgeon.training.processes.launch import JOB
+
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    (folder / f"pid-{_rank()}").write_text(str(os.getpid()))
+    try:
+        _work(json.loads((folder / JOB).read_text()), folder)
+    except KeyboardInterrupt:
+        return 130
+    except LeanSurgeonError as error:
+        _leave(folder, type(error).__name__, error.message, error.hint)
+        return error.exit_code
+    except Exception as error:
+        _leave(folder, type(error).__name__, f"{type(error).__name__}: {error}", None)
+        return 1
+    return 0
+
+
+def _work(job: dict, folder: Path) -> None:
+    from leansurgeon.training.preview import evaluate_model
+    from leansurgeon.training.processes.launch import ANSWER
+    from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.training.train import train
+
+    recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
+    if job["work"] == "train":
+        train(recipe, model_dir, Path(options.pop("run_dir")), **options)
+        return
+    told = evaluate_model(recipe, model_dir, **options)
+    if _rank() == "0":
+        (folder / ANSWER).write_text(json.dumps(told))
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
+
+
+def _leave(folder: Path, kind: str, message: str, hint: str | None) -> None:
+    said = {"kind": kind, "message": message, "hint": hint, "trace": traceback.format_exc()}
+    (folder / f"rank{_rank()}.json").write_text(json.dumps(said))
+
+
+def _end_with(parent: int) -> None:
+    """End at once when the process that started this one is gone, however it ended."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    leave(main(Path(sys.argv[1])))

@@ -1,0 +1,279 @@
+"""Find, read, check and write recipe files. No torch here.
+
+A recipe may name another file as its `base`, and is laid upon it mapping by mapping; the shipped ones share what all of
+them have in common in that way (`recipes/bases`). A mistake becomes one sentence with file, line, key and the nearest
+known key.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+import leansurgeon
+from leansurgeon.errors import UsageError, did_you_mean
+from leansurgeon.training.recipe import yamlfile
+from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
+
+_HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."
+
+
+def shipped() -> dict[str, Path]:
+    """Name -> file of the recipes that come with leansurgeon (in the wheel, or beside the package in a checkout)."""
+    return _in_folder(".")
+
+
+def bases() -> dict[str, Path]:
+    """Name -> file of what shipped recipes have in common: no recipes, but `base` of recipes."""
+    return _in_folder("bases")
+
+
+def _in_folder(name: str) -> dict[str, Path]:
+    package = Path(leansurgeon.__file__).resolve().parent
+    folder = next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), None)
+    return {path.stem: path for path in sorted((folder / name).glob("*.yaml"))} if folder else {}
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a shipped name or of a path. Raises `UsageError` with the nearest name."""
+    known = shipped() | bases()
+    path = Path(name_or_path)
+    if name_or_path in known and not path.is_file():
+        return known[name_or_path]
+    if path.suffix in (".yaml", ".yml") or "/" in name_or_path or path.is_file():
+        return path
+    raise UsageError(f"There is no recipe {name_or_path!r}{did_you_mean(name_or_path, known)}.", _HINT)
+
+
+def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bool = False) -> Recipe:
+    """Read and check a recipe; `sets` are `a.b=c` texts laid over it, after its `debug` block where asked for.
+
+    Raises `UsageError` (exit code 2): which file, which line, which key, and what was probably meant.
+    """
+    path = find(name_or_path)
+    raw, places = _read(path)
+    if path in bases().values():
+        raise UsageError(
+            f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(_based_on(path.stem))}."
+        )
+    source = _Source(str(path), places)
+    whole = _check(raw, source)
+    block = raw.get("debug")
+    if isinstance(whole, ExperimentRecipe) and block:
+        small = {key: value for key, value in merge(raw, block).items() if key != "debug"}
+        checked = _check(small, _Source(str(path), places, over=("debug",)))
+        raw, whole = (small, checked) if debug else (raw, whole)
+    elif debug:
+        raise UsageError(f"{path} has no `debug` block, so there is no --debug variant of it.")
+    if not sets:
+        return whole
+    return _check(
+        _with_sets(raw, sets), _Source(str(path), places, sets=tuple(sets), over=("debug",) if debug else None)
+    )
+
+
+def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Places]:
+    """The keys of a file, laid upon those of its `base`, and where each was written; `above` are the files on the way.
+
+    `base` is the name of a shipped base or recipe, or a path as seen from the file.
+    """
+    raw, lines = yamlfile.read(path)
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path}: a recipe is a mapping of keys such as `name`, `task` and `train`.")
+    places = {key: f"{path}, line {line}" for key, line in lines.items()}
+    if "base" not in raw:
+        return raw, places
+    name, where = raw["base"], places[("base",)]
+    own = {key: value for key, value in raw.items() if key != "base"}
+    known = bases() | shipped()
+    other = known.get(name) if isinstance(name, str) else None
+    if other is None and isinstance(name, str) and (path.parent / name).is_file():
+        other = path.parent / name
+    if other is None:
+        near = did_you_mean(str(name), known)
+        raise UsageError(f"{where}: `base`: there is no recipe {name!r}{near}, and no such file beside this one.")
+    if other.resolve() in (*above, path.resolve()):
+        raise UsageError(f"{where}: `base`: {name!r} is based on this recipe itself.")
+    below, written = _read(other, (*above, path.resolve()))
+    return merge(below, own), written | places
+
+
+def _based_on(base: str) -> list[str]:
+    return [name for name, path in shipped().items() if (yamlfile.read(path)[0] or {}).get("base") == base]
+
+
+def load_training(
+    name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, transferred: bool = True
+) -> TrainingRecipe:
+    """`load`, but an experiment gives its training (`retrain` merged over `train` if `transferred`); then `sets`."""
+    recipe = load(name_or_path)
+    if isinstance(recipe, TrainingRecipe):
+        return load(name_or_path, sets) if sets else recipe
+    training = recipe.training(transferred=transferred)
+    if not sets:
+        return training
+    return _check(_with_sets(plain(training), sets), _Source(str(find(name_or_path)), {}, sets=tuple(sets)))
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as YAML that `load` reads back to the same value."""
+    return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=110)
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values, without what is not set; `measure: null` says something and stays."""
+    values = recipe.model_dump(mode="json", exclude_none=True)
+    if recipe.measure is None or recipe.measure.kappa is None:
+        left = values.get("measure") if recipe.measure else None
+        values["measure"] = left | {"kappa": None} if left else None
+    return values
+
+
+Places = dict[tuple[str, ...], str]  # key by its path of keys -> "FILE, line N"
+
+
+class _Source:
+    """Where a key was written: in a line of a file, in its `debug` block, or in a `--set`."""
+
+    def __init__(
+        self, file: str, places: Places, sets: tuple[str, ...] = (), over: tuple[str, ...] | None = None
+    ) -> None:
+        self.file, self.places, self.sets, self.over = file, places, sets, over
+
+    def of(self, path: tuple[str, ...]) -> str:
+        for text in reversed(self.sets):
+            key = tuple(text.partition("=")[0].strip().split("."))
+            if key == path[: len(key)] or path == key[: len(path)]:
+                return f"--set {text}"
+        for candidate in ([(*self.over, *path)] if self.over else []) + [path]:
+            if candidate in self.places:
+                return self.places[candidate]
+        parents = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self.places]
+        return self.places[parents[0]] if parents else self.file
+
+
+def _with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    for text in sets:
+        key, equals, value = text.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise UsageError(f"--set {text}: write it as key.key=value, for example --set train.optim.lr=1e-3.")
+        if parts[0] in Train.model_fields and parts[0] not in TrainingRecipe.model_fields:
+            raise UsageError(f"--set {text}: unknown key `{key}` (did you mean 'train.{key}'?).")
+        nested: Any = yamlfile.value(value, f"--set {text}")
+        for part in reversed(parts):
+            nested = {part: nested}
+        raw = merge(raw, nested)
+    return raw
+
+
+def _check(raw: dict[str, Any], source: _Source) -> Recipe:
+    """The recipe that `raw` describes, its `retrain` block and its task options included."""
+    kind = raw.get("kind", "training")
+    models = {"training": TrainingRecipe, "experiment": ExperimentRecipe}
+    if not isinstance(kind, str) or kind not in models:
+        near = did_you_mean(str(kind), models)
+        raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither{near}.")
+    recipe = _validate(models[kind], raw, (), source)
+    if isinstance(recipe, ExperimentRecipe):
+        _refuse_unknown_in_retrain(raw.get("retrain") or {}, Train, ("retrain",), source)
+        _validate(Train, merge(raw["train"], recipe.retrain), ("retrain",), source)
+    _check_task(recipe, source)
+    return recipe
+
+
+def _check_task(recipe: Recipe, source: _Source) -> None:
+    from leansurgeon import tasks
+
+    chosen = {("task",): recipe.task}
+    if isinstance(recipe, ExperimentRecipe):
+        chosen |= {("arms", name, "task"): recipe.task_of(name) for name, arm in recipe.arms.items() if arm.task}
+    for path, task in chosen.items():
+        try:
+            tasks.make(task.name, task.options)
+        except UsageError as error:
+            raise UsageError(f"{source.of(path)}: {error.message}", error.hint) from None
+
+
+def _refuse_unknown_in_retrain(block: Any, model: type[BaseModel], path: tuple[str, ...], source: _Source) -> None:
+    """Name unknown keys of `retrain` at their own place, before the merge hides where they came from."""
+    if not isinstance(block, dict):
+        return
+    for key, value in block.items():
+        if key not in model.model_fields:
+            raise _unknown((*path, str(key)), model, source)
+        inner = _model_in(model.model_fields[key].annotation)
+        if inner is not None:
+            _refuse_unknown_in_retrain(value, inner, (*path, str(key)), source)
+
+
+def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source: _Source) -> Any:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _sentence(error, model, prefix, source) from None
+
+
+def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], source: _Source) -> UsageError:
+    """The first mistake found, as one sentence. Unknown keys go first: they often cause the missing ones."""
+    found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
+    path = (*prefix, *_keys(model, found["loc"]))
+    name = ".".join(path)
+    if found["type"] == "extra_forbidden":
+        return _unknown(path, _model_at(model, found["loc"][:-1]), source)
+    if found["type"] == "missing":
+        return UsageError(f"{source.of(path)}: `{name}` is missing.")
+    given = found.get("input")
+    shown = f", and {given!r} was given" if not isinstance(given, dict) else ""
+    if found["type"] == "literal_error":
+        near = did_you_mean(
+            str(given), [word.strip(" '") for word in found["ctx"]["expected"].replace(" or ", ",").split(",")]
+        )
+        text = f"must be {found['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
+        if path[-1:] == ("precision",) and str(given).lower() in ("no", "off", "none", "false"):
+            text += "; full precision is called fp32"
+    elif found["type"] == "value_error":
+        text = str(found["ctx"]["error"])
+        shown = ""
+    else:
+        text = found["msg"].replace("Input should be", "must be")
+        text = text[0].lower() + text[1:] + shown
+    return UsageError(f"{source.of(path)}: {f'`{name}`: ' if name else ''}{text}.")
+
+
+def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Source) -> UsageError:
+    known = list(model.model_fields) if model else []
+    near = did_you_mean(path[-1], known) or (f" (known: {', '.join(known)})" if known else "")
+    return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}`{near}.")
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic model inside `Model`, `Model | None` or `dict[str, Model]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, dict, typing.Annotated):
+        return next((model for inner in typing.get_args(annotation) if (model := _model_in(inner))), None)
+    return None
+
+
+def _model_at(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    for key in loc:
+        if model is None or key not in model.model_fields:
+            continue  # the name of an arm: a key of a dict of models
+        model = _model_in(model.model_fields[key].annotation)
+    return model
+
+
+def _keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """pydantic's location without what it adds for unions (`arms.lean.heads.int` -> `arms.lean.heads`)."""
+    keys: list[str] = []
+    for part in loc:
+        if isinstance(part, str) and (part in ("int", "str", "float") or "[" in part):
+            break
+        keys.append(str(part))
+    return tuple(keys)

@@ -1,0 +1,258 @@
+"""Checkpoints of an unfinished run: folders that are whole or not there.
+
+    RUN/checkpoints/step-00000500/
+        state.json            counters, the recipe, what was measured so far
+        shared.safetensors    weights, optimizer, moving average
+        rank-0000.safetensors what is one process's own: generators, buffers
+        MANIFEST.json         size and SHA-256 of the files above, written last
+    RUN/checkpoints/best.json the step whose model stands in RUN/model
+
+A folder is written under another name, synced and renamed; then old ones go. One whose files do not match its manifest
+is torn and never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.training.runs import folder as runfolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leansurgeon.training.processes.agree import Council
+
+FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", "shared.safetensors"
+BEST = "best.json"
+FORMAT = 1
+_SPARE = 64 * 2**20  # bytes that must be left besides the checkpoint: logs, the best model's config
+
+
+_NAME = re.compile(r"step-\d{8}")
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:04d}.safetensors"
+
+
+def all_of(run_dir: Path) -> list[Path]:
+    """The checkpoint folders of a run, newest first, whole or not."""
+    return sorted((run_dir / FOLDER).glob("step-" + "[0-9]" * 8), reverse=True)
+
+
+def newest(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
+    """The newest whole checkpoint of a run; torn ones are named to `say` and passed over."""
+    _repair(run_dir)
+    for path in all_of(run_dir):
+        fault = torn(path)
+        if fault is None:
+            return path
+        say(f"{path} is not whole ({fault}); an older one is taken.")
+    return None
+
+
+def _repair(run_dir: Path) -> None:
+    """Bring back what a crash between two renames left aside, unless somebody is training there and renaming now."""
+    left = list((run_dir / FOLDER).glob(".step-*.old"))
+    if not left:
+        return
+    try:
+        lock = runfolder.hold(run_dir)
+    except UsageError:
+        return
+    try:
+        for old in left:
+            path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+            if not path.exists():
+                os.rename(old, path)
+    finally:
+        runfolder.release(lock)
+
+
+def torn(path: Path, *, hashes: bool = True) -> str | None:
+    """What is wrong with a checkpoint folder; None where every file is as the manifest says. Without `hashes` only
+    sizes are compared, which reads no tensors.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "it has no manifest"
+    if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
+        return f"its format is {manifest['format']}, and this version reads {FORMAT}"
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not files.keys() >= {STATE, SHARED}:
+        return "its manifest is damaged"
+    for name, wanted in files.items():
+        if not isinstance(wanted, dict) or not wanted.keys() >= {"bytes", "sha256"}:
+            return "its manifest is damaged"
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != wanted["bytes"]:
+            return f"{name} has {file.stat().st_size} of {wanted['bytes']} bytes"
+        if hashes and digest(file) != wanted["sha256"]:
+            return f"{name} has changed"
+    return None
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def write(
+    run_dir: Path,
+    step: int,
+    shared: dict[str, Tensor],
+    own: dict[str, Tensor],
+    state: dict[str, Any],
+    council: Council,
+    *,
+    keep: int,
+) -> Path:
+    """Write the checkpoint of `step` by all processes together and prune older ones to `keep`.
+
+    `shared` and `state` count on rank 0. Raises `LeanSurgeonError` on every process where one of them could not write,
+    or where the disk has too little room; nothing is touched then.
+    """
+    path = run_dir / FOLDER / name_of(step)
+    aside = path.with_name(f".{path.name}.tmp")
+
+    def begin() -> None:
+        if council.rank:
+            return
+        with runfolder.explained(path):
+            for left in path.parent.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            aside.mkdir(parents=True)
+        check_room(path.parent, sum(t.nbytes for t in shared.values()) + council.processes * _bytes(own))
+
+    def fill() -> None:
+        with runfolder.explained(path):
+            _save(own, aside / rank_file(council.rank))
+            if council.rank == 0:
+                _save(shared, aside / SHARED)
+                runfolder.write_text(aside / STATE, json.dumps(state))
+
+    def finish() -> None:
+        if council.rank:
+            return
+        with runfolder.explained(path):
+            files = sorted(file for file in aside.iterdir() if file.is_file())
+            told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files}
+            runfolder.write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": told})
+            runfolder.put_in_place(aside, path)
+            for old in all_of(run_dir)[keep:]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    try:
+        for part in (begin, fill, finish):
+            council.everywhere(part)
+    except LeanSurgeonError:
+        if council.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return path
+
+
+def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: int = _SPARE) -> None:
+    """Raises `LeanSurgeonError` with both numbers where the disk of `folder`, which need not exist yet, cannot take
+    `needed` bytes and leave `spare`.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed + spare:
+        raise LeanSurgeonError(
+            f"{what} needs {(needed + spare) / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free.",
+            "Free some space, or choose another folder with -o.",
+        )
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
+
+
+def note_best(run_dir: Path, step: int | None) -> None:
+    """Remember which step's model stands in model/; None: it is about to change."""
+    note = run_dir / FOLDER / BEST
+    with runfolder.explained(note):
+        if step is None:
+            note.unlink(missing_ok=True)
+            return
+        note.parent.mkdir(exist_ok=True)
+    runfolder.write_json(note, {"step": step})
+
+
+def best_kept(run_dir: Path) -> int | None:
+    """The step whose model stands in model/; None where that is not known."""
+    try:
+        return int(json.loads((run_dir / FOLDER / BEST).read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """Shared tensors and those of process `rank` (None where the run had fewer processes), on the CPU."""
+    from safetensors.torch import load_file
+
+    own = path / rank_file(rank)
+    return load_file(path / SHARED), load_file(own) if own.is_file() else None
+
+
+def located(given: Path) -> tuple[Path, Path]:
+    """Run folder and whole checkpoint that `--resume PATH` means: a run folder, or one checkpoint of it.
+
+    Raises `UsageError` for anything else.
+    """
+    if not given.is_dir():
+        raise UsageError(f"There is no run folder or checkpoint {given}.")
+    whole = given.absolute()
+    if (given / MANIFEST).is_file() or (_NAME.fullmatch(whole.name) and whole.parent.name == FOLDER):
+        run_dir = given.parent.parent if len(given.parts) > 2 else whole.parent.parent
+        if not (_NAME.fullmatch(whole.name) and whole.parent.name == FOLDER and (run_dir / runfolder.RECIPE).is_file()):
+            raise UsageError(
+                f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/{name_of(500)} does.",
+                "Copy it back there under its old name, or name a run folder.",
+            )
+        fault = torn(given)
+        if fault:
+            raise UsageError(
+                f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
+            )
+        return run_dir, given
+    found = newest(given)
+    if found is None:
+        raise UsageError(f"{given} holds no whole checkpoint.", "It cannot be continued; train it anew.")
+    return given, found
+
+
+def remove(run_dir: Path) -> None:
+    """A finished run needs no checkpoints: its weights stand in `model/` and `last/`."""
+    shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
+
+
+def _bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

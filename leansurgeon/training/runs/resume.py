@@ -1,0 +1,143 @@
+"""Where an interrupted training goes on, and whether it may: the same recipe, the same data, the same start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.recipe.schema import TrainingRecipe
+
+NEVER, AUTO = "never", "auto"
+# Keys that change nothing that is computed.
+_FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last", "train.workers")
+
+
+def point(
+    run_dir: Path,
+    recipe: TrainingRecipe,
+    origin: dict[str, str],
+    *,
+    resume: str,
+    anyway: bool = False,
+    replace: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path | None:
+    """The checkpoint from which the training in `run_dir` goes on; None where it starts at step 0 in a free folder.
+
+    `resume` is "never", "auto" (go on where there is something to go on from) or the path of a checkpoint or run
+    folder. `replace` gives up a run that cannot be continued instead of refusing. Raises `UsageError`: a folder that is
+    no unfinished run, a recipe or a starting model that has changed.
+    """
+    given = None if resume in (NEVER, AUTO) else checkpoint.located(Path(resume))
+    if given is not None and given[0].resolve() != run_dir.resolve():
+        raise UsageError(f"The run in {given[0]} goes on there and not in {run_dir}.")
+    with runfolder.explained(run_dir):
+        free = not run_dir.is_dir() or not any(run_dir.iterdir())
+    if resume == NEVER or free:
+        runfolder.check_free(run_dir, replace=replace)
+        return None
+    if not (run_dir / runfolder.RECIPE).is_file():
+        raise UsageError(f"{run_dir} is not empty and no run, so there is nothing to resume.", "Choose another -o.")
+    if (run_dir / runfolder.SUMMARY).is_file():
+        if replace:
+            return None
+        raise UsageError(f"The run in {run_dir} is finished.", "Choose another folder with -o to train it again.")
+    found = given[1] if given else checkpoint.newest(run_dir, say)
+    if found is None:
+        say(f"{run_dir} was interrupted before its first checkpoint; it starts anew.")
+        return None
+    try:
+        check_same(checkpoint.read_state(found), recipe, origin, found, anyway=anyway)
+    except UsageError:
+        if replace:
+            return None
+        raise
+    return found
+
+
+def check_same(
+    state: dict[str, Any], recipe: TrainingRecipe, origin: dict[str, str], found: Path, *, anyway: bool
+) -> None:
+    """Raises `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
+    if anyway:
+        return
+    key = first_difference(state["recipe"], recipe.model_dump(mode="json"))
+    hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
+    if key is not None:
+        name, old, new = key
+        raise UsageError(f"The recipe has changed since {found}: {name} was {old!r} and is {new!r}.", hint)
+    for file, digest in origin.items():
+        if state["origin"].get(file) not in (None, digest):
+            raise UsageError(f"The model that this run started with has changed since {found}: {file} differs.", hint)
+
+
+def check_data(state: dict[str, Any], data: dict[str, int], entry: str | None = None, *, anyway: bool = False) -> None:
+    """Raises `UsageError` where the data has another size: its order would be another one; and, unless `anyway`, where
+    its cache entry is not the one of then: the same number of other samples.
+    """
+    for split, size in data.items():
+        if state["data"][split] != size:
+            raise UsageError(
+                f"The {split} data has {size} samples, and {state['data'][split]} when this run was interrupted.",
+                "Bring back the old data, or start a new run.",
+            )
+    before = state.get("entry")  # a checkpoint of an older version has none
+    if not anyway and None not in (before, entry) and before != entry:
+        raise UsageError(
+            f"The data has changed since this run was interrupted: it was prepared as {before}, and is {entry} now.",
+            "Bring back the old data, start a new run, or go on with the new one: --resume-anyway.",
+        )
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """The first key, in the order of the recipe, whose value differs, with both values."""
+    if any(path == free or path.startswith(f"{free}.") for free in _FREE):
+        return None
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            if found:
+                return found
+        return None
+    return None if old == new else (path, old, new)
+
+
+def origin_of(model_dir: Path) -> dict[str, str]:
+    """Name and SHA-256 of the files that a training starts from: config and weights."""
+    files = [*sorted(Path(model_dir).glob("*.safetensors")), Path(model_dir) / "config.json"]
+    return {file.name: checkpoint.digest(file) for file in files if file.is_file()}
+
+
+def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Path | None:
+    """The youngest unfinished run below `workspace` of this recipe and this model that nobody is training now.
+
+    Nothing is hashed but the model, and that only where a recipe fits; whoever resumes looks closer.
+    """
+    wanted, origin = recipe.model_dump(mode="json"), None
+    folders = [file.parent for file in workspace.glob(f"*/{checkpoint.FOLDER}")]
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns, reverse=True):
+        if (folder / runfolder.SUMMARY).exists() or not (folder / runfolder.RECIPE).is_file():
+            continue
+        if runfolder.is_held(folder):
+            continue
+        whole = (path for path in checkpoint.all_of(folder) if checkpoint.torn(path, hashes=False) is None)
+        state = next((read for path in whole if (read := _read(path)) is not None), None)
+        if state is None or first_difference(state["recipe"], wanted) is not None:
+            continue
+        origin = origin_of(model_dir) if origin is None else origin
+        if state["origin"].items() <= origin.items():  # an older version knew fewer files
+            return folder
+    return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The state of a checkpoint whose contents nobody has checked; None where it says nothing."""
+    try:
+        state = checkpoint.read_state(path)
+        return state if isinstance(state["recipe"], dict) and isinstance(state["origin"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

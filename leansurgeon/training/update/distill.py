@@ -1,0 +1,191 @@
+"""Learning from a teacher, the model that this one was cut from: its logits, and its hidden states layer by layer.
+
+    loss = task + logits * T^2 * KL(teacher || student) + hidden * mean squared error of hidden states
+
+Hinton et al., 2015 (the factor T^2 keeps gradients of the same size at any temperature T). A student's layer is to give
+what the teacher has where the next layer that was kept begins: it stands for the layers dropped behind it, too. All
+terms are sums over what is scored, so they mean the same on any number of processes and micro batches.
+
+Shape letters: B samples, T tokens, C classes or vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training.data import sparse
+
+if TYPE_CHECKING:
+    from leansurgeon.tasks import Score, Task
+    from leansurgeon.training.data.feed import Batch
+    from leansurgeon.training.recipe.settings import Distill
+
+_IGNORED = -100
+
+
+class Distillation:
+    """The teacher of `student`, in evaluation mode and without gradients, and how the loss is put together."""
+
+    def __init__(self, settings: Distill, student: Any, task: Task, model_dir: Path, device: torch.device) -> None:
+        self.settings, self.task = settings, task
+        self.teacher = load_teacher(settings.teacher, model_dir, student.surgery, task)
+        self.teacher.model.to(device).eval().requires_grad_(False)
+        self._student_states: list[_Tap] = []
+        self._teacher_states: list[_Tap] = []
+        if settings.hidden:
+            wanted = targets(student, self.teacher, settings.teacher)
+            self._student_states = [_Tap(block) for block in blocks(student)]
+            of_teacher = blocks(self.teacher)
+            self._teacher_states = [_Tap(of_teacher[index]) for index in wanted]
+
+    def of_copy(self, student: Any) -> Distillation:
+        """The same teacher for a copy of the student."""
+        other = copy.copy(self)
+        other._student_states = [_Tap(block) for block in blocks(student)] if self.settings.hidden else []
+        return other
+
+    def added(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
+        """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
+        just computed `logits` of this batch.
+        """
+        with torch.no_grad():
+            taught = sparse.forward(self.teacher, batch)
+        loss = score.loss_sum
+        if self.settings.logits:
+            loss = loss + self.settings.logits * self._of_logits(logits, taught, sparse.scored(batch)["labels"])
+        if self.settings.hidden:
+            loss = loss + self.settings.hidden * self._of_states(batch)
+        return score._replace(loss_sum=loss)
+
+    def _of_logits(self, logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.task.head == "causal-lm":  # position t predicts token t + 1
+            logits, taught, labels = logits[:, :-1], taught[:, :-1], labels[:, 1:]
+        return divergence(logits, taught, scored(labels, logits.dim()), self.settings.temperature)
+
+    def _of_states(self, batch: Batch) -> torch.Tensor:
+        """Sum over samples of (how much of it is scored) x (its mean squared error over tokens, width and layers)."""
+        labels = batch["labels"]
+        soft = labels.dtype.is_floating_point
+        if self.task.head == "causal-lm":
+            labels = labels[:, 1:]
+        weights_B = scored(labels, labels.dim() if soft else labels.dim() + 1).reshape(len(labels), -1).sum(1).float()
+        mask = self.task.token_mask(batch)
+        pairs = zip(self._student_states, self._teacher_states, strict=True)
+        errors = [state_error(a.taken(), b.taken(), mask) for a, b in pairs]
+        return (torch.stack(errors).mean(0) * weights_B).sum()
+
+
+def divergence(
+    logits: torch.Tensor, taught: torch.Tensor, counted: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """T^2 times the sum of KL(teacher || student) in nats over the places `counted` (...); logits are (..., C)."""
+    student = F.log_softmax(logits.float() / temperature, dim=-1)
+    teacher = F.log_softmax(taught.float() / temperature, dim=-1)
+    each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return temperature**2 * torch.where(counted, each, 0).sum()  # choosing rows by the mask would wait for the GPU
+
+
+def scored(labels: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """Which places of logits with so many dimensions the task scores, (B,) or (B, T) bool."""
+    if labels.dim() == dimensions:  # shares of classes
+        return labels.sum(-1) > 0
+    return labels != _IGNORED
+
+
+def state_error(state: torch.Tensor, target: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
+    """Mean squared error of every sample, (B,), over width and real tokens; states are (B, T, D) or (B, ..., D)."""
+    if state.shape != target.shape:
+        raise UsageError(
+            f"A hidden state of the student is {tuple(state.shape)} and its teacher's {tuple(target.shape)}.",
+            "Use train.distill.hidden=0 with this teacher.",
+        )
+    error = (state.float() - target.float()).pow(2).flatten(2).mean(-1) if state.dim() > 2 else (state - target) ** 2
+    if mask_BT is None or mask_BT.shape != error.shape:
+        return error.flatten(1).mean(1)
+    return (error * mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)
+
+
+class _Tap:
+    """Keeps the last output of a block until it is taken."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._state: torch.Tensor | None = None
+        block.register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._state = output[0] if isinstance(output, tuple) else output
+
+    def taken(self) -> torch.Tensor:
+        state, self._state = self._state, None
+        assert state is not None, "the block did not run"
+        return state
+
+
+def blocks(loaded: Any) -> list[nn.Module]:
+    """The blocks of a model in order, over all its stages."""
+    names = dict(loaded.model.named_modules())
+    found = []
+    for number, stage in enumerate(loaded.architecture.shape(loaded.config).stages):
+        template = loaded.architecture.blocks(number).projection[0]
+        head, _, tail = template.partition("{i}")
+        for layer in range(stage.depth):
+            ending = f"{head}{layer}"
+            path = next(name for name in names if name == ending + tail or name.endswith(f".{ending}{tail}"))
+            found.append(names[path.removesuffix(tail)])
+    return found
+
+
+def targets(student: Any, teacher: Any, name: str) -> list[int]:
+    """For every layer of the student the teacher's layer whose output it should give: the last before the next one
+    that was kept, within its stage. Raises `UsageError` where surgery.json holds no map for this teacher.
+    """
+    depths = [stage.depth for stage in teacher.architecture.shape(teacher.config).stages]
+    count = sum(stage.depth for stage in student.architecture.shape(student.config).stages)
+    kept = ((student.surgery or {}).get("plan") or {}).get("layers") or []
+    if len(kept) != count and count == sum(depths):
+        kept = list(range(count))
+    if len(kept) != count or any(layer >= sum(depths) for layer in kept):
+        raise UsageError(
+            f"surgery.json says for {len(kept)} layers where they come from; student and teacher have {count} "
+            f"and {sum(depths)}.",
+            f"Hidden states can be learned from the model that this one was cut from; {name} is another one.",
+        )
+    return last_of(kept, depths)
+
+
+def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
+    """`[0, 3]` of stages `[6]` -> `[2, 5]`: the last layer that each kept one stands for."""
+    ends = [sum(depths[: number + 1]) for number in range(len(depths))]
+    following = [*kept[1:], ends[-1]]
+    return [
+        min(after, next(end for end in ends if end > here)) - 1 for here, after in zip(kept, following, strict=True)
+    ]
+
+
+def load_teacher(name: str, model_dir: Path, surgery: dict[str, Any] | None, task: Task) -> Any:
+    """The teacher with the task's head. Raises `UsageError` for one that is not there or has learned nothing."""
+    from leansurgeon import checkpoints
+    from leansurgeon.checkpoints.source import open_source
+
+    hint = "Name a trained model folder: --set train.distill.teacher=FOLDER."
+    if name == "source":
+        record = (surgery or {}).get("source") or {}
+        if not record:
+            raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", hint)
+        name = record["name"]
+    source = open_source(name)
+    if not source.learned or source.folder is None:
+        raise UsageError(f"The teacher {name} has learned nothing.", hint)
+    teacher = checkpoints.load(source.folder, task.head, task.model_overrides())
+    teacher.source = source  # a converted source lives as long as this
+    if type(teacher.model).__name__ not in (source.config.get("architectures") or [type(teacher.model).__name__]):
+        raise UsageError(f"The teacher {name} was not trained for {task.head}: its head would be new.", hint)
+    return teacher

@@ -1,0 +1,77 @@
+"""Floating-point operations of a training, and what devices can do at most."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from leansurgeon.tasks import Task
+
+# Dense peaks in FLOP/s of the makers' data sheets: (bf16 and fp16, fp32 as torch runs it by default, without TF32).
+PEAKS = {
+    "H200": (989e12, 67e12),
+    "H100 PCIe": (756e12, 51e12),
+    "H100": (989e12, 67e12),
+    "B200": (2250e12, 75e12),
+    "A100": (312e12, 19.5e12),
+    "A10": (125e12, 31.2e12),
+    "L40S": (362e12, 91.6e12),
+    "L40": (181e12, 90.5e12),  # before L4, whose name is in its name
+    "L4": (121e12, 30.3e12),
+    "T4": (65e12, 8.1e12),
+    "V100": (125e12, 15.7e12),
+    "RTX 4090": (165e12, 82.6e12),
+    "RTX 3090": (71e12, 35.6e12),
+}
+
+
+def peak(device_name: str, precision: str) -> float | None:
+    """The most FLOP/s that the device can do in this precision; None where it is not known."""
+    known = next((value for name, value in PEAKS.items() if name in device_name), None)
+    return None if known is None else known[1 if precision == "fp32" else 0]
+
+
+def of_training(
+    loaded: Any, task: Task, batch: dict[str, torch.Tensor], *, sparse_prediction: bool = True
+) -> float | None:
+    """Forward and backward FLOPs of one sample, from a batch `(B, ...)`; None where they cannot be counted.
+
+    Counted by torch's own counter on tensors without memory (device "meta"), where attention is counted too: on a CPU
+    its fused kernel counts as nothing. Matrix products and convolutions count, the rest is small beside them. The head
+    of a masked language model counts at the hidden tokens, unless `sparse_prediction` is off.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from leansurgeon.training.data import sparse
+
+    if not (sparse_prediction and sparse.head_of(loaded.model)):
+        batch = sparse.dense(batch)
+    try:
+        shadow = copy.copy(loaded)
+        shadow.model = without_memory(loaded.model).train()
+        inputs = {key: value.to("meta") for key, value in batch.items()}
+        counter = FlopCounterMode(display=False)
+        with counter, torch.enable_grad():
+            task.score(sparse.forward(shadow, inputs), sparse.scored(inputs)).loss_sum.backward()
+        total = counter.get_total_flops()
+    except Exception:  # a model that looks at its numbers cannot run without them; then there is no figure
+        return None
+    return total / len(batch["labels"]) if total else None
+
+
+def without_memory(model: nn.Module) -> nn.Module:
+    """A copy whose tensors have no memory (device "meta"): every parameter and buffer is replaced while copying."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
+
+
+def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    empty = torch.empty_like(tensor, device="meta")
+    return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty

@@ -1,0 +1,142 @@
+"""What keeps a training from going on in nonsense: numbers that are not finite, and memory that does not suffice."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leansurgeon.errors import Diverged, OutOfMemory, memory_is_short
+from leansurgeon.training.processes import engine
+from leansurgeon.training.update import optimizer
+
+if TYPE_CHECKING:
+    from leansurgeon.training.plan import Plan
+    from leansurgeon.training.processes.agree import Council
+    from leansurgeon.training.update.step import Trainer
+
+MOST_ROLLBACKS = 3
+MOST_SKIPPED = 20  # steps in a row
+_LEAST_SCALE = 2.0**-10  # of fp16's losses; below it every step was infinite for long
+PROBED = ("cuda", "xpu")  # kinds of device that raise when their memory is used up
+
+
+class RollBack(Exception):
+    """Raised on all processes alike: go back to the newest checkpoint, and past it leave out step `step` (from 0)."""
+
+    def __init__(self, step: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.step, self.sentence = step, sentence
+
+
+def check_finite(rows: list[list[float]], first: int, trainer: Trainer, given_up: list[int]) -> list[int]:
+    """Look at the steps from `first` (0 is the first of all): rows of loss sum, count and gradient norm. `given_up` are
+    the steps that were left out before.
+
+    Returns the steps that were left out under `nan: skip`. Raises `Diverged` or `RollBack` as the recipe says; the rows
+    are sums over all processes, so all of them decide alike.
+    """
+    train, skipped = trainer.plan.train, []
+    in_a_row = _last_in_a_row(given_up, first)  # a look sees few rows, and may see nothing but bad ones
+    for step, (loss_sum, _, norm) in enumerate(rows, start=first):
+        loss_fine = math.isfinite(loss_sum)
+        # In fp16 the scaler looks for the largest scale at which gradients are finite; it has left that step out.
+        if loss_fine and (math.isfinite(norm) or trainer.scaler is not None):
+            in_a_row = 0
+            continue
+        what = f"The loss is {loss_sum}" if not loss_fine else f"The gradient norm is {norm}"
+        sentence = f"{what} at step {step + 1}{_of(trainer.plan)} (learning rate {trainer.lr(step):.3g})."
+        if train.nan == "rollback":
+            raise RollBack(step, sentence)
+        in_a_row += 1
+        if train.nan == "stop" or in_a_row > MOST_SKIPPED:
+            raise Diverged(sentence, _advice(train.optim.lr))
+        skipped.append(step)
+    if trainer.scaler is not None and trainer.scaler.get_scale() < _LEAST_SCALE:
+        raise Diverged(f"The gradients are not finite in fp16 by step {first + len(rows)}.", "Try precision bf16.")
+    return skipped
+
+
+def _last_in_a_row(given_up: list[int], end: int) -> int:
+    """How many steps right before step `end` were left out."""
+    out, step = set(given_up), end
+    while step - 1 in out:
+        step -= 1
+    return end - step
+
+
+def sound(rows: list[torch.Tensor], trainer: Trainer) -> bool:
+    """Whether the weights after these steps may be saved: a step whose numbers are not finite has spoilt them, unless
+    it was left out.
+    """
+    if not rows or trainer.plan.train.nan == "skip" or trainer.scaler is not None:
+        return True
+    return bool(torch.isfinite(torch.stack([row.to(rows[0].device) for row in rows])).all())
+
+
+def _of(plan: Plan) -> str:
+    return "" if plan.timed else f" of {plan.steps}"
+
+
+def _advice(lr: float) -> str:
+    less = f"Try --set train.optim.lr={lr / 3:.2g}" if lr <= 0.1 else f"Lower train.optim.lr (it is {lr:g})"
+    return f"{less}, a longer warm-up or train.clip_grad."
+
+
+def fit_memory(
+    trainer: Trainer,
+    council: Council,
+    batches: Callable[[Plan], dict[str, Any]],
+    smaller: Callable[[int], Plan],
+    say: Callable[[str], None],
+) -> None:
+    """Halve the micro batch on all processes together until a forward and backward fit; the global batch stays.
+
+    `batches` gives the first micro batch of a plan, `smaller` the plan with micro batches of at most so many samples.
+    Raises `OutOfMemory` where not even the smallest fits.
+    """
+    while trainer.accelerator.device.type in PROBED and council.any(not _fits(trainer, batches)):
+        now = trainer.plan
+        less = smaller(now.micro // 2) if now.micro > 1 else now
+        if less.micro == now.micro:
+            name = engine.device_name(trainer.accelerator)
+            raise OutOfMemory(
+                f"{name} has too little memory for a micro batch of {now.micro}.",
+                "Try --set train.activation_checkpointing=true, train.precision=bf16, or a smaller model.",
+            )
+        say(f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
+        trainer.plan = less
+
+
+def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
+    """Whether the micro batches of a step go forward and backward beside what the optimizer will hold. Changes
+    nothing.
+    """
+    model, held = trainer.scored, []
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    moments = optimizer.moments(trainer.plan.train)
+    try:
+        if trainer.rehearsal is not None:
+            model = trainer.rehearsal()
+            moments -= 1  # the weights of this copy take as much
+        held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
+        batch = batches(trainer.plan)
+        for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
+            model(batch).loss_sum.backward()
+        return True
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
+            raise
+        return False
+    finally:
+        del held, model
+        trainer.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        gc.collect()
+        if trainer.accelerator.device.type == "cuda":
+            torch.cuda.empty_cache()

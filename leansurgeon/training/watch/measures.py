@@ -1,0 +1,122 @@
+"""What a recipe wants measured besides the task's metric, on the way and at the end: kappa, and how many heads may go.
+
+    measure: {kappa: {samples: 64, every: 50ep}, heads: {every: 10ep}}
+
+Each time the same samples, spread over the evaluation split (and, for importance, the training split). The last
+weights of a step are looked at, or their average where that is what is evaluated; a row of `metrics.jsonl` takes what
+was found. Nothing is drawn and no mode, gradient or buffer changes, so a training gives the same losses with and
+without it. A row stands before the evaluation and the checkpoint of its step: whoever resumes has it already.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from leansurgeon.measure.data.batches import inner
+from leansurgeon.training import state
+from leansurgeon.training.data import feed, order
+
+if TYPE_CHECKING:
+    from leansurgeon.training.recipe.schema import Heads, Kappa
+    from leansurgeon.training.state import Run
+
+
+def due(run: Run, done: int) -> bool:
+    """Whether something is to be measured after step `done`. What is due at the end is measured by `at_end`."""
+    return not run.trainer.pace.over(done) and any(_due(run, wanted, done) for wanted in _wanted(run))
+
+
+def at_start(run: Run) -> None:
+    """Before the first step, what is measured on the way."""
+    _measure(run, [wanted for wanted in _wanted(run) if wanted.every])
+
+
+def at_step(run: Run) -> None:
+    """What is due after the step that was just done. To be called by all processes."""
+    _measure(run, [wanted for wanted in _wanted(run) if _due(run, wanted, run.history.done)])
+
+
+def at_end(run: Run) -> dict[str, Any]:
+    """Everything, with the last weights: what the summary holds under `kappa` and `heads`. Called by all processes."""
+    return _measure(run, _wanted(run), end=True)
+
+
+def _wanted(run: Run) -> list[Kappa | Heads]:
+    wanted = run.recipe.measure
+    return [one for one in (wanted.kappa, wanted.heads) if one is not None] if wanted else []
+
+
+def _due(run: Run, wanted: Kappa | Heads, done: int) -> bool:
+    return wanted.every is not None and run.plan.due(wanted.every, done)
+
+
+def _measure(run: Run, wanted: list[Kappa | Heads], *, end: bool = False) -> dict[str, Any]:
+    """Measure on one process, and write a row for each that also comes on the way."""
+    if not wanted:
+        return {}
+    export = state.exported(run)
+    if not run.main:
+        return {}
+    found: dict[str, Any] = {}
+    with _generators_kept(run.trainer.accelerator.device):
+        for one in wanted:
+            found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
+            done = run.history.done
+            written = end and run.history.early and _due(run, one, done)  # an early stop comes after its step's rows
+            if one.every and not written:
+                epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
+                run.log.write(type=one.kind, step=done, epoch=epoch, **found[one.kind])
+                run.progress.say(_sentence(one.kind, found[one.kind], done))
+    return found
+
+
+def _kappa(run: Run, export: Any, wanted: Kappa) -> dict[str, Any]:
+    """Conditioning of the attention blocks, raw and invariant (see `measure.invariant`)."""
+    from leansurgeon.measure.kappa import invariant
+
+    samples = min(wanted.samples, run.task.size("eval"))
+    device = next(export.model.parameters()).device
+    batches = (feed.to_device(batch, device) for batch in _batches(run, "eval", samples))
+    return invariant.measure(export, batches, run.task.token_mask, samples, probes=wanted.probes)
+
+
+def _heads(run: Run, export: Any, wanted: Heads) -> dict[str, Any]:
+    """Importance of the heads, and how many could go (see `measure.pruning.at_epoch`)."""
+    from leansurgeon.measure.heads.pruning import at_epoch
+
+    fit = list(_batches(run, "train", min(wanted.samples, run.task.size("train"))))
+    judged = list(_batches(run, "eval", min(wanted.samples, run.task.size("eval"))))
+    return at_epoch(export, run.task, fit, judged, steps=wanted.steps)
+
+
+def _batches(run: Run, split: str, samples: int) -> Iterator[dict[str, Any]]:
+    """`samples` of a split, evenly spread: a folder of images stands by class."""
+    spread = inner(run.task.size(split), samples)
+    for at in order.eval_batches(samples, min(samples, run.plan.micro), 1, 0):
+        yield run.task.batch(split, spread[at], seed=0, epoch=0)
+
+
+def _sentence(kind: str, found: dict[str, Any], done: int) -> str:
+    when = f"after step {done}" if done else "before the first step"
+    if kind == "heads":
+        return f"{when}: {100 * found['prunable']:.0f} % of the heads could go"
+    value, bound = found["model"]["median"], found["model"]["median_lower_bound"]
+    return f"{when}: kappa " + (f"{value:.4g}" if value is not None else f"at least {bound:.4g}")
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """All random generators of this process as they were, whatever a library draws."""
+    numbers, python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(python)

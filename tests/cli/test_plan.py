@@ -1,0 +1,123 @@
+"""`leansurgeon plan`: what it prints, what it refuses, and how it divides a saving."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.cli.main import app
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.costs.gpus import GPUS
+from leansurgeon.measure.costs.memory import Rehearsal, Setting
+from leansurgeon.surgery.plan.costs import costs
+from leansurgeon.surgery.plan.wanted import Wanted
+
+
+def run(*arguments: str):
+    found = CliRunner().invoke(app, ["plan", *arguments])
+    if found.exception and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def test_counts_are_those_of_shrink():
+    document = json.loads(run("vit-b", "--heads", "16", "--layers", "7", "--json").stdout)
+    dry = CliRunner().invoke(app, ["shrink", "vit-b", "--heads", "16", "--layers", "7", "--dry-run", "--json"])
+    steps = json.loads(dry.stdout)["plan"]
+    assert document["after"]["parameters"] == steps["parameters_after"]
+    assert document["before"]["flops"] == steps["flops_before"]
+    assert document["saved_by"]["flops"] == steps["flops_saved_by"]
+    assert document["before"]["memory"] is None and document["gpu"] is None
+
+
+def test_the_saving_is_divided_in_the_order_that_is_told():
+    """digits-vit: every step is the difference of two predictions that are made apart from it."""
+    found = costs(open_source("digits-vit"), Wanted(heads="8", layers="3", mlp_ratio="1"), Setting(batch=64))
+    source = open_source("digits-vit")
+    start = Rehearsal(source.config, source.architecture, Setting(64, precision="fp32", attention="eager")).peak()
+    now = Rehearsal(source.config, source.architecture, Setting(64)).peak()
+    less = source.architecture.with_shape(source.config, source.shape.with_(depth=3))
+    cut = Rehearsal(less, source.architecture, Setting(64)).peak()
+    assert found.start == start.total
+    assert found.saved["memory"]["precision and attention"] == start.total - now.total
+    assert found.saved["memory"]["depth"] == now.total - cut.total
+    assert sum(found.saved["memory"].values()) == start.total - found.after.memory.total
+    assert found.saved["memory"]["heads"] < 0  # heads at the same head_dim cost
+
+
+def test_table_fits_80_columns_and_says_what_fits():
+    found = run("digits-vit", "--layers", "3", "--batch", "16", "--gpu", "a6000")
+    assert max(map(len, found.stdout.splitlines())) <= 80
+    for words in (
+        "memory, peak",
+        "largest micro batch",
+        "RTX A6000 48 GB",
+        "both fit",
+        "only the last three are surgery",
+    ):
+        assert words in " ".join(found.stdout.split())
+
+
+def test_a_gpu_that_is_too_small_is_told_and_the_largest_batch_fits():
+    card = next(iter(GPUS.values()))
+    small = type(card)("tiny", "Tiny", 300 * 10**6, "older", "made up")
+    found = costs(open_source("digits-vit"), Wanted(layers="3"), Setting(batch=4096), small)
+    assert not found.before.fits
+    assert 0 < found.before.largest_batch < found.after.largest_batch
+    source = open_source("digits-vit")
+    rehearsal = Rehearsal(source.config, source.architecture, Setting())
+    most = found.before.largest_batch
+    assert rehearsal.peak(most, gpu="older").total <= small.memory < rehearsal.peak(most + 1, gpu="older").total
+
+
+def test_fitting_is_to_the_byte_and_operations_are_of_the_tokens_asked_for(saved, monkeypatch):
+    folder, _ = saved("bert")
+    source = open_source(str(folder))
+    unchanged = Wanted(layers=str(source.shape.depth))
+    setting = Setting(batch=2, tokens=8)
+    peak = Rehearsal(source.config, source.architecture, setting).peak(gpu="older").total
+    monkeypatch.setattr(Rehearsal, "largest_batch", lambda *_, **__: 1)
+    card = next(iter(GPUS.values()))
+    for memory, fits in ((peak, True), (peak - 1, False)):
+        found = costs(source, unchanged, setting, replace(card, memory=memory, blas="older"))
+        assert found.before.fits is fits and found.before.flops.tokens == 8
+
+
+def test_every_card_has_the_memory_that_its_data_sheet_names():
+    for card in GPUS.values():
+        sizes = {int(size) for size in re.findall(r"(\d+) GB", f"{card.title} {card.source}")}
+        assert {card.memory} == {size * 10**9 for size in sizes}
+    assert {name: card.memory // 10**9 for name, card in GPUS.items()}["a6000"] == 48
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--gpu", "h1000"], "did you mean 'h100'"),
+        (["--gpu", "a100"], "did you mean a100-40 or a100-80"),
+        (["--precision", "bf8"], "give bf16, fp16 or fp32"),
+        (["--batch", "0"], "at least 1"),
+        (["--heads", "0"], "at least 1"),
+        (["--layers", "99"], "99 is more than"),
+    ],
+    ids=["gpu", "gpus", "precision", "batch", "heads", "layers"],
+)
+def test_bad_input_is_one_sentence(arguments, says):
+    with pytest.raises(UsageError, match=says):
+        run("digits-vit", *arguments)
+
+
+def test_too_many_tokens_are_refused():
+    with pytest.raises(UsageError, match="at most 128"):
+        run("bert-crammed", "--tokens", "4096")
+
+
+def test_models_without_a_closed_form_are_counted_by_torch(tmp_path):
+    document = json.loads(run("lra/listops", "--layers", "1", "--json").stdout)
+    assert document["before"]["flops"] is None
+    assert document["before"]["flops_counted"] > document["after"]["flops_counted"] > 0

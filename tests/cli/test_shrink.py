@@ -1,0 +1,198 @@
+"""`leansurgeon shrink` as a user types it: exact counts, proof in a fresh process, and every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import build
+from tests.support.command_line import leansurgeon
+
+# The integers of the paper's rows (parameter_counts.md), original and lean.
+ROWS = [
+    ("bert-crammed --heads 24 --layers 10", 119_589_889, 84_182_017),
+    ("vit-b --heads 16 --layers 7 --mlp-dim 1536", 86_567_656, 40_112_872),
+    ("deit-b --heads 16 --layers 7 --mlp-ratio 2", 86_567_656, 40_112_872),
+    ("vit-l --heads 30 --layers 8 --mlp-dim 2048", 203_614_184, 98_597_864),
+    ("gpt2-tinystories --heads 16 --layers 4", 89_160_785, 64_150_609),
+    ("lra/listops --heads 2x --layers 1", 209_802, 192_906),
+    ("lra/image --heads 8 --layers 1", 174_986, 191_242),
+    ("digits-vit --heads 8 --layers 3 --mlp-dim 128", 302_154, 152_394),
+]
+
+
+@pytest.mark.parametrize(("arguments", "before", "after"), ROWS, ids=lambda v: str(v).split(" ")[0])
+def test_dry_run_prints_exact_integers_and_writes_nothing(arguments, before, after, tmp_path):
+    done = leansurgeon("shrink", *arguments.split(), "--dry-run", "--json", cwd=tmp_path)
+    plan = json.loads(done.stdout)["plan"]
+    assert (plan["parameters_before"]["total"], plan["parameters_after"]["total"]) == (before, after)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preset_is_cut_written_and_proved(tmp_path):
+    command = [sys.executable, "-m", "leansurgeon", "shrink", "digits-vit", "--heads", "8", "--layers", "3"]
+    done = subprocess.run([*command, "--mlp-dim", "128"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs/digits-vit-h8-l3"
+    record = json.loads((folder / "surgery.json").read_text())
+    assert record["proof"]["parameters"] == 152_394
+    assert record["proof"]["loaded_with"] == "transformers.ViTForImageClassification.from_pretrained"
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    again = leansurgeon("shrink", "digits-vit", "--heads", "8", "--layers", "3", cwd=tmp_path)
+    assert again.returncode == 2 and "exists already" in again.stderr
+
+
+def test_a_checkpoint_is_cut_and_its_json_is_one_document(saved, tmp_path):
+    folder, _ = saved("bert")
+    (folder / "tokenizer.json").write_text("{}")
+    done = leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["proof"]["missing"] == [] and "trust_remote_code" in document["proof"]["loaded_with"]
+    assert (tmp_path / "out/decoupled_bert.py").exists() and (tmp_path / "out/tokenizer.json").exists()
+
+
+def checkpoint(folder, **changes):
+    build("bert").save_pretrained(folder)
+    return folder
+
+
+def truncated(folder):
+    file = checkpoint(folder) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def foreign(folder):
+    (checkpoint(folder) / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+
+def missing(folder):
+    (checkpoint(folder) / "model.safetensors").unlink()
+
+
+def pickled(folder):
+    model = build("bert")
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+def misfit(folder):
+    config = json.loads((checkpoint(folder) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
+
+
+def unknown_family(folder):
+    config = json.loads((checkpoint(folder) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "berta"}))
+
+
+def quantised(folder):
+    config = json.loads((checkpoint(folder) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+
+
+BAD_FOLDERS = [
+    (truncated, 3, "truncated"),
+    (foreign, 3, "no safetensors file"),
+    (missing, 3, "no model.safetensors"),
+    (pickled, 3, "--allow-pickle"),
+    (misfit, 3, "does not fit its weights"),
+    (unknown_family, 3, "nearest known one is 'bert'"),
+    (quantised, 3, "quantised (gptq)"),
+]
+
+
+@pytest.mark.parametrize(("damage", "code", "says"), BAD_FOLDERS, ids=lambda v: getattr(v, "__name__", None))
+def test_bad_sources_are_one_sentence_and_leave_nothing(damage, code, says, tmp_path):
+    damage(tmp_path / "source")
+    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", cwd=tmp_path)
+    assert done.returncode == code
+    assert says in done.stderr and "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2
+    assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+BAD_NUMBERS = [
+    ("bert-crammed --heads 7", "768 is not divisible by 7 heads; nearest: 6, 8"),
+    ("bert-crammed --heads 0", "--heads must be at least 1"),
+    ("bert-crammed --layers -3", "--layers must be at least 1"),
+    ("bert-crammed --layers 20", "more than the 16 layers"),
+    ("bert-crammed --heads 1.3x", "15.6, which is no whole number"),
+    ("bert-crammed --heads many", "a whole number is needed"),
+    ("bert-crammed --heads 16,32", "names 2 stages, and the model has 1"),
+    ("bert-crammed --mlp-dim 100 --mlp-ratio 2", "the same thing twice"),
+    ("bert-crammed --head-dim wide", "give auto, keep, split or a positive whole number"),
+    ("bert-crammed --init random", "give transfer, fresh or fresh-attention"),
+    ("bert-crammd --layers 3", "did you mean 'bert-crammed'"),
+    ("./nowhere --layers 3", "There is no folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD_NUMBERS, ids=lambda v: v.replace("/", "_"))
+def test_bad_arguments_are_one_sentence_with_the_numbers(arguments, says, tmp_path):
+    done = leansurgeon("shrink", *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pickle_is_read_on_request_and_an_evil_one_never(tmp_path):
+    pickled(tmp_path / "source")
+    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", "--allow-pickle", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "owned"), "w"))
+
+    torch.save({"weight": Evil()}, tmp_path / "source/pytorch_model.bin")
+    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out2", "--allow-pickle", cwd=tmp_path)
+    assert done.returncode == 3 and "weights_only=True" in done.stderr
+    assert not (tmp_path / "owned").exists() and not (tmp_path / "out2").exists()
+
+
+def test_a_hub_id_without_network_is_one_sentence(tmp_path):
+    done = leansurgeon("shrink", "nobody/no-such-model", "--layers", "2", cwd=tmp_path)
+    assert done.returncode == 3 and "the hub does not give it" in done.stderr
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    """Every copy answers as on a full disk; tests/checkpoints/test_weights.py meets the kernel's own answer."""
+    build("bert", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / "source")
+    code = (
+        "import errno, leansurgeon.checkpoints.weights as w\n"
+        "def full(*a): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "w.copy_range = full\n"
+        "from leansurgeon.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "shrink", "source", "--layers", "2", "-o", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "disk is full" in done.stderr and "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_preset_on_a_full_disk_leaves_nothing(tmp_path):
+    """Presets are written by safetensors itself, whose error is a class of its own."""
+    code = (
+        "import safetensors.torch as s\n"
+        "from safetensors import SafetensorError\n"
+        "def full(*a, **k): raise SafetensorError('Error while serializing: No space left (os error 28)')\n"
+        "import transformers.modeling_utils as m; m.safe_save_file = full\n"
+        "from leansurgeon.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "shrink", "digits-vit", "--layers", "2", "-o", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "disk is full" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,83 @@
+"""`shrink` on a checkpoint that knows something: sample data from its run's recipe, the proof, and the three starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import leansurgeon
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A digits ViT after 5 epochs (about 80 %), as `retrain` leaves it."""
+    place = tmp_path_factory.mktemp("trained")
+    run = ("retrain", "runs/digits-vit-h4-l6", "-o", "run", "--set", "train.duration=5ep")
+    for command in (("shrink", "digits-vit", "--no-proof"), run):
+        done = leansurgeon(*command, cwd=place)
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def cut(trained) -> dict:
+    wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128", "--calibration-samples", "512")
+    done = leansurgeon("shrink", "run", *wanted, "--compare", "--json", "-o", "lean", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert "task digits, as in the run's recipe" in done.stderr
+    return json.loads(done.stdout)
+
+
+def test_three_starts_are_scored_on_the_same_held_out_data(cut):
+    starts = cut["compare"]
+    assert list(starts) == ["fresh", "naive", "best"] and {s["scored"] for s in starts.values()} == {360}
+    accuracy = {name: start["accuracy"]["result"] for name, start in starts.items()}
+    source = starts["best"]["accuracy"]["source"]
+    # Chance is 10 %; the prototype keeps all but a few points of the source's accuracy without training.
+    assert accuracy["fresh"] < 0.3 and accuracy["best"] > max(accuracy["naive"], source - 0.15)
+    assert starts["best"]["loss"]["result"] < starts["naive"]["loss"]["result"] < starts["fresh"]["loss"]["result"] * 2
+
+
+def test_the_record_says_what_chose_and_what_was_used(cut, trained):
+    record = json.loads((trained / "lean" / "surgery.json").read_text())
+    assert record["plan"] == cut["plan"] and record["plan"]["calibrated"]
+    assert record["decided"]["calibration"]["samples"] == {"fit": 512, "guard": 128, "heldout": 360}
+    assert len(record["decided"]["calibration"]["sha256"]) == 64
+    drop = next(o for o in record["plan"]["operators"] if o["name"] == "drop-layers")
+    scores = [c["judged_by"] for c in drop["settings"]["evidence"]["candidates"]]
+    assert len(scores) > 1 and record["decided"]["layers"] == drop["settings"]["kept"]
+    card = (trained / "lean" / "README.md").read_text()
+    assert record["decided"]["calibration"]["sha256"][:16] in card and "accuracy" in card
+
+
+def test_without_data_it_says_that_nothing_was_compared(trained):
+    done = leansurgeon("shrink", "run", "--layers", "3", "--uncalibrated", "-o", "plain", cwd=trained)
+    assert done.returncode == 0 and "Not compared with the source" in done.stdout
+
+
+def test_an_exact_cut_is_proved_on_the_same_data(trained):
+    done = leansurgeon("shrink", "run", "--heads", "2x", "--json", "-o", "wide", cwd=trained)
+    compared = json.loads(done.stdout)["proof"]["compared"]
+    assert compared["max_difference"] <= 1e-4 * compared["spread"] and compared["data"] == "held-out data"
+    assert compared["accuracy"]["source"] == compared["accuracy"]["result"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("run --layers 3 --method greedi", "did you mean 'greedy'"),
+        ("digits-vit --layers 3 --fit 10", "needs sample data"),
+        ("digits-vit --layers 3 --compare", "scores on held-out data"),
+        ("run --keep 0,1,6", "the model has the layers 0 to 5"),
+        ("run --layers 3 --calibrate task:listops", "takes images"),
+        ("run --layers 3 --calibrate nowhere", "is no folder"),
+        ("run --layers 3 --uncalibrated --calibrate task:digits", "exclude each other"),
+    ],
+    ids=lambda v: v.replace("/", "_"),
+)
+def test_what_cannot_be_is_one_sentence(arguments, says, trained):
+    done = leansurgeon("shrink", *arguments.split(), "-o", "none", cwd=trained)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not (trained / "none").exists()

@@ -1,0 +1,231 @@
+"""`leansurgeon run`: every shipped experiment end to end in its debug variant, and what orders the arms."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from leansurgeon import experiment
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.experiment.arms import base_arm, wanted_of, wanted_shapes
+from leansurgeon.experiment.jobs import carry_out_job, digest, make_jobs, prepare_data
+from leansurgeon.experiment.side_by_side import drive, running_line
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.training.recipe.reading import load, shipped
+from leansurgeon.training.recipe.schema import ExperimentRecipe
+from tests.support.patience import family, left, working_until
+
+EXPERIMENTS = [
+    name
+    for name in shipped()
+    if load(name).task.name in ("digits", "fashion-mnist", "listops") and not name.startswith("figure")
+] + ["austen-gpt"]  # others: test_recipes_paper
+AS_TYPED = ("digits-vit", "austen-gpt")
+
+
+def leansurgeon(*arguments, cwd):
+    run = [sys.executable, "-m", "leansurgeon", *map(str, arguments)]
+    return subprocess.run(run, cwd=cwd, capture_output=True, text=True)
+
+
+def made_up_fashion(folder):
+    """Idx files in the real format: 300 and 100 random images."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for prefix, count in (("train", 300), ("t10k", 100)):
+        images = (
+            struct.pack(">HBBIII", 0, 8, 3, count, 28, 28) + rng.integers(0, 256, (count, 28, 28), np.uint8).tobytes()
+        )
+        labels = struct.pack(">HBBI", 0, 8, 1, count) + (np.arange(count) % 10).astype(np.uint8).tobytes()
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+
+
+def check_arms(recipe, by_arm):
+    assert set(by_arm) == set(recipe.arms)
+    lean, control = by_arm["lean"]["model"], by_arm["control"]["model"]
+    assert lean["shape"]["stages"][0]["depth"] == control["shape"]["stages"][0]["depth"]
+    assert lean["shape"]["stages"][0]["heads"] > control["shape"]["stages"][0]["heads"]
+    assert abs(lean["parameters"] / control["parameters"] - 1) < 0.01
+    assert all(s["kappa"] and s["before"] for s in by_arm.values())
+    assert all(s["model"]["init_std"] and s["epochs"] for s in by_arm.values())
+    # Transferred arms continue from the last weights of the original, not from those that evaluation chose.
+    init = recipe.arms["lean"].init or "transfer"
+    assert [by_arm[arm]["experiment"]["init"] for arm in ("original", "lean", "control")] == ["fresh", init, init]
+    start = "original-s0/last" if init == "transfer" else recipe.source
+    assert lean["source"].endswith(start) and control["source"] == lean["source"]
+
+
+@pytest.mark.parametrize("name", AS_TYPED)
+def test_a_shipped_experiment_runs_in_its_debug_variant(name, tmp_path, own_cache):
+    done = leansurgeon("run", name, "--debug", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    document = json.loads(done.stdout)
+    recipe = load(name, debug=True)
+    summaries = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("runs/*/*/summary.json"))]
+    assert len(summaries) == len(recipe.arms)
+    check_arms(recipe, {s["experiment"]["arm"]: s for s in summaries})
+    assert document["schema_version"] == 1
+    # The same command again takes everything over and trains nothing.
+    again = leansurgeon("run", name, "--debug", cwd=tmp_path)
+    assert f"{len(recipe.arms)} of them were finished" in " ".join(again.stderr.split())
+    assert max(map(len, again.stdout.splitlines())) <= 80
+    report = leansurgeon("report", "runs", cwd=tmp_path)
+    assert report.returncode == 0 and "control" in report.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in AS_TYPED])
+def test_the_arms_of_every_other_experiment_train_in_their_debug_variant(name, tmp_path, own_cache):
+    """Without the command, the processes and the proof, which the same command for another recipe has gone through."""
+    sets = []
+    if load(name).task.name == "fashion-mnist":
+        made_up_fashion(tmp_path / "fashion")
+        sets = [f"task.data={tmp_path / 'fashion'}"]
+    recipe = load(name, sets, debug=True)
+    prepare_data(recipe, lambda line: None)
+    source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
+    jobs = make_jobs(recipe, tmp_path / "runs", wanted_shapes(recipe, source), base_arm(recipe), parallel=1)
+    made = [replace(jobs[arm, 0], prove=False, quiet=True, threads=1) for arm in recipe.arms]
+    check_arms(recipe, {job.arm: carry_out_job(job) for job in made})
+
+
+def recipe(**changes):
+    whole = {
+        "name": "test",
+        "kind": "experiment",
+        "source": "digits-vit",
+        "task": {"name": "digits"},
+        "train": {"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}},
+        "arms": {"original": {}, "lean": {"heads": 8, "layers": 3, "mlp_dim": 128}, "control": {"control_of": "lean"}},
+    }
+    return ExperimentRecipe.model_validate(whole | changes)
+
+
+@pytest.mark.parametrize(
+    ("source", "lean"),
+    [
+        ("digits-vit", {"heads": 8, "layers": 3, "mlp_dim": 128}),
+        ("bert-crammed", {"heads": 24, "layers": 10}),
+        ("vit-b", {"heads": 16, "layers": 7, "mlp_dim": 1536}),
+        ("lra/listops", {"heads": 4, "layers": 1}),
+    ],
+)
+def test_a_control_has_the_depth_of_lean_the_heads_of_the_original_and_equal_parameters(source, lean):
+    arms = {"original": {}, "lean": lean, "control": {"control_of": "lean"}}
+    whole = recipe(source=source, arms=arms)
+    opened = open_source(source)
+    plans = {arm: plan(opened, wanted_of(arm, whole, opened)) for arm in arms}
+    stage = {arm: p.after.stages[0] for arm, p in plans.items()}
+    assert stage["control"].depth == stage["lean"].depth
+    assert stage["control"].heads == stage["original"].heads
+    assert stage["control"].head_dim == stage["original"].head_dim
+    totals = {arm: p.parameters_after.total for arm, p in plans.items()}
+    one_unit = abs(totals["lean"] - totals["control"])
+    assert one_unit <= 3 * stage["lean"].width * stage["lean"].depth  # within one MLP unit a layer
+
+
+def test_an_impossible_arm_is_named_before_anything_runs(tmp_path):
+    arms = {"original": {}, "lean": {"layers": 9}}
+    with pytest.raises(UsageError, match="Arm 'lean': --layers 9 is more than the 6 layers"):
+        experiment.run(recipe(arms=arms), tmp_path)
+    with pytest.raises(UsageError, match="no arm for the original"):
+        experiment.run(recipe(arms={"lean": {"layers": 3}}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_is_taken_over_only_while_what_decides_it_is_the_same(tmp_path):
+    one, other = recipe(), recipe(train={"duration": "2st", "batch": 8, "optim": {"lr": 1e-3}})
+    opened = open_source("digits-vit")
+    wanted = wanted_of("lean", one, opened)
+    assert digest(one, "lean", wanted) != digest(other, "lean", wanted)
+    more = recipe(arms={"original": {}, "lean": {"heads": 8, "layers": 3, "mlp_dim": 128}}, seeds=[0, 1, 2])
+    assert digest(one, "lean", wanted) == digest(more, "lean", wanted)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_no_training_outlives_its_experiment(how, tmp_path):
+    command = [sys.executable, "-m", "leansurgeon", "run", "digits-vit", "--workspace", str(tmp_path / "ws")]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    log = tmp_path / "ws/digits-vit/original-s0/metrics.jsonl"
+    assert working_until(log.exists, [process.pid])  # however long this machine takes to import and to begin
+    trainings = family(process.pid)
+    process.send_signal(how)
+    assert working_until(lambda: process.poll() is not None, [process.pid])  # trainings save first
+    assert process.returncode != 0 and len(trainings) >= 2
+    assert working_until(lambda: not left(trainings), [one.pid for one in left(trainings)] or [os.getpid()])
+    said = process.stderr.read()
+    assert "Traceback" not in said
+    assert how != signal.SIGINT or said.endswith("finished arms are kept, run the same command again.\n")
+    assert not (log.parent / "summary.json").exists()
+
+
+def test_what_is_done_already_needs_no_job(tmp_path):
+    """A search of a trained model has nothing to train for the model itself."""
+    opened = open_source("digits-vit")
+    whole = recipe(train={"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}}, task={"name": "digits"})
+    jobs = make_jobs(whole, tmp_path, wanted_shapes(whole, opened), "original", parallel=1)
+    done = {("original", 0): {}}
+    told = []
+    drive({("original", 0): None, ("lean", 0): replace(jobs["lean", 0], source="digits-vit", prove=False)}, done,
+          "original", 1, 8, told.append, "transformers")  # fmt: skip
+    assert done["lean", 0]["steps"] == 1 and told[0].startswith("[2/2] lean, seed 0: top-1")
+
+
+def test_trainings_side_by_side_say_how_far_they_are(tmp_path):
+    whole = recipe(train={"duration": "30ep", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
+    opened = open_source("digits-vit")
+    wanted = wanted_shapes(whole, opened)
+    jobs = list(make_jobs(whole, tmp_path, wanted, "original", parallel=2).values())
+    jobs[1].run.mkdir(parents=True)
+    line = json.dumps({"type": "train", "step": 330}) + "\n"
+    (jobs[1].run / "metrics.jsonl").write_text(line + '{"type": "train", "st')  # still being written
+    assert running_line(jobs[:2], samples=1437) == (
+        "running: original, seed 0 (starting); original, seed 1 (step 330 of 660)"
+    )
+    assert running_line(jobs, samples=1437).endswith("; and 2 more")
+    timed = recipe(train={"duration": "1h", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
+    jobs = list(make_jobs(timed, tmp_path, wanted, "original", parallel=2).values())
+    assert running_line(jobs[1:2], samples=1437) == "running: original, seed 1 (step 330)"  # nobody knows of how many
+
+
+def test_a_line_comes_while_trainings_run(tmp_path):
+    code = (
+        "from pathlib import Path\n"
+        "from leansurgeon import experiment\n"
+        "from leansurgeon.experiment import side_by_side\n"
+        "from leansurgeon.training.recipe.reading import load\n"
+        "side_by_side.TELL_EVERY = 0.2\n"
+        "recipe = load('digits-vit', debug=True)\n"
+        "recipe = recipe.model_copy(update={'arms': {'original': recipe.arms['original']}})\n"
+        f"experiment.run(recipe, Path({str(tmp_path)!r}), parallel=2, say=print)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 1 done, running: original, seed 0 (" in done.stdout, done.stdout
+
+
+def test_a_failing_training_ends_the_experiment_with_its_own_error(tmp_path):
+    done = leansurgeon("run", "digits-vit", "--debug", "--set", "train.batch=100000", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr

@@ -1,0 +1,259 @@
+"""Importance, rules of pruning and the document of `leansurgeon heads`: numbers worked out beside them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from leansurgeon import architectures
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.measure.data.batches import halves, thin
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.heads import ablation, pruning
+from leansurgeon.measure.heads.document import Options, study
+from leansurgeon.measure.heads.importance import importance
+from leansurgeon.measure.heads.judge import Bench, Labelled, Scores, Unlabelled
+from leansurgeon.measure.heads.sites import Site, sites, switched_off
+from leansurgeon.shape import Stage
+from leansurgeon.surgery.plan.heads import trim_map
+from tests.conftest import build
+from tests.support.small_classifier import Rule, classifier
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    """A random BERT of 2 layers and 4 heads each, in training mode and with dropout."""
+    return classifier(
+        vocab_size=20, num_attention_heads=4, num_labels=3, initializer_range=0.3, hidden_dropout_prob=0.5
+    )
+
+
+def batch_of(size: int, seed: int = 0) -> dict:
+    draws = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 20, (size, 9), generator=draws)
+    lengths = torch.randint(3, 10, (size, 1), generator=draws)
+    labels = torch.randint(0, 3, (size,), generator=draws)
+    return {"input_ids": ids, "attention_mask": (torch.arange(9) < lengths).long(), "labels": labels}
+
+
+def parts(batch: dict, *sizes: int) -> list[dict]:
+    """The same samples in batches of other sizes."""
+    return [dict(zip(batch, rows, strict=True)) for rows in zip(*(v.split(sizes) for v in batch.values()), strict=True)]
+
+
+def test_importance_is_the_mean_over_samples_whatever_the_batches_and_without_dropout(loaded):
+    judge, places, whole = Labelled(loaded, Rule()), sites(loaded), batch_of(12)
+    assert loaded.model.training
+    values = importance(judge, places, [whole])
+    assert importance(judge, places, parts(whole, 5, 4, 3)) == pytest.approx(values, rel=1e-4)
+    one_by_one = [importance(judge, places, [one]) for one in parts(whole, *[1] * 12)]
+    assert np.mean(one_by_one, 0) == pytest.approx(values, rel=1e-4)
+    shares = importance(judge, places, [whole], normalise="layer").reshape(2, 4)
+    assert shares == pytest.approx(values.reshape(2, 4) / np.linalg.norm(values.reshape(2, 4), axis=1)[:, None])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert importance(judge, places, [whole]) == pytest.approx(values, rel=1e-6)
+
+
+def test_what_single_heads_leave_is_corrected_for_the_number_of_layers(loaded):
+    bench = Bench(Labelled(loaded, Rule()), sites(loaded), [batch_of(40)])
+    only = ablation.all_but_one(bench, np.arange(8.0))
+    low, high = sorted(row["p"] for row in only)
+    assert sorted(row["p_holm"] for row in only) == pytest.approx([min(1, 2 * low), min(1, max(2 * low, high))])
+
+
+def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
+    """Each batch against its own reference; padding and labels count nowhere. The distance is scipy's cosine."""
+    from scipy.spatial.distance import cosine
+
+    encoder = SimpleNamespace(architecture=loaded.architecture, model=loaded.model.bert.eval())
+    places = [SimpleNamespace(**vars(site) | {"module": site.module.removeprefix("bert.")}) for site in sites(loaded)]
+    batches = parts(batch_of(9), 4, 5)
+    bench = Bench(Unlabelled(encoder), places, batches)
+    assert bench.whole.losses == pytest.approx(np.zeros(9), abs=1e-5) and bench.whole.right is None
+    keep = np.arange(8) != 2
+    expected = []
+    with torch.no_grad():
+        for one in parts(batch_of(9), *[1] * 9):
+            real = {k: v[:, : int(one["attention_mask"].sum())] for k, v in one.items() if k != "labels"}
+            whole = encoder.model(**real).last_hidden_state[0].mean(0)
+            with switched_off(encoder.model, places, keep):
+                expected.append(cosine(whole, encoder.model(**real).last_hidden_state[0].mean(0)))
+    loaded.model.train()
+    assert bench.scores(keep).losses == pytest.approx(expected, rel=1e-2, abs=1e-5) and max(expected) > 1e-3
+
+
+def test_every_batch_and_seed_has_its_own_directions():
+    output = torch.nn.functional.normalize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), dim=-1)
+    found = [Unlabelled(None, seed).slopes(output, {}, number).tolist() for seed in (0, 1) for number in (0, 1)]
+    assert len({tuple(slopes) for slopes in found}) == 4
+    assert found[3] == Unlabelled(None, 1).slopes(output, {}, 1).tolist()
+
+
+def test_only_classes_of_whole_samples_are_right_or_wrong():
+    judge = Labelled(None, None)
+    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    assert judge.right(logits, {"labels": torch.tensor([1, 1])}).tolist() == [True, False]
+    assert judge.right(logits, {"labels": torch.tensor([1.0, 1.0])}) is None  # a regression
+    assert judge.right(logits[None].repeat(2, 1, 1), {"labels": torch.ones(2, 2).long()}) is None  # tokens
+
+
+@pytest.mark.parametrize("head", ["causal-lm", "masked-lm", "seq2seq", "sequence-classification"])
+def test_only_losses_of_tokens_are_perplexities(head):
+    judge = Labelled(None, SimpleNamespace(head=head))
+    assert pruning.is_text(SimpleNamespace(judge=judge)) == (head != "sequence-classification")
+
+
+def test_what_is_no_number_or_did_not_run_is_refused(loaded):
+    broken = replace(loaded, model=copy.deepcopy(loaded.model))
+    broken.model.classifier.weight.data.fill_(torch.nan)
+    judge, places = Labelled(broken, Rule()), sites(broken)
+    with pytest.raises(Diverged, match="heads cannot be judged"):
+        _ = Bench(judge, places, [batch_of(4)]).whole
+    with pytest.raises(Diverged, match="heads have no importance"):
+        importance(judge, places, [batch_of(4)])
+    broken.model.add_module("idle", torch.nn.Linear(2, 2))
+    with pytest.raises(LeanSurgeonError, match="'idle' did not run"):
+        importance(judge, [*places, replace(places[0], module="idle")], [batch_of(4)])
+
+
+# -- rules of pruning -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("whole", "labelled", "enough", "too_much"),
+    [
+        (Scores(np.array([4.0]), np.array([1, 0])), True, {"accuracy": 0.495}, {"accuracy": 0.494}),
+        (Scores(np.array([4.0]), None), True, {"loss": 4.04}, {"loss": 4.05}),
+        (Scores(np.array([0.0]), None), False, {"loss": 0.01}, {"loss": 0.011}),
+    ],
+    ids=["accuracy", "loss", "cosine"],
+)
+def test_a_hundredth_may_be_lost(whole, labelled, enough, too_much):
+    judge = Labelled(None, None) if labelled else Unlabelled(None)
+    rows = [{"fraction": i / 2} | point for i, point in enumerate((enough, enough, too_much))]
+    bench = SimpleNamespace(whole=whole, judge=judge)
+    assert pruning.prunable(rows, bench) == 0.5 and pruning.prunable(rows, bench, 0.05) == 1.0
+
+
+class Recorded:
+    """A stand-in for a model of two layers of `heads` that writes down which heads are off."""
+
+    def __init__(self, heads: int) -> None:
+        self.sites = [Site(f"l{i}", "self", 0, i, i, 0, heads, 4) for i in range(2)]
+        self.seen: list[np.ndarray] = []
+
+    def scores(self, keep: np.ndarray) -> Scores:
+        self.seen.append(np.flatnonzero(~keep))
+        return Scores(np.array([float((self.seen[-1] ** 2).sum())]), None)
+
+
+def test_the_nearest_number_of_heads_goes():
+    bench = Recorded(8)
+    (row,) = pruning.curve(bench, np.arange(16)[::-1], [0.3])  # 4.8 heads
+    assert bench.seen[0].tolist() == [11, 12, 13, 14, 15] and (row["pruned"], row["fraction"]) == (5, 5 / 16)
+    bench = Recorded(3)
+    (row,) = pruning.even_curve(bench, np.array([1.0, 0.0, 2.0, 5.0, 4.0, 3.0]), [0.3])  # 0.9 of every layer
+    assert bench.seen[0].tolist() == [1, 5] and row["pruned"] == 2
+
+
+def test_of_some_heads_only_the_first_in_the_order_go():
+    bench = Recorded(4)
+    first = np.array([7, 0, 6, 1, 5, 2, 4, 3])
+    rows = pruning.curve(bench, first, [0.5, 1.0], of=np.isin(np.arange(8), [1, 2, 6, 7]))
+    assert [sorted(off) for off in bench.seen] == [[6, 7], [1, 2, 6, 7]]
+    assert [row["fraction"] for row in rows] == [0.5, 1.0]
+
+
+def test_few_samples_are_spread_from_the_first_to_the_last():
+    batches = [{"labels": rows} for rows in torch.arange(9).split([2, 4, 3])]
+    assert torch.cat([batch["labels"] for batch in thin(batches, 4)]).tolist() == [0, 3, 5, 8]  # 0, 2.7, 5.3, 8
+    assert [torch.cat([b["labels"] for b in half]).tolist() for half in halves(batches)] == [
+        [0, 2, 4, 6, 8],
+        [1, 3, 5, 7],
+    ]
+
+
+def test_chance_is_the_mean_of_its_orders_between_the_lowest_and_the_highest():
+    bench = Recorded(8)
+    (row,) = pruning.random_curve(bench, [0.25], 3, 0)["rows"]
+    losses = [float((heads**2).sum()) for heads in bench.seen]
+    assert len(set(losses)) == 3 and all(len(heads) == 4 for heads in bench.seen)
+    assert row["loss"] == pytest.approx(np.mean(losses)) and (row["loss_low"], row["loss_high"]) == (
+        min(losses),
+        max(losses),
+    )
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_ties_go_as_they_go_in_a_checkpoint(shared):
+    """Dead heads all have an importance of 0, and what is scored must be what `heads --prune` writes."""
+    stage = Stage(depth=1, heads=8, head_dim=4, kv_heads=8 // shared, mlp_dim=8, width=32)
+    left = 4 // shared
+    place = Site("l", "self", 0, 0, 0, 0, 8, 4, shared)
+    for values in np.random.default_rng(0).integers(3, size=(50, 8)).astype(float):
+        kept, _ = trim_map(stage, replace(stage, heads=4, kv_heads=left), values)
+        assert np.flatnonzero(pruning.even([place], values, [left])).tolist() == kept.tolist()
+
+
+def test_heads_that_all_share_one_key_go_one_by_one():
+    model = build("llama", num_key_value_heads=1)
+    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    places = sites(Loaded(model, architectures.of(config), config, None, None))
+    assert {(place.heads, place.shared, place.groups) for place in places} == {(4, 1, 4)}
+
+
+# -- documents ------------------------------------------------------------------------------------
+
+
+def test_what_a_training_is_told(loaded):
+    """Importance of training batches, scores of evaluation batches, least important heads first."""
+    fit, judged = batch_of(16, 1), batch_of(24, 2)
+    found = pruning.at_epoch(loaded, Rule(), [fit], [judged], steps=4, tolerance=10.0)
+    judge, places = Labelled(loaded, Rule()), sites(loaded)
+    values = importance(judge, places, [fit])
+    assert np.concatenate(found["importance"]["share"]) == pytest.approx(values / values.sum())
+    order, bench = np.argsort(values), Bench(judge, places, [judged])
+    expected = [bench.scores(~np.isin(np.arange(8), order[:gone])).loss for gone in (0, 2, 4, 6, 8)]
+    assert [row["loss"] for row in found["curve"]] == pytest.approx(expected)
+    assert found["prunable"] == 1.0  # nothing is too much
+    ordered = np.sort(values)  # the gini of the books: mean absolute difference over twice the mean
+    assert found["importance"]["gini"] == pytest.approx(
+        np.abs(ordered[:, None] - ordered).mean() / (2 * values.mean()), rel=1e-6
+    )
+
+
+def test_options_of_a_study_reach_what_they_name(loaded):
+    data = Calibration("noise", "noise", "0" * 64, [batch_of(16, 1)], [], [batch_of(30, 2)], task=Rule())
+    quick = {"curve": False}
+
+    def of(**options) -> dict:
+        return study(loaded, data, Options(**options)).document
+
+    def values(document: dict) -> np.ndarray:
+        return np.array([entry["importance"] for entry in document["attentions"]])
+
+    raw = values(of(**quick))
+    judge, places = Labelled(loaded, Rule()), sites(loaded)
+    by_batch = importance(judge, places, data.fit, reduction="batch").reshape(2, 4)
+    assert values(of(**quick, reduction="batch")) == pytest.approx(by_batch) and not np.allclose(raw, by_batch)
+    assert np.linalg.norm(values(of(**quick, normalise="layer")), axis=1) == pytest.approx([1.0, 1.0])
+    ablated = of(**quick, ablate=True, judge_samples=20)
+    assert ablated["samples"] == {"importance": 16, "ablation": 10, "curve": 10}
+    off = [[head["change"] for head in entry["off"]] for entry in ablated["attentions"]]
+    assert len({change for layer in off for change in layer}) == 8  # every head has its own
+    assert ablated["ablation"]["lower_without"] == (np.array(off) < 0).sum()
+    assert ablated["whole"] != ablated["ablation"]["whole"]  # the other half of the samples
+    every = raw.ravel()
+    assert ablated["gini"] == pytest.approx(np.abs(every[:, None] - every).mean() / (2 * every.mean()))
+    assert ablated["kinds"] == {"self": {"heads": 8, "share": pytest.approx(1.0)}} and not ablated["text"]
+    others = batch_of(16, 1)
+    others["labels"] += 7  # classes that the model does not know
+    unlabelled = Calibration("noise", "noise", "0" * 64, [others], [], data.heldout)
+    seeds = [values(study(loaded, unlabelled, Options(**quick, seed=seed)).document) for seed in (0, 1)]
+    assert not np.allclose(*seeds) and np.allclose(*seeds, rtol=2)

@@ -1,0 +1,251 @@
+"""Head importance against explicit mask variables and against finite differences of the weights, in every family."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from leansurgeon import architectures
+from leansurgeon.checkpoints.model import Loaded, create_timm
+from leansurgeon.measure.heads.importance import importance, normalised, slopes_of_batch
+from leansurgeon.measure.heads.judge import Bench, Labelled, Unlabelled
+from leansurgeon.measure.heads.sites import count, heads_of, sites, split
+from leansurgeon.tasks.base import Score, token_score
+from tests.conftest import FAMILIES, build, example
+
+CASES = ["bert", "vit", "gpt2", "llama", "t5", "bart", "timm vit", "timm swin", "timm xcit"]
+TIMM = {
+    "timm vit": ("vit_tiny_patch16_224", dict(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=4)),
+    "timm swin": (
+        "swin_tiny_patch4_window7_224",
+        dict(img_size=32, window_size=4, embed_dim=16, depths=(2, 1, 1, 1), num_heads=(2, 2, 4, 4)),
+    ),
+    "timm xcit": ("xcit_nano_12_p16_224", dict(img_size=32, embed_dim=32, depth=2, num_heads=4)),
+}
+
+
+class Classes:
+    """Cross-entropy of each sample, or of the tokens of each sample, by torch itself."""
+
+    def __init__(self, head: str) -> None:
+        self.head = head
+
+    def score(self, logits, batch, **_) -> Score:
+        labels = batch["labels"]
+        if labels.dim() == 2:
+            shift = self.head == "causal-lm"
+            return token_score64(logits[:, :-1] if shift else logits, labels[:, 1:] if shift else labels)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        count = torch.tensor(float(len(labels)))
+        return Score(loss, count, loss.detach(), count)
+
+
+def token_score64(logits, labels) -> Score:
+    """Like the tasks' own, which rounds to fp32."""
+    if logits.dtype != torch.float64:
+        return token_score(logits, labels)
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+    count = (labels != -100).sum().double()
+    return Score(loss, count, loss.detach(), count)
+
+
+def loaded_of(case: str) -> tuple[Loaded, dict]:
+    """A tiny random model in fp64, and a batch with labels."""
+    if case in TIMM:
+        name, args = TIMM[case]
+        torch.manual_seed(0)
+        model = create_timm(name, num_classes=10, **args).double().eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p) * 0.1)
+        config = {"architecture": name, "num_classes": 10, "model_args": full_args(name, args)}
+        size = args["img_size"]
+        batch = {"pixel_values": torch.randn(3, 3, size, size, dtype=torch.float64)}
+    else:
+        model = build(case).double()
+        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+        batch = {k: v.double() if v.is_floating_point() else v for k, v in example(model).items()}
+    generator = torch.Generator().manual_seed(3)
+    if "pixel_values" in batch:
+        batch["labels"] = torch.randint(0, 10, (3,), generator=generator)
+    else:
+        shape = batch.get("decoder_input_ids", batch["input_ids"]).shape
+        batch["labels"] = torch.randint(3, 61, shape, generator=generator)
+        batch["labels"][0, 5:] = -100  # samples of different length
+    return Loaded(model, architectures.of(config), config, None, None), batch
+
+
+def full_args(name: str, args: dict) -> dict:
+    from leansurgeon.checkpoints.source import timm_config
+
+    derived = {"head_dim": [8, 16, 16, 32]} if "swin" in name else {}
+    return timm_config(name)["model_args"] | args | {"num_classes": 10} | derived
+
+
+def head(case: str) -> str:
+    return "causal-lm" if case in ("gpt2", "llama") else "any"
+
+
+class Masked(torch.nn.Module):
+    """An output projection behind one explicit variable for every sample and head."""
+
+    def __init__(self, inner: torch.nn.Module, rows: int, heads: int) -> None:
+        super().__init__()
+        self.inner, self.xi = inner, torch.ones(rows, heads, dtype=torch.float64, requires_grad=True)
+
+    def forward(self, x):
+        rows, heads = self.xi.shape
+        each = x.reshape(rows, -1, heads, x.shape[-1] // heads) * self.xi[:, None, :, None]
+        return self.inner(each.reshape(x.shape))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_importance_is_the_gradient_of_explicit_masks(case):
+    loaded, batch = loaded_of(case)
+    judge, places = Labelled(loaded, Classes(head(case))), sites(loaded)
+    found = slopes_of_batch(judge, places, batch)
+    values = importance(judge, places, [batch])
+
+    wrapped = []
+    for site in places:
+        parent, _, name = site.module.rpartition(".")
+        module = loaded.model.get_submodule(parent)
+        wrapped.append(Masked(getattr(module, name), 3, site.heads))
+        setattr(module, name, wrapped[-1])
+    judge.losses(judge.forward(batch), batch).sum().backward()
+    explicit = [mask.xi.grad for mask in wrapped]
+    largest = max(float(e.abs().max()) for e in explicit)
+    assert largest > 1e-4
+    for mine, theirs in zip(found, explicit, strict=True):
+        assert float((mine[:, 0] - theirs).abs().max()) <= 1e-6 * largest
+    expected = torch.cat([e.abs().mean(0) for e in explicit]).numpy()
+    assert np.abs(values - expected).max() <= 1e-6 * expected.max()
+
+
+@pytest.mark.parametrize("case", ["bert", "gpt2", "bart", "timm vit", "timm swin"])  # norms of others are fp32
+def test_importance_is_what_scaling_the_weights_of_a_head_does(case):
+    """No hook at all: the columns of W_o that read a head, by 1 + eps and 1 - eps."""
+    loaded, batch = loaded_of(case)
+    judge, places = Labelled(loaded, Classes(head(case))), sites(loaded)
+    found = slopes_of_batch(judge, places, batch)
+    eps = 1e-5
+    for number in (0, len(places) - 1):
+        site = places[number]
+        weight = loaded.model.get_submodule(site.module).weight.data
+        inner = weight if case == "gpt2" else weight.T  # (heads * head_dim, width)
+        for h in (0, site.heads - 1):
+            part = inner[h * site.head_dim : (h + 1) * site.head_dim]
+            sides = []
+            for factor in (1 + eps, (1 - eps) / (1 + eps)):
+                part.mul_(factor)
+                with torch.no_grad():
+                    sides.append(judge.losses(judge.forward(batch), batch))
+            part.div_(1 - eps)
+            slope = (sides[0] - sides[1]) / (2 * eps)
+            assert torch.allclose(slope, found[number][:, 0, h], rtol=1e-5, atol=1e-8)
+
+
+def test_conventions_differ_as_they_should():
+    loaded, batch = loaded_of("gpt2")
+    judge, places = Labelled(loaded, Classes("causal-lm")), sites(loaded)
+    by = {r: importance(judge, places, [batch], reduction=r) for r in ("sample", "token", "batch")}
+    # The triangle inequality, strict on random numbers: absolute values are taken ever earlier.
+    assert (by["batch"] <= by["sample"] + 1e-12).all() and (by["sample"] <= by["token"] + 1e-12).all()
+    assert not np.allclose(by["batch"], by["sample"]) and not np.allclose(by["sample"], by["token"])
+    one = {k: v[:1] for k, v in batch.items()}
+    alone = [importance(judge, places, [one], reduction=r) for r in ("sample", "batch")]
+    assert np.allclose(*alone)  # with one sample a batch they are the same
+    norms = [np.linalg.norm(part) for part in split(normalised(by["sample"], places), places)]
+    assert np.allclose(norms, 1.0)
+
+
+def test_padding_changes_nothing():
+    loaded, batch = loaded_of("bert")
+    judge, places = Labelled(loaded, Classes("any")), sites(loaded)
+    ids, labels = batch["input_ids"][:, :8], batch["labels"][:, :8]
+    short = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    padded = {
+        "input_ids": F.pad(ids, (0, 4), value=5),
+        "attention_mask": F.pad(torch.ones_like(ids), (0, 4)),
+        "labels": F.pad(labels, (0, 4), value=-100),
+    }
+    a, b = (importance(judge, places, [x], reduction="token") for x in (short, padded))
+    assert np.allclose(a, b, rtol=1e-9)
+
+
+def test_nothing_is_left_behind_and_frozen_weights_do():
+    loaded, batch = loaded_of("vit")
+    judge, places = Labelled(loaded, Classes("any")), sites(loaded)
+    loaded.model.train()
+    before = importance(judge, places, [batch])
+    assert loaded.model.training and all(p.grad is None for p in loaded.model.parameters())
+    assert not any(m._forward_pre_hooks for m in loaded.model.modules())
+    loaded.model.requires_grad_(False)
+    assert np.allclose(importance(judge, places, [batch]), before, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_head_that_is_off_is_a_head_without_output_weights(case):
+    loaded, batch = loaded_of(case)
+    judge = Labelled(loaded, Classes(head(case)))
+    bench = Bench(judge, sites(loaded), [batch])
+    site = bench.sites[-1]
+    keep = np.ones(count(bench.sites), bool)
+    keep[-2] = False
+    masked, whole = bench.scores(keep), bench.whole
+    weight = loaded.model.get_submodule(site.module).weight.data
+    inner = weight if case == "gpt2" else weight.T
+    h = site.heads - 2
+    inner[h * site.head_dim : (h + 1) * site.head_dim] = 0
+    with torch.no_grad():
+        expected = judge.losses(judge.forward(batch), batch)
+    assert np.allclose(masked.losses, expected.numpy(), rtol=1e-9)
+    assert not np.allclose(masked.losses, whole.losses, rtol=1e-9)
+
+
+def test_without_labels_importance_is_the_change_of_the_embedding():
+    """E |v . J| = sqrt(2 / pi) |J| for Gaussian v, with J by finite differences; and 1 - cos is |J|^2 / 2."""
+    loaded, batch = loaded_of("bert")
+    loaded.model = loaded.model.bert  # a sentence encoder
+    judge, places = Unlabelled(loaded), sites(SimpleNamespace(**vars(loaded), projections=names(loaded)))
+    one = {k: v[:1] for k, v in batch.items() if k != "labels"}
+    many = {k: v.repeat(2000, 1) for k, v in one.items()}
+    values = split(importance(judge, places, [many]), places)[0]
+    with torch.no_grad():
+        whole = judge.forward(one)
+        module = loaded.model.get_submodule(places[0].module)
+        for h in range(4):
+            part, eps = module.weight.data[:, 8 * h : 8 * h + 8], 1e-4
+            part.mul_(1 + eps)
+            jacobian = float((judge.forward(one) - whole).norm()) / eps
+            cosine = float(judge.losses(judge.forward(one), one, whole))
+            part.div_(1 + eps)
+            assert values[h] == pytest.approx(np.sqrt(2 / np.pi) * jacobian, rel=0.08)
+            assert cosine == pytest.approx((jacobian * eps) ** 2 / 2, rel=0.02)
+
+
+def names(loaded: Loaded) -> list[str]:
+    return [f"encoder.layer.{i}.attention.output.dense" for i in range(4)]
+
+
+def test_sites_of_two_stacks():
+    loaded, _ = loaded_of("t5")
+    found = sites(loaded)
+    assert [site.kind for site in found] == ["encoder"] * 4 + ["decoder", "cross"] * 4
+    # T5's table of positions has a column for every head and belongs to all layers of a stack; cross has none.
+    assert [site.in_step for site in found] == [True] * 4 + [True, False] * 4
+    llama, _ = loaded_of("llama")
+    assert {(site.heads, site.shared, site.groups) for site in sites(llama)} == {(4, 2, 2)}
+    assert "llama" in FAMILIES
+
+
+def test_heads_of_refuses_another_size():
+    from leansurgeon.errors import UnsupportedModel
+
+    loaded, _ = loaded_of("vit")
+    with pytest.raises(UnsupportedModel, match="4 heads of 8"):
+        heads_of(torch.zeros(2, 3, 31), sites(loaded)[0], 2)

@@ -1,0 +1,113 @@
+"""Kappa where few look: rows and pieces of a batch, samples without full rank; against numpy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from leansurgeon.measure.kappa import blocks as kappa
+from leansurgeon.measure.kappa import spectrum
+from leansurgeon.measure.kappa.blocks import measure
+
+
+class Crops(nn.Module):
+    """Runs its projection on the batch and, in the same call, on other rows behind it, as models with crops do."""
+
+    def __init__(self, inner: int, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(inner, width)
+        self.precisions: list[str] = []
+
+    def forward(self, x):
+        self.precisions.append(torch.get_float32_matmul_precision())
+        return self.projection(torch.cat([x, x.flip(1) ** 3]))[: len(x)]
+
+
+def test_rows_of_the_batch_in_full_precision_and_tokens_that_are_more_than_columns():
+    torch.manual_seed(0)
+    model = Crops(4, 6)
+    loaded = SimpleNamespace(model=model, projections=["projection"], forward=lambda batch: model(batch["x"]))
+    batches = [{"x": torch.randn(3, 10, 4)}, {"x": torch.randn(2, 10, 4)}]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")  # TF32 on a GPU
+    try:
+        found = measure(loaded, batches, lambda _: None, samples=100)
+        assert torch.get_float32_matmul_precision() == "medium" and set(model.precisions) == {"highest"}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    blocks = [x.double().numpy() for batch in batches for x in batch["x"]]
+    weight = model.projection.weight.detach().double().numpy()
+    sigmas = [np.linalg.svd(x @ weight.T, compute_uv=False)[:4] for x in blocks]  # six columns of rank four
+    layer = found["layers"][0]
+    assert (found["samples"], found["tokens"], layer["k"], layer["output"]["k"]) == (5, 50, 4, 4)
+    assert layer["median"] == pytest.approx(np.median([np.linalg.cond(x) for x in blocks]), rel=1e-4)
+    assert layer["output"]["median"] == pytest.approx(np.median([s[0] / s[-1] for s in sigmas]), rel=1e-4)
+
+
+def test_a_grid_is_as_many_tokens_as_it_has_places():
+    torch.manual_seed(3)
+    model, x = nn.Sequential(nn.Linear(5, 5)), torch.randn(2, 3, 4, 5)
+    loaded = SimpleNamespace(model=model, projections=["0"], forward=lambda batch: model(batch["x"]))
+    mask = torch.arange(12) < torch.tensor([12, 7])[:, None]  # row by row of the grid
+    found = measure(loaded, [{"x": x}], lambda _: mask, samples=2)
+    kappas = [np.linalg.cond(one.reshape(12, 5)[:n].double().numpy()) for one, n in zip(x, (12, 7), strict=True)]
+    assert found["tokens"] == 19 and found["layers"][0]["median"] == pytest.approx(np.median(kappas), rel=1e-4)
+
+
+def test_large_batches_are_worked_on_in_pieces_and_each_keeps_its_mask(monkeypatch):
+    torch.manual_seed(1)
+    block, mask = torch.randn(5, 12, 6), torch.arange(12) < torch.tensor([12, 9, 4, 7, 11])[:, None]
+    monkeypatch.setattr(spectrum, "CHUNK", 2 * 12 * 6)  # two samples
+    found = spectrum.conditioning(block, mask)
+    real = [one[keep].double().numpy() for one, keep in zip(block, mask, strict=True)]
+    assert [c.tokens for c in found] == [12, 9, 4, 7, 11]
+    assert [c.kappa for c in found] == pytest.approx([np.linalg.cond(x) for x in real], rel=1e-5)
+    sigmas = [np.linalg.svd(x - x.mean(0), compute_uv=False)[: min(len(x) - 1, 6)] for x in real]
+    assert [c.centred for c in found] == pytest.approx([s[0] / s[-1] for s in sigmas], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "capped"),
+    [
+        ({"median": 1.1e3, "median_lower_bound": None, "mean": 900.0}, "bfloat16", True),
+        ({"median": 900.0, "median_lower_bound": None, "mean": 1.1e3}, "bfloat16", False),
+        ({"median": 1.1e3, "median_lower_bound": None, "mean": 1.1e3}, "float16", False),
+        ({"median": None, "median_lower_bound": 1.1e3, "mean": None}, "bfloat16, float32", True),
+        ({"median": 1e9, "median_lower_bound": None, "mean": 1e9}, "float32", False),
+    ],
+    ids=["median", "mean only", "float16", "bound", "float32"],
+)
+def test_a_layer_is_capped_by_its_median_or_the_bound_of_it(layer, dtype, capped):
+    """bfloat16 stores 8 bits and float16 11: eight times as fine, so it takes a larger kappa to be capped."""
+    assert kappa.capped(layer, dtype) is capped
+
+
+def test_a_padded_block_without_full_rank_has_the_bound_of_its_crop():
+    torch.manual_seed(2)
+    whole = torch.randn(1, 40, 8)
+    whole[0, :5] = whole[0, 0]  # five tokens that are one
+    (padded,) = spectrum.conditioning(whole, torch.arange(40)[None] < 6)
+    (crop,) = spectrum.conditioning(whole[:, :6])
+    assert padded.rank == crop.rank == 2 and padded.k == crop.k == 6
+    for name in ("bound", "centred_bound", "stable_rank", "effective_rank", "aspect"):
+        assert getattr(padded, name) == pytest.approx(getattr(crop, name), rel=1e-6), name
+
+
+def test_the_size_of_the_mean_token_sends_its_rest_through_the_svd():
+    """The Gram matrix holds a mean token of 1e6 and a rest of 1 to four digits; the rest has to be right to more."""
+    block = torch.randn(1, 20, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    block += 1e6 * torch.randn(48, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    rest = np.linalg.svd((block[0] - block[0].mean(0)).numpy(), compute_uv=False)
+    assert spectrum.conditioning(block)[0].centred == pytest.approx(rest[0] / rest[18], rel=1e-6)
+
+
+def test_the_numerical_rank_of_fp64_is_numpys():
+    """Rounding of a spectrum grows with the longer side: 1e-13 of the largest value is none of 10 x 5,000."""
+    rng = np.random.default_rng(0)
+    u, v = np.linalg.qr(rng.normal(size=(10, 10)))[0], np.linalg.qr(rng.normal(size=(5_000, 10)))[0]
+    block = (u * np.append(np.ones(9), 1e-13)) @ v.T
+    assert spectrum.conditioning(torch.from_numpy(block)[None])[0].rank == np.linalg.matrix_rank(block) == 9

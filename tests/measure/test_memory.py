@@ -1,0 +1,278 @@
+"""Predicted memory against torch's own tracker, against what the CPU really hands out, and against arithmetic."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+
+from leansurgeon import architectures
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.costs.memory import Rehearsal, Setting, choose_attention, predict, step
+from leansurgeon.measure.data import inputs
+from tests.conftest import FAMILIES, architecture, build
+from tests.support.published_memory import PUBLISHED, counted
+
+GIB, MIB = 2**30, 2**20
+
+
+def vit_b(depth: int = 12):
+    """Config and architecture of ViT-B/16, or of its first blocks."""
+    source = open_source("vit-b")
+    family = source.architecture
+    return family.with_shape(source.config, source.shape.with_(depth=depth)), family
+
+
+def tiny(family: str, **changes):
+    """Config and architecture of a tiny model of a family, without dropout where its config says so."""
+    import transformers
+
+    config_class, model_class, config = FAMILIES[family]
+    config = getattr(transformers, config_class)(**(config | changes)).to_dict() | {"architectures": [model_class]}
+    return config, architecture(family)
+
+
+# -- against a real GPU ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_an_a100_took_what_is_counted(attention):
+    """6,964.659 and 3,961.013 MB for BERT with 16 x 512 tokens.
+
+    All points: tests/benchmarks/test_memory_published.py
+    """
+    point = next(p for p in PUBLISHED if (p.model, p.batch, p.tokens) == ("bert", 16, 512))
+    assert counted(point, attention) == pytest.approx(getattr(point, attention), rel=0.02)
+
+
+# -- against arithmetic ---------------------------------------------------------------------------
+
+
+def by_hand(batch: int, eager: bool, bits: int, depth: int) -> float:
+    """Bytes that autograd keeps of timm's ViT-B at 197 tokens: what each function's formula needs, written down.
+
+    T = batch x 197 rows of 768. `n` is the size of a number in a matrix product, 4 that of the residual stream and the
+    norms. A block: norm 1 keeps its input (4) and 2 statistics, qkv its input (n), attention q k v (3n), its output (n,
+    which the projection keeps as its input), norm 2 its input (4), fc1 its input (n), GELU its input (4n), fc2 its
+    input (4n). In fp32 the outputs of the norms are the inputs of the products; in bf16 those are copies, and the
+    weights of the products are copied too.
+    """
+    n, rows, heads, tokens, width = bits // 8, batch * 197, 12, 197, 768
+    block = rows * width * (4 + n + 3 * n + n + 4 + n + 4 * n + 4 * n)
+    if eager:  # softmax keeps its output in fp32; the product with the values its copy; no dropout
+        block += batch * heads * tokens * tokens * (4 + (n if bits == 16 else 0))
+    else:
+        block += batch * heads * tokens * 4
+    if bits == 16:
+        block += 12 * width * width * 2
+    return depth * block
+
+
+@pytest.mark.parametrize(
+    "attention, precision", [("sdpa", "bf16"), ("eager", "bf16"), ("sdpa", "fp32"), ("eager", "fp32")], ids=str
+)
+def test_activations_of_vit_b_are_those_of_a_hand_count(attention, precision):
+    """The embedding, the last norm, the head and the images add 5 % to four blocks; nothing may be missing."""
+    config, family = vit_b(depth=4)
+    found = predict(config, family, Setting(batch=128, attention=attention, precision=precision))
+    hand = by_hand(128, attention == "eager", 16 if precision == "bf16" else 32, depth=4)
+    assert 1.0 < found.activations / hand < 1.08
+    weights = 4 * family.count(config).total
+    assert found.weights == pytest.approx(weights, rel=0.002)
+    assert found.optimizer == pytest.approx(2 * weights, rel=0.002)  # two moments
+    assert found.when == "backward"
+
+
+@pytest.mark.parametrize("attention, gib", [("sdpa", 9.30), ("eager", 10.62)])
+def test_the_cpus_own_rules_give_what_another_program_counted(attention, gib):
+    """ViT-B, batch 128, bf16, AdamW: 40 lines that were written apart from this package, and torch's MemTracker."""
+    found = Rehearsal(*vit_b(), Setting(batch=128, attention=attention), cuda=False).peak()
+    assert found.total / GIB == pytest.approx(gib, abs=0.03)
+
+
+def test_ddp_adds_the_gradients_that_live_in_buckets():
+    alone, together = (predict(*vit_b(2), Setting(batch=8, world_size=n)) for n in (1, 8))
+    assert together.gradients == together.weights  # all fp32, and they are there when activations are largest
+    assert together.activations == alone.activations
+    assert together.total - alone.total == together.weights - alone.gradients
+
+
+def test_sgd_has_one_moment_and_fp32_no_narrow_copies():
+    adamw, sgd = (predict(*vit_b(2), Setting(batch=8, optimizer=o)) for o in ("adamw", "sgd"))
+    assert adamw.optimizer - sgd.optimizer == pytest.approx(sgd.optimizer, rel=0.001)
+    assert adamw.activations == sgd.activations
+
+
+def test_checkpointing_keeps_only_the_inputs_of_blocks():
+    config, family = vit_b(6)
+    whole, again = (predict(config, family, Setting(batch=64, checkpointing=c)) for c in (False, True))
+    stream = 64 * 197 * 768 * 4  # bytes of the residual stream, one for every block
+    assert 6 * stream < again.activations < 10 * stream + 200 * MIB
+    assert again.total < 0.6 * whole.total
+
+
+def test_fused_attention_makes_heads_free_and_eager_does_not():
+    """facts: splitting heads costs nothing with fused attention; eager pays one score matrix and its copy for each."""
+    family = architectures.known()["leansurgeon_vit"]
+    source = open_source("vit-b")
+    from leansurgeon.checkpoints.family import convert_config
+
+    start = convert_config(source.config, source.architecture, family)
+    found = {}
+    for heads in (12, 24):
+        shape = source.shape.with_(heads=heads, kv_heads=heads, head_dim=768 // heads, depth=2)
+        config = family.with_shape(start, shape)
+        for attention in ("sdpa", "eager"):
+            found[heads, attention] = predict(config, family, Setting(batch=32, attention=attention)).total
+    fused = found[24, "sdpa"] - found[12, "sdpa"]
+    eager = found[24, "eager"] - found[12, "eager"]
+    scores = 2 * 12 * 32 * 197 * 197 * 6  # two layers, twelve more heads, 4 + 2 bytes
+    assert 0 <= fused < 0.01 * found[12, "sdpa"]
+    assert eager >= scores
+
+
+# -- against other counters -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_count_agrees_with_torchs_tracker(precision):
+    """torch.distributed._tools.MemTracker, another implementation, on the same fake step without CUDA's rules."""
+    import torch
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from leansurgeon.measure.costs.memory import fake_model, make_optimizer
+
+    config, family = vit_b(3)
+    setting = Setting(batch=16, precision=precision)
+    rehearsal = Rehearsal(config, family, setting, cuda=False)
+    ours = rehearsal.peak().total
+    mode = rehearsal.mode
+    model = fake_model(config, family, mode).train()
+    narrow = precision == "bf16"
+    with mode:
+        optimizer = make_optimizer(model.parameters(), "adamw")
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        with tracker:
+            for _ in range(2):
+                batch = inputs.make(config, family, 16, 1, "cpu")
+                with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                    loss = inputs.loss(inputs.run(model, batch))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                del loss, batch
+                tracker.reset_mod_stats()
+        theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert ours == pytest.approx(theirs, rel=0.005)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["vit", "bert", "gpt2"])
+def test_a_fake_step_counts_what_a_real_one_takes(family, attention):
+    """The same step on real CPU tensors: the same storages, byte for byte; and torch's profiler, which sees every
+    allocation of the CPU's allocator, those inside kernels too, says the same within a tenth.
+    """
+    import torch
+
+    config, known = tiny(family, num_hidden_layers=3, hidden_size=64, intermediate_size=256)
+    setting = Setting(batch=16, tokens=1 if family == "vit" else 32, precision="fp32", attention=attention)
+    fake = Rehearsal(config, known, setting, cuda=False).peak()
+    model = build(family, num_hidden_layers=3, hidden_size=64, intermediate_size=256).train()
+    choose_attention(model, attention)
+
+    def batch(setting):
+        return inputs.make(config, known, setting.batch, setting.tokens, "cpu")
+
+    real = step(model, setting, batch, cuda=False)
+    assert real.peak == fake.total
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    profiled = peak_of_profile(model, batch(setting))
+    states = fake.weights + fake.optimizer
+    assert fake.total - states == pytest.approx(profiled, rel=0.1)
+
+
+def peak_of_profile(model, batch) -> int:
+    """Most bytes that the CPU allocator had handed out at once in a forward and backward pass, beyond its start."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    model.zero_grad(set_to_none=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        inputs.loss(inputs.run(model, batch)).backward()
+    torch.cpu.synchronize()
+    level = most = 0
+    for event in sorted(found.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            most = max(most, level)
+    return most
+
+
+# -- every family, and the largest batch ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "modernbert", "siglip_vision_model", "t5"])
+def test_every_kind_of_family_can_be_predicted(family):
+    config, known = tiny(family)
+    tokens = None if family == "siglip_vision_model" else 8
+    rehearsal = Rehearsal(config, known, Setting(batch=16, tokens=tokens))
+    small, large = rehearsal.peak(), rehearsal.peak(32)
+    assert 0 < small.activations < large.activations <= 2 * small.activations
+    assert small.weights == large.weights
+
+
+@pytest.mark.parametrize("count", ["memory", "operations"])
+def test_a_real_model_of_the_same_size_runs_afterwards(count):
+    """DINOv3 keeps coordinates of patches in a cache of the library, by their number alone."""
+    import torch
+
+    from leansurgeon.measure.costs import flops
+
+    config, known = tiny("dinov3_vit")
+    if count == "memory":
+        predict(config, known, Setting(batch=2))
+    else:
+        flops.counted(config, known)
+    model = build("dinov3_vit").eval()
+    with torch.no_grad():
+        found = model(**inputs.make(config, known, 2, 1, "cpu")).last_hidden_state
+    assert torch.isfinite(found).all()
+
+
+def test_the_largest_batch_fits_and_the_next_does_not():
+    rehearsal = Rehearsal(*vit_b(2), Setting(batch=4))
+    room = 10**9
+    most = rehearsal.largest_batch(room)
+    assert rehearsal.peak(most).total <= room < rehearsal.peak(most + 2).total
+    assert rehearsal.largest_batch(10**8) == 0
+
+
+WRONG = [{"precision": "bf8"}, {"attention": "flash"}, {"optimizer": "lion"}, {"batch": 0}, {"world_size": 0}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
+        replace(Setting(), **wrong).check()
+
+
+def test_pythons_search_for_cycles_is_as_it_was_afterwards():
+    source = open_source("vit-b")
+    for on in (True, False):
+        (gc.enable if on else gc.disable)()
+        try:
+            with pytest.raises(UsageError):
+                predict(source.config, source.architecture, Setting(batch=0))
+            assert gc.isenabled() is on
+        finally:
+            gc.enable()
+
+
+def test_models_without_made_up_samples_say_so():
+    source = open_source("d-retrieval")
+    with pytest.raises(UnsupportedModel, match="neither images nor tokens"):
+        predict(source.config, source.architecture, Setting())

@@ -1,0 +1,274 @@
+"""Ablation, statistics and pruning curves, on a small model trained for a rule that needs few of its heads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.measure.data.batches import halves, rows_of, thin
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.heads import ablation, pruning
+from leansurgeon.measure.heads import document as heads
+from leansurgeon.measure.heads.document import Options, study
+from leansurgeon.measure.heads.importance import importance
+from leansurgeon.measure.heads.judge import Bench, Labelled, Scores, Unlabelled
+from leansurgeon.measure.heads.sites import Site, count, sites
+from tests.support.small_classifier import Rule, classifier
+
+
+def batch_of(size: int, seed: int) -> dict:
+    """The class is the token at place 3: only attention can bring it to the first one, where the classifier reads."""
+    ids = torch.randint(2, 10, (size, 8), generator=torch.Generator().manual_seed(seed))
+    ids[:, 0] = 0
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 3] - 2}
+
+
+@pytest.fixture(scope="module")
+def trained() -> Loaded:
+    """A BERT of 2 layers and 8 heads each, after 120 steps."""
+    loaded = classifier(
+        vocab_size=10, num_attention_heads=8, num_labels=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    model = loaded.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for step in range(120):
+        batch = batch_of(64, 100 + step)
+        labels = batch.pop("labels")
+        F.cross_entropy(model(**batch).logits, labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def bench(trained) -> Bench:
+    return Bench(Labelled(trained, Rule()), sites(trained), [batch_of(128, 1), batch_of(72, 2)])
+
+
+@pytest.fixture(scope="module")
+def values(trained, bench) -> np.ndarray:
+    return importance(bench.judge, bench.sites, [batch_of(128, 3), batch_of(128, 4)])
+
+
+def test_importance_finds_the_heads_that_are_needed(bench, values):
+    assert bench.whole.accuracy > 0.95
+    steps = pruning.fractions(8)
+    order = np.argsort(values, kind="stable")
+    by = {
+        "importance": pruning.curve(bench, order, steps),
+        "reverse": pruning.curve(bench, order[::-1], steps),
+        "random": pruning.random_curve(bench, steps, 3, 0)["rows"],
+    }
+    area = {name: np.mean([row["loss"] for row in rows]) for name, rows in by.items()}
+    assert area["importance"] < area["random"] < area["reverse"]
+    for rows in by.values():  # both ends are the same whatever the order
+        assert rows[0]["loss"] == bench.whole.loss and rows[-1]["pruned"] == 16
+        assert rows[-1]["loss"] == by["importance"][-1]["loss"]
+    able = {name: pruning.prunable(rows, bench) for name, rows in by.items()}
+    assert able["importance"] >= 0.25 > able["reverse"]
+    first_drop = next(r for r in by["importance"] if r["accuracy"] < 0.99 * bench.whole.accuracy)
+    assert able["importance"] == first_drop["fraction"] - 1 / 8
+
+
+def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, bench, values):
+    off = ablation.one_off(bench)
+    deltas = np.array([row["change"] for row in off])
+    assert pruning.spearman(values, deltas) > 0.6
+    worst = int(np.argmax(deltas))
+    assert ablation.matters(off[worst]) and off[worst]["accuracy_change"] < 0
+    site = bench.sites[worst // 8]
+    weight = trained.model.get_submodule(site.module).weight
+    h, kept = worst % 8, weight.detach().clone()
+    with torch.no_grad():
+        weight[:, 4 * h : 4 * h + 4] = 0
+        losses = []
+        for batch in bench.batches:
+            inputs = {k: v for k, v in batch.items() if k != "labels"}
+            losses.append(F.cross_entropy(trained.model(**inputs).logits, batch["labels"], reduction="none"))
+        weight.copy_(kept)
+    masked = torch.cat(losses).double().numpy()
+    assert off[worst]["change"] == pytest.approx(masked.mean() - bench.whole.loss, rel=1e-5)
+    from scipy import stats
+
+    differences = masked - bench.whole.losses
+    assert off[worst]["standard_error"] == pytest.approx(stats.sem(differences), rel=1e-4)
+
+    assert off[worst]["p"] == pytest.approx(stats.ttest_rel(masked, bench.whole.losses).pvalue, rel=1e-3)
+
+
+def test_all_but_one_keeps_the_strongest_head_of_one_layer(bench, values):
+    only = ablation.all_but_one(bench, values)
+    assert [row["head"] for row in only] == [int(np.argmax(values[:8])) + 1, int(np.argmax(values[8:])) + 1]
+    keep = np.ones(16, bool)
+    keep[:8] = np.arange(8) == np.argmax(values[:8])
+    assert only[0]["change"] == pytest.approx(bench.scores(keep).loss - bench.whole.loss)
+
+
+def test_holm_is_that_of_the_book():
+    """Against the definition: the largest of (m - j + 1) p_j over all j up to i, at most 1."""
+    p = np.array([0.01, 0.04, 0.03, 0.005, 0.9])
+    assert ablation.holm(p) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
+    assert ablation.holm(np.array([0.7, 0.6])) == pytest.approx([1.0, 1.0])
+
+
+def test_holm_keeps_false_alarms_rare():
+    """40 heads that do nothing, 300 times: a false alarm in about 5 % of the times, where bare p < 0.05 has one in
+    nearly all.
+    """
+    from scipy import stats
+
+    draws = np.random.default_rng(0).normal(size=(300, 40, 30))
+    raw = stats.ttest_1samp(draws, 0.0, axis=-1).pvalue
+    assert ablation.paired_p(draws[0, 0]) == pytest.approx(raw[0, 0])
+    alarms = np.mean([(ablation.holm(p) < 0.05).any() for p in raw])
+    assert alarms < 0.09 and np.mean((raw < 0.05).any(1)) > 0.7
+
+
+def test_nothing_is_tested_where_nothing_differs_or_nothing_can_be_told(trained):
+    assert ablation.paired_p(np.zeros(5)) == 1.0 and ablation.paired_p(np.ones(1)) is None
+    judge = Unlabelled(trained)
+    rows = ablation.one_off(Bench(judge, sites(trained), [batch_of(16, 1)]))
+    assert all(row["p"] is None and row["p_holm"] is None for row in rows)
+    assert all(row["change"] >= -1e-6 for row in rows) and max(row["change"] for row in rows) > 1e-3
+
+
+def site(index: int, heads: int, shared: int = 1, in_step: bool = False, stage: int = 0) -> Site:
+    return Site(f"l{index}", "self", stage, index, index, 0, heads, 4, shared, in_step)
+
+
+def test_even_cuts_take_whole_groups_and_the_same_heads_where_a_stack_shares_positions():
+    plain = [site(0, 4), site(1, 4)]
+    values = np.array([4.0, 1, 3, 2, 1, 2, 3, 4])
+    assert pruning.even(plain, values, [2, 2]).tolist() == [True, False, True, False, False, False, True, True]
+    grouped = [site(0, 4, shared=2)]
+    assert pruning.even(grouped, np.array([9.0, 0, 4, 4]), [1]).tolist() == [True, True, False, False]
+    stack = [site(0, 4, in_step=True), site(1, 4, in_step=True)]
+    unequal = np.array([9.0, 0, 3, 2, 0, 8, 4, 5])  # sums 9, 8, 7, 7; alone, the layers would keep 0 and 2, 1 and 3
+    assert pruning.even(stack, unequal, [2, 2]).tolist() == [True, True, False, False] * 2
+
+
+def test_the_document_holds_all_of_it(trained):
+    fit, held = [batch_of(128, 5)], [batch_of(60, 6), batch_of(40, 7)]
+    data = Calibration("rule", "a rule", "0" * 64, fit, fit, held, task=Rule())
+    found = study(trained, data, Options(ablate=True, steps=4, seeds=2)).document
+    assert found["samples"] == {"importance": 128, "ablation": 50, "curve": 50}
+    assert set(found["curve"]["orders"]) == {"importance", "even", "reverse", "oracle", "random"}
+    assert [len(entry["importance"]) for entry in found["attentions"]] == [8, 8]
+    assert (
+        found["ablation"]["heads"]
+        == 16
+        == found["ablation"]["worse"]
+        + found["ablation"]["better"]
+        + sum(not ablation.matters(off) for entry in found["attentions"] for off in entry["off"])
+    )
+    import json
+
+    from leansurgeon.report.heads import describe
+
+    lines = describe(json.loads(json.dumps(found)) | {"model": "rule"})
+    assert max(map(len, lines)) <= 80 and any("random" in line for line in lines)
+
+
+def test_every_order_of_the_document_is_what_its_name_says(trained):
+    """Ranked on half of the held-out samples (the oracle) or on training samples, scored on the other half."""
+    fit, held = batch_of(96, 5), batch_of(90, 6)
+    data = Calibration("rule", "a rule", "0" * 64, [fit], [fit], [held], task=Rule())
+    found = study(trained, data, Options(ablate=True, steps=4, seeds=2, seed=5)).document
+    judge, places = Labelled(trained, Rule()), sites(trained)
+    values = importance(judge, places, [fit])
+    assert np.concatenate([entry["importance"] for entry in found["attentions"]]) == pytest.approx(values)
+    first, second = (Bench(judge, places, [{k: v[i::2] for k, v in held.items()}]) for i in (0, 1))
+    changes = np.array([first.scores(np.arange(16) != head).loss - first.whole.loss for head in range(16)])
+    order = np.argsort(values)
+    for name, ranked in {"importance": order, "reverse": order[::-1], "oracle": np.argsort(changes)}.items():
+        expected = [second.scores(~np.isin(np.arange(16), ranked[:gone])).loss for gone in (0, 4, 8, 12, 16)]
+        assert [row["loss"] for row in found["curve"]["orders"][name]] == pytest.approx(expected), name
+    from scipy import stats
+
+    off = [row for entry in found["attentions"] for row in entry["off"]]
+    shown = [row["change"] for row in off if row["p_holm"] < 0.05]
+    assert found["ablation"]["worse"] == sum(change > 0 for change in shown) > 0
+    assert found["ablation"]["better"] == sum(change < 0 for change in shown)
+    assert found["ablation"]["spearman"] == pytest.approx(stats.spearmanr(values, changes).statistic)
+    other = study(trained, data, Options(steps=4, seeds=2, seed=6)).document["curve"]["orders"]["random"]
+    assert other != found["curve"]["orders"]["random"]
+
+
+def test_random_orders_differ_and_what_can_go_ends_at_the_first_loss(bench):
+    rows = pruning.random_curve(bench, [0, 0.5, 1], 3, 0)["rows"]
+    assert rows[1]["loss_low"] < rows[1]["loss"] < rows[1]["loss_high"]
+    whole = bench.whole.accuracy
+    back = [{"fraction": i / 4, "accuracy": a} for i, a in enumerate((whole, 0.995 * whole, 0.8 * whole, whole))]
+    assert pruning.prunable(back, bench) == 0.25
+
+
+def test_each_kind_of_attention_is_pruned_apart():
+    """A stand-in for a model: its loss says how many heads of each kind are off, its accuracy which of them."""
+    kinds = ["encoder", "encoder", "decoder", "cross"]
+    places = [Site(f"l{i}", kind, int(i > 1), i, i, int(i == 3), 4, 8) for i, kind in enumerate(kinds)]
+
+    def scores(keep):
+        off = ~keep.reshape(4, 4)
+        loss = off[:2].sum() + 100 * off[2].sum() + 10_000 * off[3].sum()
+        return Scores(np.array([float(loss)]), np.array([float((off * 2.0 ** np.arange(16).reshape(4, 4)).sum())]))
+
+    bench = SimpleNamespace(sites=places, scores=scores, whole=scores(np.ones(16, bool)), judge=None)
+    values = np.array([8, 7, 6, 5, 4, 3, 2, 1, 10, 12, 11, 13, 17, 16, 15, 14], float)
+    found = heads.curves(bench, values, None, Options(steps=4, seeds=1), lambda *_: lambda: None)["by_kind"]
+    assert {kind: [row["loss"] for row in rows] for kind, rows in found.items()} == {
+        "encoder": [0, 2, 4, 6, 8], "decoder": [0, 100, 200, 300, 400], "cross": [0, 1e4, 2e4, 3e4, 4e4]
+    }  # fmt: skip
+    assert [row["pruned"] for row in found["encoder"]] == [0, 2, 4, 6, 8]
+    first = {"encoder": 2**7 + 2**6, "decoder": 2**8, "cross": 2**15}  # the least important of each
+    assert {kind: rows[1]["accuracy"] for kind, rows in found.items()} == first
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["perplexity", "cosine"])
+def test_a_curve_of_wild_numbers_stays_in_80_columns(text):
+    from leansurgeon.report.heads import curve
+
+    losses = [10.7 if text else 0.4321, 11.6 if text else 0.5029]
+    rows = [{"fraction": f, "pruned": 0, "loss": x, "loss_low": x - 0.1, "loss_high": x + 0.1} for f, x in
+            zip((0.5, 0.9), losses, strict=True)]  # fmt: skip
+    plain = [{"fraction": r["fraction"], "loss": r["loss"]} for r in rows]
+    shifted = [p | {"fraction": p["fraction"] - 0.03} for p in plain]
+    orders = {"importance": plain, "even": shifted, "oracle": plain, "random": rows, "reverse": plain}
+    document = {
+        "text": text, "judged_by": "loss" if text else "1 - cosine", "whole": {"loss": 1.0}, "samples": {"curve": 4},
+        "curve": {"orders": orders, "random_seeds": 3, "prunable": dict.fromkeys(orders, 0.1), "by_kind": {}},
+    }  # fmt: skip
+    assert max(map(len, curve(document))) <= 80
+
+
+def test_what_training_asks_for(trained):
+    fit, judged = [batch_of(64, 8)], [batch_of(64, 9)]
+    trained.model.train()
+    state = torch.get_rng_state()
+    found = pruning.at_epoch(trained, Rule(), fit, judged, steps=4)
+    assert trained.model.training and torch.equal(state, torch.get_rng_state())
+    trained.model.eval()
+    assert [row["fraction"] for row in found["curve"]] == [0, 0.25, 0.5, 0.75, 1.0]
+    assert 0 < found["importance"]["gini"] < 1 and found["samples"] == {"fit": 64, "judged": 64}
+    assert sum(map(sum, found["importance"]["share"])) == pytest.approx(1.0)
+    assert found["prunable"] in (0, 0.25, 0.5, 0.75)
+
+
+def test_gini_of_known_distributions():
+    assert pruning.gini(np.ones(10)) == pytest.approx(0.0)
+    assert pruning.gini(np.array([0.0] * 9 + [1.0])) == pytest.approx(0.9)
+
+
+def test_samples_are_halved_and_thinned_without_overlap():
+    batches = [batch_of(5, 0), batch_of(4, 1)]
+    a, b = halves(batches)
+    both = torch.cat([x["input_ids"] for x in (*a, *b)])
+    assert sum(map(rows_of, a)) == 5 and sum(map(rows_of, b)) == 4
+    every = torch.cat([x["input_ids"] for x in batches])
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, every.tolist()))
+    assert sum(map(rows_of, thin(batches, 3))) == 3 and count([site(0, 4), site(1, 6)]) == 10

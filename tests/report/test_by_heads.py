@@ -1,0 +1,153 @@
+"""A sweep over heads (the paper's figures 3 and 5): its curves, and the charts that show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leansurgeon.report.by_heads import sweep
+from leansurgeon.report.collect import collect
+from leansurgeon.report.html_results import heads_charts
+from leansurgeon.report.rows import Section, sections
+from leansurgeon.report.svg import Whole
+from tests.support.report_fixtures import kappa, summary, write
+
+METRIC = {2: 0.90, 4: 0.93, 8: 0.95, 12: 0.96, 16: 0.955}
+
+
+def arm(
+    root: Path,
+    name: str,
+    depth: int,
+    heads: int,
+    mlp: int = 384,
+    init: str = "fresh",
+    head_dim: int = 16,
+    initialised: str = "fresh",
+    **extra,
+) -> None:
+    made = summary("lean", 0, "figure3")
+    made["model"]["shape"]["stages"][0] |= {"depth": depth, "heads": heads, "kv_heads": heads, "mlp_dim": mlp}
+    made["model"]["shape"]["stages"][0] |= {"head_dim": head_dim, "inner": heads * head_dim}
+    made["model"]["surgery"] = {"initialised": initialised}
+    made["experiment"] |= {"arm": name, "init": init, **extra}
+    made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0)
+    made["kappa"] = kappa(tuple(1000.0 * depth / heads for _ in range(depth)))
+    write(root / "figure3" / f"{name}-s0", made)
+
+
+@pytest.fixture
+def section(tmp_path) -> Section:
+    """As recipes/figure3.yaml has its arms: the original is the 12 heads of the 12 layers; one arm has a control."""
+    arm(tmp_path, "original", 12, 12, init="")
+    for depth in (12, 8):
+        for heads in (16, 2, 4, 8):
+            arm(tmp_path, f"l{depth}-h{heads}", depth, heads)
+    arm(tmp_path, "l8-h16-control", 8, 12, control_of="l8-h16")
+    arm(tmp_path, "l6-h2", 6, 2)  # a point alone is no curve
+    (made,) = sections(collect([tmp_path]).entries)
+    return made
+
+
+def test_there_is_a_curve_for_every_depth_in_the_order_of_the_heads(section):
+    found = sweep(section)
+    assert [curve.name for curve in found] == ["12 layers", "8 layers"]
+    assert [[heads for heads, _ in curve.arms] for curve in found] == [[2, 4, 8, 12, 16], [2, 4, 8, 16]]
+    assert [row.metric.mean for _, row in found[0].arms] == pytest.approx(list(METRIC.values()))
+    assert dict(found[0].arms)[12].name == "original"
+
+
+def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_path):
+    for mlp, init in ((192, "fresh"), (384, "fresh"), (384, "transfer")):
+        for heads in (2, 4, 8):
+            arm(tmp_path, f"h{heads}-m{mlp}-{init}", 7, heads, mlp, init)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert [curve.name for curve in sweep(made)] == [
+        "7 layers, MLP 192, from scratch",
+        "7 layers, MLP 384, from scratch",
+        "7 layers, MLP 384, cut from trained weights",
+    ]
+
+
+def test_an_original_that_began_with_trained_weights_is_not_from_scratch(tmp_path):
+    """As an experiment whose source is a trained checkpoint writes it: its original is no transfer from within."""
+    arm(tmp_path, "original", 7, 12, initialised="transfer")
+    for heads in (2, 4, 8):
+        arm(tmp_path, f"h{heads}", 7, heads, init="transfer")
+        arm(tmp_path, f"h{heads}-fresh", 7, heads)
+    (made,) = sections(collect([tmp_path]).entries)
+    heads = {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)}
+    assert heads == {"7 layers, from scratch": [2, 4, 8], "7 layers, cut from trained weights": [2, 4, 8, 12]}
+
+
+@pytest.mark.parametrize(
+    ("tried", "names"),
+    [
+        ({2: (32,), 4: (16,), 8: (8,)}, {"7 layers": [2, 4, 8]}),  # one inner width: no two head_dim of one number
+        ({n: (16, 8) for n in (2, 4, 8)}, {f"7 layers, head_dim {d}": [2, 4, 8] for d in (8, 16)}),
+        (
+            {2: (32, 64), 4: (16, 32), 8: (8, 16)},
+            {"7 layers, inner width 64": [2, 4, 8], "7 layers, inner width 128": [2, 4, 8]},
+        ),
+        (  # an arm may stand on a curve of each kind
+            {2: (32, 8), 4: (16, 8), 8: (8,)},
+            {"7 layers, head_dim 8": [2, 4, 8], "7 layers, inner width 64": [2, 4, 8]},
+        ),
+        ({2: (16,), 4: (16,), 8: (8,)}, {}),  # neither stays: these differ in more than their heads
+    ],
+    ids=["one-inner-width", "two-head-dims", "two-inner-widths", "one-of-each", "mixed"],
+)
+def test_arms_of_another_head_dim_are_on_a_curve_of_their_own(tried, names, tmp_path):
+    for heads, dims in tried.items():
+        for dim in dims:
+            arm(tmp_path, f"h{heads}-d{dim}", 7, heads, head_dim=dim)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)} == names
+
+
+def test_two_numbers_of_heads_are_no_sweep(tmp_path):
+    for heads in (2, 4):
+        arm(tmp_path, f"h{heads}", 7, heads)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert sweep(made) == [] and heads_charts(made) == []
+
+
+def test_one_layer_is_singular(tmp_path):
+    for heads in (2, 4, 8):
+        arm(tmp_path, f"h{heads}", 1, heads)
+    (made,) = sections(collect([tmp_path]).entries)
+    assert [curve.name for curve in sweep(made)] == ["1 layer"]
+
+
+def test_single_runs_are_no_sweep(tmp_path):
+    for heads in (2, 4, 8):
+        made = summary("lean", 0, None)
+        made["model"]["shape"]["stages"][0]["heads"] = heads
+        write(tmp_path / f"h{heads}", made)
+    (found,) = sections(collect([tmp_path]).entries)
+    assert found.kind == "runs" and len(found.rows) == 3 and sweep(found) == []
+
+
+def test_the_charts_show_metric_and_kappa_of_every_arm(section):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    from leansurgeon.report import plots
+
+    assert plots.heads(figure, section, {})
+    left, right = figure.axes
+    lines = {c.get_label(): c.lines[0].get_data() for c in left.containers}
+    assert list(lines["8 layers"][0]) == [2, 4, 8, 16]
+    assert list(lines["8 layers"][1]) == pytest.approx([0.89, 0.92, 0.94, 0.945])
+    of_kappa = {line.get_label(): list(line.get_data()[1]) for line in right.get_lines()}
+    assert of_kappa["12 layers"] == pytest.approx([6000, 3000, 1500, 1000, 750])
+    metric, of_kappa = (str(chart) for chart in heads_charts(section))
+    assert "top-1 accuracy against heads" in metric and "8 layers" in metric
+    assert "Kappa against heads" in of_kappa and "between depths" in of_kappa
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.04, 18.96, range(2, 19, 2)), (0.34, 12.66, range(2, 13, 2)), (0.9, 3.1, (1, 2, 3)), (3.5, 4.5, (4,))],
+)
+def test_ticks_of_heads_and_layers_are_whole_and_evenly_spaced(low, high, expected):
+    assert Whole(low, high, 0, 1).ticks == list(expected)

@@ -1,0 +1,394 @@
+"""The page: well formed, closed in itself, its numbers those of `report --json`, and harmless whatever names hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from leansurgeon.errors import UsageError
+from leansurgeon.report import html_page, predicted
+from leansurgeon.report.collect import collect
+from leansurgeon.report.html_bench import bench
+from leansurgeon.report.html_reproduce import shrink_command
+from leansurgeon.report.html_style import COLOURS, SERIES
+from leansurgeon.report.html_surgery import candidates
+from leansurgeon.report.rows import sections
+from leansurgeon.report.table import document, render
+from tests.support.html_reading import Cell, Page
+from tests.support.report_fixtures import digits, kappa, perplexities, summary, write
+from tests.support.report_workspace import BENCH, surgery, workspace
+from tests.support.word_models import sentence_encoder
+
+SCALES = {"%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "M": 1e6, "k": 1e3}
+EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m\ud800"
+
+
+def page_of(*folders: Path) -> tuple[Page, dict]:
+    found = collect(folders)
+    made = sections(found.entries)
+    text = html_page.page(made, found)
+    text.encode("utf-8")  # a lone surrogate would not
+    return Page(text), document(made, found.problems)
+
+
+@pytest.fixture(scope="module")
+def digits_page(tmp_path_factory):
+    return page_of(workspace(tmp_path_factory.mktemp("runs")))
+
+
+def test_every_element_is_closed_and_nothing_is_loaded(digits_page):
+    page, _ = digits_page
+    assert not page.open and not page.wrong
+    assert not page.names() & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "image", "use"}
+    for name, given in page.elements:
+        for key, value in given.items():
+            assert not key.startswith("on"), f"{name} {key}"
+            if key in ("href", "src", "style", "xlink:href", "action"):
+                assert key == "href" and value.startswith("#")
+            assert "://" not in (value or "") or (key, value) == ("xmlns", "http://www.w3.org/2000/svg")
+    policy = next(a["content"] for n, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+
+
+def test_style_loads_nothing(tmp_path):
+    found = collect([workspace(tmp_path)])
+    style = re.search(r"<style>(.*?)</style>", html_page.page(sections(found.entries), found), re.S)[1]
+    assert "url(" not in style and "@import" not in style and "@font-face" not in style
+    assert "prefers-color-scheme:dark" in style and "@media print" in style
+
+
+def test_numbers_are_those_of_the_json(digits_page):
+    page, found = digits_page
+    (section,) = found["sections"]
+    results, starts, cost = page.table("Results"), page.table("top-1 accuracy by"), page.table("Memory")
+    for row in section["rows"]:
+        shown, start, spent = (table.row(row["name"]) for table in (results, starts, cost))
+        assert shown["top-1 accuracy"].value == row["metric"]["mean"] == start["after training"].value
+        assert shown["before training"].value == row["before"]["mean"] == start["before training"].value
+        sd = float(re.search(r"± ([\d.]+)", shown["top-1 accuracy"].text)[1])
+        assert sd == pytest.approx(100 * row["metric"]["sd"], abs=0.05)
+        assert shown["params"].value == row["parameters"]
+        assert shown["seeds"].value == 3
+        assert shown["kappa median"].value == row["kappa"]["median"]["value"]
+        assert shown["kappa worst"].value == row["kappa"]["worst"]["value"]
+        assert spent["peak RSS (CPU)"].value == row["memory"]["mean"]
+        assert spent["ms/step"].value == row["step_ms"]["mean"]
+        parts = page.table("Shape").row(row["name"])
+        assert parts["attention params"].value == row["parts"]["attention"]
+    layers = [(row["name"], layer) for row in section["rows"] for layer in row["kappa"]["layers"]]
+    table = page.table("Kappa of what enters")
+    median = table.heads.index("kappa median")
+    assert [(r[0].text, r[1].value, r[median].value) for r in table.rows] == [
+        (name, layer["layer"], layer["median"]["value"]) for name, layer in layers
+    ]
+    for verdict in section["verdicts"]:
+        assert verdict["sentence"] in page.text
+
+
+def shown_number(cell: Cell) -> tuple[float, float]:
+    """The number that a cell shows, and half a unit of its last digit."""
+    number, decimals, power, unit = re.match(
+        r"[≥]?(-?\+?[\d,]+(?:\.(\d+))?)(?:e([+-]?\d+))?\s*(?:± [\d.,]+ )?(%|[KMG]iB|M\b)?", cell.text
+    ).groups()
+    scale = SCALES.get(unit, 1.0) * 10 ** int(power or 0)
+    return float(number.replace(",", "")) * scale, 0.5001 * scale * 10 ** -len(decimals or "")
+
+
+def test_every_figure_rounds_to_the_number_behind_it(digits_page):
+    page, _ = digits_page
+    assert len(page.data) > 150
+    for cell in page.data:
+        shown, half = shown_number(cell)
+        assert abs(shown - cell.value) <= half + 1e-3 * abs(cell.value) * ("e" in cell.text), cell
+
+
+def test_three_starting_points_where_they_were_measured(digits_page, tmp_path):
+    page, _ = digits_page
+    table = page.table("lean: starting points")
+    accuracy = table.heads.index("accuracy")
+    assert [(row[0].text, row[accuracy].text) for row in table.rows] == [
+        ("the source itself", "96.9 %"),
+        ("fresh", "10.3 %"),
+        ("naive", "41.7 %"),
+        ("ours", "95.8 %"),
+    ]
+    assert "`leansurgeon shrink" not in page.text and "naive start" not in page.text
+    # Nobody compared: the page says how, and invents nothing.
+    run = summary()
+    run["model"]["surgery"] = surgery("lean", starts=None)
+    other, _ = page_of(write(tmp_path / "lean", run))
+    assert "--compare" in other.text and not any("starting points" in t.caption for t in other.tables)
+
+
+def test_what_was_cut_and_why(digits_page):
+    page, _ = digits_page
+    text = page.text
+    assert "drop-layers (near): keep 3 of 6 layers: 0, 1, 2" in text
+    assert "Change in parameters by depth -149,952, heads +49,728 and mlp -49,536" in text
+    assert "accuracy 95.8 % (source 96.9 %) of 360" in text
+    tried = page.table("Sets of layers")
+    assert [row[0].text for row in tried.rows] == ["angular", "even"]  # best first
+    assert [row[tried.heads.index("data")].text for row in tried.rows] == ["all", "part"]
+    assert "first compete on a part of the data" in text
+    assert "/home/somebody" not in text and "…/digits-vit/original-s0/last" in text
+    assert "leansurgeon run digits-vit --seeds 0,1,2" in text and "1,437 to train, 360 to evaluate" in text
+
+
+def test_head_map_has_a_cell_for_every_head(digits_page):
+    page, _ = digits_page
+    cells = [given for name, given in page.elements if name == "rect" and given.get("class") == "cell"]
+    assert len(cells) == 24
+    # Fill in proportion to importance: 0.37 is the largest, head 1 of layer 1 has 0.1.
+    assert float(cells[0]["fill-opacity"]) == pytest.approx(0.1 / 0.37, abs=1e-3)
+    assert float(cells[-1]["fill-opacity"]) == 1.0
+
+
+def test_bench_stands_beside_the_training(digits_page):
+    page, _ = digits_page
+    lean = page.table("lean: batch 64, fp32").row("lean")
+    assert lean["step, ms"].value == pytest.approx(30.0) and lean["forward of one sample, ms"].text == "–"
+    assert lean["peak"].value == int(0.03 * 2**30) and lean["step against the first"].text == "0.75 (faster)"
+    assert "head_dim 16 is below 64" in page.text and "flash: not on a CPU" in page.text
+    first = page.table("lean: batch 64, fp32").row("original")["step against the first"]
+    assert first.text == "1.00" and "7 interleaved rounds" in page.text  # of itself nothing is to be told
+    # Rounds that do not agree show no difference, which is not to say that there is none.
+    assert "(not told apart)" in bench("lean", BENCH | {"rows": [*BENCH["rows"], dict(BENCH["rows"][0])]})
+    text = BENCH | {"load": BENCH["load"] | {"tokens": 128}, "unit": "tokens"}
+    assert "lean: batch 64 of 128 tokens, fp32" in bench("lean", text)
+
+
+def test_images_and_tables_speak_to_those_who_do_not_see_them(digits_page):
+    page, _ = digits_page
+    drawings = [given for name, given in page.elements if name == "svg" and given.get("role") == "img"]
+    assert len(drawings) >= 6 and all(len(given["aria-label"]) > 20 for given in drawings)
+    others = [given for name, given in page.elements if name == "svg" and given.get("role") != "img"]
+    assert all(given.get("aria-hidden") == "true" for given in others)
+    assert all(table.caption for table in page.tables)
+    scopes = [given.get("scope") for name, given in page.elements if name == "th"]
+    assert set(scopes) == {"row", "col"}
+    headings = [int(name[1]) for name, _ in page.elements if re.fullmatch(r"h\d", name)]
+    assert headings[0] == 1 and all(b <= a + 1 for a, b in pairwise(headings))
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of WCAG 2.2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["light", "dark"])
+def test_contrast(index):
+    def ratio(a: str, b: str) -> float:
+        light, dark = sorted((luminance(COLOURS[a][index]), luminance(COLOURS[b][index])), reverse=True)
+        return (light + 0.05) / (dark + 0.05)
+
+    assert ratio("text", "ground") > 12
+    for name in ("text", "quiet", "link", "warn", *(f"c{i}" for i in range(SERIES))):
+        for ground in ("ground", "raised"):
+            assert ratio(name, ground) >= 4.5, (name, ground)
+
+
+def test_names_with_markup_are_harmless(tmp_path):
+    run = summary(seed=0, name=EVIL)
+    run["experiment"] |= {"name": EVIL, "arm": EVIL, "own_task": EVIL}
+    run["task"] |= {"name": EVIL, "metric_label": EVIL, "data": {"source": EVIL, "licence": EVIL}}
+    run["device"] = run["precision"] = run["throughput_unit"] = EVIL
+    run["versions"] = {EVIL: EVIL}
+    record = surgery("lean", language=EVIL)
+    record["source"] = {"name": EVIL, "preset": EVIL, "sha256": {EVIL: EVIL}}
+    record["plan"] |= {"why": EVIL, "operators": [{"name": EVIL, "exactness": EVIL, "says": EVIL}], "head_policy": EVIL}
+    record["decided"] |= {"criterion": EVIL, "calibration": {"says": EVIL, "name": EVIL, "sha256": EVIL}}
+    record["starts"] = {EVIL: record["proof"]["compared"]}
+    run["model"] |= {"surgery": record, "source": EVIL}
+    folder = write(tmp_path / "x<script>", run)
+    (folder / "recipe.yaml").write_text("name: </code></pre><script>alert(2)</script>\n")
+    heads = {
+        "attentions": [{"kind": EVIL, "stage": 0, "layer": 0, "importance": [1.0]}],
+        "options": {"reduction": EVIL},
+    }
+    write(folder, heads, "heads.json")
+    page, _ = page_of(tmp_path)
+    assert not page.open and not page.wrong and "script" not in page.names()
+    assert "<script>alert(1)</script>" in page.text and "<script>alert(2)</script>" in page.text
+    assert not any(key.startswith("on") for _, given in page.elements for key in given)
+
+
+def test_odd_files_beside_a_summary_are_no_reason_to_fail(tmp_path):
+    whole = workspace(tmp_path / "runs") / "digits-vit"
+    (whole / "lean-s0" / "metrics.jsonl").write_text('{"type": "train", "step": 1, "loss": 1.0}\n{"type": "tr')
+    (whole / "lean-s0" / "heads.json").write_text('{"attentions": [{"importance": ["a", null, -1]}, 7], "curve": []}')
+    write(whole / "lean-s0", {"rows": [{"seconds": 3, "name": None}, 4], "load": [], "remarks": 7}, "bench.json")
+    (whole / "lean-s1" / "metrics.jsonl").write_bytes(b"\xff\xfe")
+    (whole / "lean-s1" / "recipe.yaml").unlink()
+    broken = json.loads((whole / "control-s0" / "summary.json").read_text())
+    broken["model"]["surgery"] = {"plan": {"operators": 3, "after": []}, "decided": [], "proof": 7, "starts": {"a": {}}}
+    write(whole / "control-s0", broken)
+    page, _ = page_of(tmp_path / "runs")
+    assert not page.open and not page.wrong
+    assert candidates([{"judged_by": 1.0, "data": ["part"]}, {"judged_by": 2.0, "data": {}}])
+
+
+def test_without_more_than_a_summary(tmp_path):
+    """A single run, a language model, models that nobody trained: each has its page, and says what it lacks."""
+    single = page_of(write(tmp_path / "one", summary(experiment=None)))[0]
+    assert "Not measured" in single.text and "leansurgeon heads RUN" in single.text
+    for i, made in enumerate(perplexities({"original": (23.4, 23.6), "lean": (22.1, 22.3)})):
+        made["kappa"] = kappa((17.0, None, None))
+        write(tmp_path / "two" / f"r{i}", made)
+    language = page_of(tmp_path / "two")[0]
+    assert language.table("Results").row("lean")["perplexity"].value == pytest.approx(22.2)
+    assert "≥2.9e7" in language.text and "hollow: at least so much" in language.text
+    model = page_of(write(tmp_path / "three", surgery("lean"), "surgery.json"))[0]
+    assert "--layers 3 --heads 8 --mlp-dim 128" in model.text and "--fit 150 --calibrate task:digits" in model.text
+    assert model.table("three: before and after").row("parameters, all")["after"].value == 152394
+
+
+def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
+    """`--calibrate digits` or `lines` would name no data."""
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.data.calibration import from_task, open_calibration
+
+    vit = open_source("digits-vit")
+    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).as_dict()
+    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).as_dict()
+    assert own == again and own["name"] == "task:digits,split_seed=3"
+    folder, text = sentence_encoder(saved, tmp_path, 40)
+    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).as_dict()
+    record = {"plan": {}, "source": {"name": "m"}, "decided": {"calibration": data}}
+    assert shlex.split(shrink_command(record, {}))[-2:] == ["--calibrate", str(text)]
+    record["decided"]["calibration"] = own
+    told = ["--calibrate", "task:digits,split_seed=3", "--calibration-samples", "8"]
+    assert shlex.split(shrink_command(record, {}))[-4:] == told
+
+
+def test_the_papers_row_stands_beside_ours_and_only_for_its_own_shape(tmp_path):
+    def vit(name: str, depth: int, heads: int, mlp: int) -> Path:
+        run = summary(experiment=None)
+        run["model"]["shape"] = {"stages": [{"depth": depth, "heads": heads, "head_dim": 64, "mlp_dim": mlp}]}
+        run["model"]["parameters"] = 40_056_808
+        run["model"]["surgery"] = surgery("lean", history=[{"source": {"preset": "vit-b"}}])
+        return write(tmp_path / name, run)
+
+    page, found = page_of(vit("same", 7, 16, 1536), vit("other", 7, 14, 1536))
+    table = page.table("Ours beside")
+    (row,) = table.rows
+    # Table 4 of the paper: 80.4 % with 40.1 M and 101.6 GB over all GPUs.
+    assert [c.text for c in row] == [
+        "same",
+        "98.1 %",
+        "80.4 (top-1)",
+        "40,056,808",
+        "40.1 M",
+        "101.6 GB",
+        "Table 4: ViT-B, lean",
+    ]
+    assert row[1].value == found["sections"][0]["rows"][0]["metric"]["mean"]
+
+
+def test_the_experiments_own_recipe_is_named_and_shown(tmp_path):
+    root = workspace(tmp_path / "runs")
+    (root / "digits-vit" / "experiment.yaml").write_text("kind: experiment\nsource: digits-vit  # all of it\n")
+    page, _ = page_of(root)
+    assert "leansurgeon run experiment.yaml --seeds 0,1,2" in page.text and "# all of it" in page.text
+
+
+def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from leansurgeon.cli.main import app
+    from leansurgeon.training.recipe import reading as recipefile
+
+    def trained(_recipe, workspace, **_):
+        (workspace / "digits-vit").mkdir(parents=True)
+        return digits()
+
+    monkeypatch.setattr("leansurgeon.experiment.run", trained)
+    arguments = ["run", "digits-vit", "--set", "train.duration=3ep", "--seeds", "4,5", "--workspace", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    left = recipefile.load(str(tmp_path / "digits-vit" / "experiment.yaml"))
+    assert left == recipefile.load("digits-vit", ["train.duration=3ep", "seeds=[4,5]"])
+
+
+def test_raw_and_invariant_kappa_side_by_side(tmp_path):
+    run = summary(experiment=None)
+    for i, layer in enumerate(run["kappa"]["layers"], 1):
+        layer["output"] = {"median": 10.0 * i}
+        layer["jacobian"] = {"at_least": 5.0 * i, "exact": False}
+        layer["weights"] = {"q": {"value": 3.0 * i}, "vo": {"value": None, "lower_bound": 1e7}}
+    page, found = page_of(write(tmp_path / "a", run))
+    table = page.table("Kappa that depends on the basis")
+    assert [row[table.heads.index("A W_o")].value for row in table.rows] == [10.0, 20.0, 30.0]
+    assert [row[table.heads.index("W_q")].value for row in table.rows] == [3.0, 6.0, 9.0]
+    assert [row[table.heads.index("Jacobian")].text for row in table.rows] == ["≥5.00", "≥10", "≥15"]
+    assert [row[table.heads.index("A")].value for row in table.rows] == [17, 44, 95]
+    titles = [given["aria-label"] for name, given in page.elements if name == "svg" and given.get("role") == "img"]
+    assert any("A W_o" in said for said in titles) and any("Jacobian" in said for said in titles)
+    assert found["sections"][0]["rows"][0]["kappa"]["output"]["value"] == 20.0
+    assert page.table("Results").row("a")["kappa A W_o"].value == 20.0
+
+
+def test_compared_starts_reach_the_record(tmp_path):
+    from leansurgeon.surgery.check.compare import Start, keep
+
+    record = {"source": {"name": "x"}, "plan": {}}
+    write(tmp_path, record, "surgery.json")
+    keep(tmp_path, record, [Start("fresh", {"cosine": 0.1}), Start("best", {"cosine": 0.9})])
+    found = json.loads((tmp_path / "surgery.json").read_text())
+    assert found == record | {"starts": {"fresh": {"cosine": 0.1}, "best": {"cosine": 0.9}}}
+    assert [p.name for p in tmp_path.iterdir()] == ["surgery.json"]
+
+
+def test_the_predicted_memory_of_a_run_on_a_gpu_stands_beside_the_measured_one(tmp_path):
+    from leansurgeon import architectures
+    from leansurgeon.architectures.presets import get
+    from leansurgeon.measure.costs.memory import Setting, predict
+
+    config = get("digits-vit").config
+    run = summary(experiment=None, memory={"bytes": 2**30, "kind": "cuda allocator peak"}, micro_batch=32)
+    run["recipe"] = {"train": {"optim": {"name": "sgd"}, "activation_checkpointing": False}}
+    folder = write(tmp_path / "gpu", run)
+    write(folder / "last", config, "config.json")
+    page, _ = page_of(folder)
+    asked = Setting(batch=32, precision="fp32", optimizer="sgd")
+    assert page.table("Memory").row("gpu")["predicted"].value == predict(config, architectures.of(config), asked).total
+    assert page.table("Memory").row("gpu")["GPU peak"].value == 2**30
+
+
+def test_what_a_run_is_predicted_for_is_what_it_did():
+    made = summary(micro_batch=16, world_size=4, precision="bf16", throughput_unit="tokens/s")
+    train = {"optim": {"name": "sgd"}, "activation_checkpointing": True, "parallel": "ddp"}
+    made["recipe"] = {"task": {"seq_len": 128}, "train": train}
+    asked = dict(batch=16, tokens=128, precision="bf16", optimizer="sgd", checkpointing=True, world_size=4)
+    assert dict(predicted.setting_of(made)) == asked
+    # Shards of a model and texts of unknown length cannot be rehearsed: a guess would look like a prediction.
+    assert predicted.setting_of(made | {"recipe": {"task": {"seq_len": 128}, "train": {"parallel": "fsdp2"}}}) is None
+    assert predicted.setting_of(made | {"recipe": {"task": {}, "train": train}}) is None
+
+
+def test_files_that_cannot_be_written_are_usage_errors(tmp_path):
+    found = collect([write(tmp_path / "run", summary())])
+    made = sections(found.entries)
+    for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no folder")):
+        with pytest.raises(UsageError, match=words):
+            html_page.write(place, made, found)
+    html_page.write(tmp_path / "a.html", made, found)
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    # A page is put in its place: that must not replace what stands there for something else.
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no ordinary file"):
+        html_page.write(tmp_path / "pipe", made, found)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.html").symlink_to("b.html")
+    html_page.write(tmp_path / "link.html", made, found)
+    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "b.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "loop.html").symlink_to("loop.html")  # points to nothing
+    html_page.write(tmp_path / "loop.html", made, found)
+    assert render(made)  # the table is as before

@@ -1,0 +1,260 @@
+"""What is printed: width, grouping, kinds of memory, kappa that is only bounded, and the machine formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from leansurgeon.errors import UsageError
+from leansurgeon.report import experiment_table, humans
+from leansurgeon.report.collect import Entry
+from leansurgeon.report.conditioning import Bound, kappa_of
+from leansurgeon.report.rows import experiment_section, sections
+from leansurgeon.report.table import FORMATS, WIDTH, render
+from tests.support.report_fixtures import ARMS, digits, kappa, perplexities, summary
+
+
+def runs(*made: dict) -> list[Entry]:
+    return [Entry(Path(f"runs/digits-vit-s{i}-20260131-14250{i}"), "run", m, float(i)) for i, m in enumerate(made)]
+
+
+def line_of(text: str, name: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(name))
+
+
+def words(text: str, name: str) -> str:
+    return " ".join(line_of(text, name).split())
+
+
+def test_digits_table_says_what_the_issue_asks_for() -> None:
+    text = experiment_table(digits())
+    assert words(text, "original") == "original 6x4 97.6 ± 0.2 % 302,154 – 612 MiB 31.5 364 960"
+    assert words(text, "lean") == "lean 3x8 98.4 ± 0.4 % 152,394 -49.6 % 588 MiB 18.2 44 95"
+    assert "peak RSS" in text and "(CPU)" in text
+    assert re.search(r"^original +40 +183 +307 +422 +606 +960$", text, re.M)  # depths differ: layer by layer
+    assert text.index("original ") < text.index("lean ") < text.index("control ")
+
+
+def test_default_tables_fit_80_columns() -> None:
+    long = perplexities(
+        {"original": (23.4, 123.6), "lean-with-a-rather-long-name": (22.1, 22.3), "control": (9e3, 1e4)}
+    )
+    for s in long:
+        s["model"]["parameters"] = 8_030_261_248
+        s["memory"]["bytes"] = 1_234_567_890_123
+    names = [summary(arm, experiment=None, name="a-name-of-a-run") for arm in ARMS]
+    half = runs(*(n | {"kappa": kappa((17.0, None, None))} for n in names))
+    read = {"best": {"metric": 0.971}, "last": {"metric": 0.969}}
+    bounds = kappa((None, None, None))
+    tested = [s | {"test": read, "kappa": bounds} for s in digits()]
+    tables = [
+        experiment_table(tested),
+        experiment_table(digits()),
+        experiment_table(long),
+        experiment_table(perplexities({"original": (23.4, 23.6), "lean": (22.1, 22.3), "control": (22.0, 22.4)})),
+        render(sections(half)),
+        render(sections(half), kappa=True),
+        render(experiment_section(digits()), kappa=True),
+    ]
+    for text in tables:
+        assert max(map(len, text.splitlines())) <= WIDTH, text
+    assert "ms/ " in tables[1] and "ms/ " not in tables[0]
+    assert "Not in 80 columns: ms/step; `leansurgeon report --wide` shows all." in tables[0]
+    assert not any("Not in 80 columns" in text for text in tables[1:])
+    assert "8.03 B" in tables[2]
+    # Names that do not fit run over several lines, and nothing of them is lost.
+    assert all(f"14250{i}" in text for text in tables[4:6] for i in range(3))
+
+
+def test_seeds_are_grouped_with_mean_and_sample_deviation() -> None:
+    rows = json.loads(experiment_table(digits(), "json"))["sections"][0]["rows"]
+    for row in rows:
+        accuracy = ARMS[row["name"]][4]
+        assert row["metric"]["mean"] == pytest.approx(statistics.fmean(accuracy))
+        assert row["metric"]["sd"] == pytest.approx(statistics.stdev(accuracy))
+        assert row["seeds"] == [0, 1, 2]
+    assert rows[1]["change"] == pytest.approx(152394 / 302154 - 1)
+
+
+def test_repeated_seeds_debug_runs_and_gaps_are_not_mixed() -> None:
+    made = digits(arms=("original", "lean"))[:-1]  # lean lacks seed 2
+    old = [summary("lean", 0, finished="2025-01-01T00:00:00+00:00", final={"loss": 9.0, "metric": 0.1})]
+    other = [summary("lean", 1, finished="2025-01-01T00:00:00+00:00", steps=2)]
+    entries = [
+        Entry(Path(f"r{i}"), "run", m, i - 10.0 if m["finished"] < "2026" else float(i)) for i, m in enumerate(made)
+    ]
+    entries += [Entry(Path(f"old{i}"), "run", m, -1.0 - i) for i, m in enumerate(old + other)]
+    (section,) = sections(entries)
+    lean = section.rows[1]
+    assert lean.seeds == (0, 1) and lean.metric.mean == pytest.approx((0.9806 + 0.9833) / 2)
+    said = " ".join(section.notes)
+    assert "1 run repeated by a newer one" in said and "1 run with other settings" in said
+    assert "lean has only 2 of 3 seeds" in said
+
+
+def test_debug_runs_of_the_same_name_are_another_table() -> None:
+    debug = summary("lean", 0)
+    debug["task"] = debug["task"] | {"train_samples": 64}
+    assert len(sections(runs(*digits(), debug))) == 2
+
+
+def test_memory_is_named_after_what_was_measured() -> None:
+    cpu, gpu = summary("lean", experiment=None), summary("control", experiment=None)
+    gpu["memory"] = {"bytes": 13_400_000_000, "kind": "cuda allocator peak"}
+    assert "GPU" in render(sections(runs(gpu))) and "RSS" not in render(sections(runs(gpu)))
+    mixed = render(sections(runs(cpu, gpu)))
+    assert "588 MiB CPU" in mixed and "12.5 GiB GPU" in mixed and "not comparable" in mixed
+
+
+def test_rank_deficient_kappa_is_a_bound_and_not_a_number() -> None:
+    made = digits()
+    made[1]["kappa"] = kappa((17.0, None, 95.0))  # lean, seed 0
+    text = experiment_table(made)
+    assert "≥" in line_of(text, "lean") and "64 blocks lacked full rank" in text
+    row = json.loads(experiment_table(made, "json"))["sections"][0]["rows"][1]
+    assert row["kappa"]["median"]["value"] is None and row["kappa"]["median"]["lower_bound"] > 44
+    assert row["kappa"]["layers"][0]["median"] == {"value": 17.0, "lower_bound": None}
+    assert "16/17" in line_of(experiment_table(made, "markdown"), "| lean")  # of the layer that lacks most
+
+
+def test_a_mean_that_leaves_samples_out_is_a_bound_and_rank_is_the_least_of_all_seeds() -> None:
+    made = digits()
+    for s, deficient, rank in zip(made[1::3], (0, 3, 0), (17, 11, 17), strict=True):  # lean at three seeds
+        s["kappa"]["layers"][1] |= {"deficient": deficient, "rank": rank, "lower_bound": 3e7 if deficient else None}
+    text = render(experiment_section(made), "markdown", kappa=True)
+    line = [line for line in text.splitlines() if line.startswith("| lean")][1]
+    assert "≥48 " in line and "11/17" in line  # not 15/17, the rounded mean
+    layers = json.loads(experiment_table(made, "json"))["sections"][0]["rows"][1]["kappa"]["layers"]
+    assert layers[1]["mean"]["value"] is None and layers[1]["rank"] == 11
+    assert layers[0]["mean"]["lower_bound"] is None
+
+
+def test_half_precision_forward_caps_kappa() -> None:
+    bf16 = summary("original", experiment=None, kappa=kappa((40.0, 1260.0), dtype="bfloat16"))
+    text = render(sections(runs(bf16)))
+    assert "≥1,260" in text and "caps" in text
+
+
+def test_kappa_rows_per_layer() -> None:
+    text = render(experiment_section(digits()), kappa=True)
+    assert len(re.findall(r"17/17", text)) == 12
+    assert line_of(text, "lean").split()[:4] == ["lean", "1", "19", "17"]
+    first = json.loads(experiment_table(digits(), "json"))["sections"][0]["rows"][1]["kappa"]["layers"][0]
+    assert [first[key]["value"] for key in ("median", "worst", "centred")] == [17.0, 42.5, 4.25]
+    with pytest.raises(UsageError, match="measured kappa"):
+        render(experiment_section([summary(kappa=None)]), kappa=True)
+
+
+def test_runs_without_kappa_or_gain_have_no_empty_columns() -> None:
+    text = render(sections(runs(summary(experiment=None, kappa=None))))
+    assert "kappa" not in text and "change" not in text
+
+
+def test_single_runs_carry_a_caution() -> None:
+    assert "difference between rows is no result" in render(
+        sections(runs(*(summary(a, experiment=None) for a in ARMS)))
+    )
+
+
+def test_csv_holds_plain_numbers_and_every_row() -> None:
+    text = experiment_table(digits(), "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [r["name"] for r in rows] == ["original", "lean", "control"]
+    assert int(rows[1]["parameters"]) == 152394
+    assert float(rows[1]["metric"]) == pytest.approx(0.98427, abs=1e-4)
+    assert rows[1]["metric_sd"] and rows[1]["kappa_centred"] and rows[1]["rank"] == "17/17"
+    layers = list(csv.DictReader(io.StringIO(render(experiment_section(digits()), "csv", kappa=True))))
+    assert len(layers) == 12 and float(layers[0]["kappa_median"]) == 40
+
+
+def test_markdown_has_rank_centred_and_verdicts() -> None:
+    text = experiment_table(
+        [s | {"experiment": s["experiment"] | {"arm": "a|b"}} for s in digits(arms=("lean",))], "markdown"
+    )
+    assert "a\\|b" in text and "kappa centred" in text and "rank" in text
+    assert "standard errors" in experiment_table(digits(), "markdown")
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+
+
+def test_latex_is_balanced_and_escaped() -> None:
+    made = [s | {"experiment": s["experiment"] | {"arm": "lean_8"}} for s in digits(arms=("lean",))]
+    text = experiment_table(made, "latex")
+    assert r"lean\_8" in text and r"$\pm$" in text and r"\%" in text and r"\bottomrule" in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len({len(re.findall(r"(?<!\\)&", line)) for line in body}) == 1
+    assert not re.search(r"(?<!\\)%", "\n".join(body))
+
+
+def test_unknown_format() -> None:
+    with pytest.raises(UsageError, match="did you mean 'markdown'"):
+        experiment_table(digits(), "markdwon")
+    assert all(experiment_table(digits(), style) for style in FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (humans.count(152394), "152,394"),
+        (humans.count(119_589_889, short=True), "119.6 M"),
+        (humans.change(152394, 302154), "-49.6 %"),
+        (humans.change(5, None), "–"),
+        (humans.memory(12.3 * 2**20), "12.3 MiB"),
+        (humans.memory(612 * 2**20), "612 MiB"),
+        (humans.memory(1023.6 * 2**20), "1.0 GiB"),
+        (humans.plain(9.996), "10.0"),
+        (humans.plain(999.9), "1,000"),
+        (humans.plain(3.1e7), "3.1e7"),
+        (humans.seconds(161), "2.7 min"),
+        (humans.listed(["a", "b", "c"]), "a, b and c"),
+    ],
+)
+def test_humans(shown: str, text: str) -> None:
+    assert shown == text
+
+
+def test_step_times_of_trainings_side_by_side_carry_a_caution() -> None:
+    assert "side by side" not in experiment_table(digits())
+    made = digits()
+    made[1]["started"] = made[0]["started"]
+    assert "side by side" in experiment_table(made)
+
+
+def test_a_table_does_not_depend_on_which_training_ended_first() -> None:
+    """`run` prints it in the order of the recipe; side by side, arms end in any order."""
+    made = [summary(experiment="sweep") for _ in range(4)]
+    for run, name in zip(made, ("l4-h10", "l4-h2", "l4-h16", "original"), strict=True):
+        run["experiment"]["arm"] = name
+    first, second = (experiment_section(runs)[0] for runs in (made, made[::-1]))
+    assert first == second
+    assert [row.name for row in first.rows] == ["original", "l4-h2", "l4-h10", "l4-h16"]
+
+
+def test_seeds_of_other_settings_are_no_seeds_of_one_arm() -> None:
+    """The digest tells a changed recipe even where it takes as many steps."""
+    made = [summary("lean", seed) for seed in range(3)]
+    for run, digest in zip(made, ("a", "b", "b"), strict=True):
+        run["experiment"]["digest"] = digest
+    (section,) = experiment_section(made)
+    assert section.rows[0].seeds == (1, 2)
+    assert any("with other settings than the newest (lean)" in note for note in section.notes)
+
+
+def test_the_spread_of_a_perplexity_stands_beside_it() -> None:
+    text = experiment_table(perplexities({"original": (23.4, 23.6, 23.5), "lean": (22.1, 22.3, 22.2)}))
+    assert "23.50 ± 0.10" in line_of(text, "original")
+
+
+def test_a_median_over_layers_is_a_bound_as_soon_as_one_of_them_is() -> None:
+    measured = kappa((40.0, 50.0, 60.0))
+    for layer, exact in zip(measured["layers"], (True, False, True), strict=True):
+        layer["jacobian"] = {"at_least": float(layer["layer"]), "exact": exact}
+    assert kappa_of([measured]).jacobian == Bound(2.0, False)
+    measured["layers"][1]["jacobian"]["exact"] = True
+    assert kappa_of([measured]).jacobian == Bound(2.0, True)

@@ -1,0 +1,192 @@
+"""`leansurgeon search` on tiny models: by heals, by trainings, ended and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.cli.main import app
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.costs.memory import Setting
+from leansurgeon.search import Budget, Space, cheap, enumerate_shapes, limits, who_is_tried
+from leansurgeon.search.trainings import forget_weights
+from leansurgeon.surgery import shrink
+
+# About a tenth of a second for each heal.
+DATA = ["--data", "task:digits", "--calibration-samples", "64"]
+
+
+def call(*arguments, capsys):
+    """The command in this process; its one JSON document."""
+    app([str(a) for a in arguments], standalone_mode=False)
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in; memory is the number of parameters, and nothing is reloaded for a proof."""
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(limits, "training_memory", lambda source, shape, setting: shape.depth * 1000)
+    monkeypatch.setattr(shrink, "proved", lambda *_: None)
+    return tmp_path
+
+
+def test_a_search_by_heals_finds_writes_and_says_what_shrink_does(here, saved, capsys):
+    source, _ = saved("vit")  # 4 layers x 4 heads of 8, width 32, MLP 48
+    asked = ["search", source, "--params", "30k", "--tries", "4", *DATA]
+    found = call(*asked, "--json", "--write", capsys=capsys)
+    rows = {row["name"]: row for row in found["candidates"]}
+    assert [r["candidates"] for r in found["rungs"]] == [4, 2] and [r["share"] for r in found["rungs"]] == ["1/2", "1"]
+    winner, original = rows[found["winner"]], rows[found["source_row"]]
+    assert winner["cheap"]["parameters"] <= 30_000 and original["name"] == "h4-l4-m48"
+    tried = [row for row in rows.values() if "1/2" in row["scores"]]
+    assert len(tried) == 4 and any(row["shape"]["stages"][0]["heads"] == 4 for row in tried)  # depth alone is tried
+    final = [row for row in rows.values() if row["scores"].get("1") and row is not original]
+    assert winner["scores"]["1"]["value"] == max(row["scores"]["1"]["value"] for row in final)
+    leans = [row for row in final if row["shape"]["stages"][0]["heads"] > 4]
+    assert all(row["control_of"] or row in tried for row in final) and len(final) >= 2 + len(leans) - 1
+    assert all(row["cheap"]["influence"] and row["cheap"]["kappa"] and row["cheap"]["memory"] for row in tried)
+    assert set(found["untouched"]) >= {found["winner"], "h4-l4-m48"}
+    # What is written is what the printed command makes.
+    again = here / "again"
+    app([*shlex.split(found["command"])[1:], "-o", str(again), "--no-proof"], standalone_mode=False)
+    capsys.readouterr()
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(f"{folder}/model.safetensors") for folder in (found["written"], again))
+    assert ours.keys() == theirs.keys() and all((ours[k] == theirs[k]).all() for k in ours)
+    # The same call takes everything over, and text fits a terminal.
+    files = {path: path.stat().st_mtime_ns for path in here.glob("runs/search/*/heals/*")}
+    app([str(a) for a in asked], standalone_mode=False)
+    text = capsys.readouterr()
+    assert "Going on with the search" in text.err
+    assert {path: path.stat().st_mtime_ns for path in here.glob("runs/search/*/heals/*")} == files
+    assert all(
+        len(line) <= 80 for line in text.out.splitlines() if not line.startswith(("  leansurgeon", "The search"))
+    )
+    assert "Kendall's tau" in text.out and "Carry it out:\n  leansurgeon shrink" in text.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["kill", "term", "int"]
+)
+def test_a_search_that_was_ended_goes_on_to_the_same_end(number, code, here, saved, capsys):
+    source, _ = saved("vit")
+    asked = ["search", source, "--params", "30k", "--tries", "2", *DATA, "--json", "--workspace"]
+    command = [sys.executable, "-m", "leansurgeon", *map(str, asked), "killed"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    end = time.monotonic() + 300
+    while not (done := sorted(here.glob("killed/search/*/heals/h*.json"))) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    said = process.communicate()[1]
+    assert process.returncode == code and "Traceback" not in said
+    assert code < 0 or "run the same command again" in said
+    assert not list(here.glob("killed/search/*/search.json"))
+    before = {path: path.stat().st_mtime_ns for path in done}
+    resumed = call(*asked, "killed", capsys=capsys)
+    assert before and all(path.stat().st_mtime_ns == time for path, time in before.items())
+    whole = call(*asked, "whole", capsys=capsys)
+    assert {k: v for k, v in resumed.items() if k != "folder"} == {k: v for k, v in whole.items() if k != "folder"}
+
+
+def test_a_search_by_trainings_trains_controls_and_source_on_the_last_rung(here, capsys):
+    short = ["--set", "train.duration=4st", "--set", "train.log_every=1", "--share", "0.5", "--heads", "4,8"]
+    asked = ["search", "digits-vit", "--params", "160k", "--layers", "2", "--mlp-dim", "128", "--tries", "2"]
+    found = call(*asked, *short, "--json", "--parallel", "1", capsys=capsys)
+    rows = {row["name"]: row for row in found["candidates"]}
+    assert found["mode"] == "training" and found["rungs"] == [{"share": "1", "candidates": 2}]
+    control = next(row for row in rows.values() if row["control_of"] == "h8-l2-m128")
+    assert set(rows) == {"h8-l2-m128", "h4-l2-m128", control["name"], "h4-l6-m256"}
+    assert all(row["scores"]["1"] and row["cheap"]["kappa"] for row in rows.values())
+    runs = {p.parent.name: json.loads(p.read_text()) for p in here.glob("runs/search/*/rung1/*/summary.json")}
+    assert {r["steps"] for r in runs.values()} == {2}  # half of four
+    for row in rows.values():
+        run = runs[f"{row['name']}-s0"]
+        assert run["model"]["parameters"] == row["cheap"]["parameters"]
+        assert run["final"]["metric"] == row["scores"]["1"]["value"]
+    assert found["command"].startswith("leansurgeon shrink digits-vit --heads")
+
+
+def test_models_of_an_early_rung_are_not_kept(tmp_path):
+    job = SimpleNamespace(start=tmp_path / "starts" / "a", run=tmp_path / "a")
+    for folder in (job.start, job.run / "model", job.run / "last"):
+        folder.mkdir(parents=True)
+    (job.run / "summary.json").write_text("{}")
+    forget_weights(job)
+    assert [p.name for p in job.run.iterdir()] == ["summary.json"] and not job.start.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "needs a budget"),
+        (["--params", "160k", "--share", "0"], "--share 0"),
+        (["--params", "160k", "--data", "x.txt"], "names its own data"),
+        (["--params", "1k"], "has 302,154 parameters"),
+        (["--params", "160k", "--heads", "5x5"], "--heads 5x5"),
+        (["--params", "160k", "--recipe", "digits-vitt"], "no recipe 'digits-vitt'"),
+        (["--params", "160k", "--out", "/dev/null/winner"], "/dev/null is a file"),  # before anything is trained
+    ],
+    ids=["budget", "share", "data", "too-small", "heads", "recipe", "out"],
+)
+def test_bad_questions_get_one_sentence(flags, says, here):
+    with pytest.raises(UsageError, match=says):
+        app(["search", "digits-vit", *flags], standalone_mode=False)
+
+
+def tried(budget, folder, monkeypatch):
+    """Who is tried of the digits ViT's shapes, the latency being the number of layers in milliseconds."""
+    asked = []
+
+    def latency(source, shape, tokens=None):
+        asked.append(shape)
+        return float(shape.depth)
+
+    monkeypatch.setattr(limits, "latency", latency)
+    source = open_source("digits-vit")
+    found = enumerate_shapes(source, Space(), budget, init="fresh", calibrated=False)
+    numbers = cheap.scores(source, found.candidates, None)
+    ranked = cheap.order(found.candidates, numbers)
+    picked, numbers = who_is_tried(source, ranked, numbers, budget, folder, Setting(), 4, lambda _: None)
+    return picked, numbers, asked
+
+
+def test_limits_hold_and_are_measured_once(here, monkeypatch):
+    budget = Budget(10**6, 4500, 3.0)
+    picked, numbers, asked = tried(budget, here, monkeypatch)
+    assert len(picked) == 4 and all(c.shape.depth <= 3 and numbers[c.name].latency == c.shape.depth for c in picked)
+    assert all(numbers[c.name].memory == 1000 * c.shape.depth for c in picked) and asked
+    assert not any(shape.depth > 4 for shape in asked)  # memory had refused them
+    assert tried(budget, here, monkeypatch)[2] == []  # a search that goes on tries the same
+    assert [c.name for c in tried(budget, here, monkeypatch)[0]] == [c.name for c in picked]
+
+
+def test_limits_that_nothing_keeps_are_said_with_both_numbers(here, monkeypatch):
+    with pytest.raises(UsageError, match=r"keeps --memory 1e-06 GB; the least that was seen needs 2e-06 GB"):
+        tried(Budget(None, 1000, None), here, monkeypatch)
+    with pytest.raises(UsageError, match="keeps --latency 1 ms; the least that was seen needs 2 ms"):
+        tried(Budget(None, None, 1.0), here, monkeypatch)
+
+
+def test_latency_and_memory_of_a_deeper_model_are_larger():
+    source = open_source("digits-vit")
+    shallow, deep = (source.shape.with_(depth=depth) for depth in (1, 6))
+    assert 0 < limits.latency(source, shallow) < limits.latency(source, deep)
+    assert limits.training_memory(source, shallow, Setting(32)) < limits.training_memory(source, deep, Setting(32))
+
+
+def test_a_dry_run_lists_what_fits(here, capsys):
+    found = call("search", "vit-b", "--params", "60M", "--dry-run", "--json", capsys=capsys)
+    assert all(row["parameters"] <= 60e6 for row in found["candidates"]) and len(found["candidates"]) > 20

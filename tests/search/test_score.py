@@ -1,0 +1,141 @@
+"""Orders, fronts, the schedule of halving and the cheap numbers: closed forms and other implementations."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, log2
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.search.cheap import flops, gaussian_kappa, kept_layers
+from leansurgeon.search.halving import Result, climb, schedule
+from leansurgeon.search.score import Score, binomial_error, front, kendall_tau, moves, ranks
+from leansurgeon.search.space import Candidate
+from leansurgeon.search.trainings import scaled, shortened
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.training.recipe.reading import load_training
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tau_and_ranks_are_scipys(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 6, 12).tolist(), rng.integers(0, 6, 12).tolist()
+    assert kendall_tau(a, b) == pytest.approx(scipy.stats.kendalltau(a, b).statistic)
+    assert ranks(a) == scipy.stats.rankdata(a).tolist()
+
+
+def test_tau_of_equal_values_is_unknown():
+    assert kendall_tau([1, 1], [1, 2]) is None
+
+
+def test_moves_count_places_among_those_that_are_left():
+    before = {"a": 1, "b": 2, "c": 3, "d": 4}
+    assert moves(before, {"c": 0.1, "a": 0.2, "d": 0.3}) == {"a": -1, "c": 1, "d": 0}
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3, 5, 8, 13, 64])
+def test_halving_in_closed_form(tries):
+    rungs = schedule(tries)
+    count = max(1, ceil(log2(tries))) if tries > 1 else 1
+    assert [r.size for r in rungs] == [ceil(tries / 2**r) for r in range(count)]
+    assert [r.share for r in rungs] == [Fraction(2**r, 2 ** (count - 1)) for r in range(count)]
+    assert rungs[-1].size == min(tries, 2) and rungs[-1].share == 1
+    if tries > 1 and log2(tries).is_integer():
+        assert [r.size * r.share for r in rungs] == [2] * count
+
+
+def candidates(count):
+    shape = open_source("digits-vit").shape
+    return [Candidate(Wanted(), shape.with_(mlp_dim=i + 1), i) for i in range(count)]
+
+
+def test_halving_keeps_the_better_half_and_brings_in_what_stands_beside():
+    seen = []
+    truth = {c.name: -abs(i - 3) for i, c in enumerate(candidates(9))}
+
+    def attempt(rung, tried):
+        seen.append((rung.share, [c.name for c in tried]))
+        return {
+            c.name: Result(None, "lost") if c.parameters == 4 else Result(Score(truth[c.name], "", True, False))
+            for c in tried
+        }
+
+    everyone = candidates(8)
+    results = climb(everyone, attempt, beside=lambda survivors: [candidates(9)[8], survivors[0]])
+    names = [c.name for c in everyone]
+    assert seen[0] == (Fraction(1, 4), names)
+    assert seen[1] == (Fraction(1, 2), [names[i] for i in (3, 2, 1, 5)])  # 2 and 4 equal, but 4 is lost; 1 before 5
+    assert seen[2] == (Fraction(1), [names[3], names[2], candidates(9)[8].name])
+    assert len(results) == 3
+
+
+def test_a_front_compares_on_the_last_rung_that_both_saw():
+    points = {
+        "large": ((10,), [(-0.9, 0), (-0.95, 0)]),
+        "small": ((5,), [(-0.8, 0)]),
+        "worse": ((6,), [(-0.7, 0)]),
+        "same": ((10,), [(-0.9, 0)]),
+    }
+    assert front(points) == ["large", "small", "same"]  # equal on the rung that both saw
+    assert front({"a": ((1,), []), "b": ((1,), [(0, 0)])}) == ["b"]
+
+
+def test_standard_error_of_a_share():
+    assert binomial_error(0.5, 100) == pytest.approx(0.05, rel=0.01)
+    assert binomial_error(1.0, 100) > 0
+
+
+@pytest.mark.parametrize("name", ["digits-vit", "vit-b"])
+def test_flops_are_those_that_torch_counts(name):
+    """Counted by torch's own counter on tensors without memory, without patches and classifier."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from leansurgeon.checkpoints.model import initialise
+    from leansurgeon.measure.data import inputs
+    from leansurgeon.search.limits import config_of
+
+    source = open_source(name)
+    config, family = config_of(source, source.shape)
+    with torch.device("meta"):
+        model = initialise(config, family, 0).eval()
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        inputs.run(model.to("meta"), inputs.make(config, family, 1, 1, "meta"))
+    counts = counter.get_flop_counts()
+    blocks = "layer" if name == "digits-vit" else "blocks."
+    inside = {k: sum(v.values()) for k, v in counts.items() if blocks in k and k.split(".")[-1].isdigit()}
+    tokens = 17 if name == "digits-vit" else 197
+    assert len(inside) == source.shape.depth
+    assert sum(inside.values()) == flops(source, source.shape, tokens)
+
+
+def test_kappa_of_gaussian_matrices_is_what_is_foretold():
+    rng = np.random.default_rng(0)
+    for tokens, inner in ((64, 256), (256, 64), (100, 150)):
+        drawn = [np.linalg.cond(rng.standard_normal((tokens, inner))) for _ in range(20)]
+        assert gaussian_kappa(tokens, inner) == pytest.approx(np.median(drawn), rel=0.15)
+    square = [np.log(np.linalg.cond(rng.standard_normal((60, 60)))) for _ in range(200)]
+    assert np.log(gaussian_kappa(60, 60)) == pytest.approx(np.mean(square), abs=0.2)
+
+
+def test_the_most_influential_layers_stay():
+    shape = open_source("digits-vit").shape
+    assert kept_layers(shape, shape.with_(depth=3), [5, 1, 4, 1, 1, 9]) == [0, 2, 5]
+    assert kept_layers(shape, shape.with_(depth=3), None) == [0, 2, 4]
+
+
+def test_a_training_is_shortened_as_a_whole():
+    assert [scaled(t, Fraction(1, 4)) for t in ("30ep", "600st", "3st", "24h")] == ["7.5ep", "150st", "1st", "6h"]
+    full = load_training("imagenet-vit-b").train
+    short = shortened(full, Fraction(1, 4))
+    assert (short.duration, short.schedule.warmup) == ("75ep", "5ep")
+    assert short.eval.every == "75ep" and not short.eval.at_start and short.optim == full.optim

@@ -1,0 +1,177 @@
+"""What a search may say, on outcomes made by hand: margins in closed form, orders by scipy."""
+
+from __future__ import annotations
+
+from dataclasses import make_dataclass
+from fractions import Fraction
+
+import pytest
+import scipy.stats
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.search import Outcome, table
+from leansurgeon.search.cheap import Cheap, order
+from leansurgeon.search.halving import Result, Rung
+from leansurgeon.search.limits import Limit
+from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.space import Budget, Candidate, Found
+from leansurgeon.search.verdict import as_good, changes, foretold, pareto
+from leansurgeon.surgery.plan.wanted import Wanted
+from tests.support.word_models import sentence_encoder
+
+SAMPLES = 10_000
+ERROR = binomial_error(0.9, SAMPLES)  # 0.3 points
+
+
+@pytest.fixture(scope="module")
+def source():
+    return open_source("digits-vit")
+
+
+def candidate(source, heads: int, mlp: int, parameters: int, **more) -> Candidate:
+    return Candidate(Wanted(), source.shape.with_(depth=2, heads=heads, mlp_dim=mlp), parameters, heads > 4, **more)
+
+
+def score(value: float) -> Result:
+    return Result(Score(value, "accuracy", True, True, 1 - value, SAMPLES, binomial_error(value, SAMPLES)))
+
+
+def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: list[Cheap], control=None) -> Outcome:
+    """`rungs` are accuracies of the candidates in their order; `control` is one with its accuracy, of the winner."""
+    original = Candidate(Wanted(), source.shape, source.parameters.total)
+    results = [{c.name: score(v) for c, v in zip(tried, values, strict=False)} for values in rungs]
+    names = {}
+    if control:
+        results[-1][control[0].name] = score(control[1])
+        names = {tried[0].name: control[0].name}
+    results[-1][original.name] = score(0.5)
+    numbers = {c.name: n for c, n in zip(tried, cheap, strict=True)}
+    numbers |= {c.name: Cheap(c.parameters) for c in (original, *([control[0]] if control else []))}
+    schedule = [Rung(i + 1, len(values), Fraction(i + 1, len(rungs))) for i, values in enumerate(rungs)]
+    return Outcome(
+        source, Budget(200_000), Found(tuple(tried), 9, 0, {}), numbers, tuple(tried),
+        (control[0],) if control else (), original, results, schedule, names,
+    )  # fmt: skip
+
+
+def test_as_good_are_those_within_one_standard_error_of_the_difference(source):
+    three = [candidate(source, 8, m, 1000 * m) for m in (96, 64, 32)]
+    both = 2**0.5 * ERROR
+    made = outcome(source, three, [[0.9, 0.9 - 0.95 * both, 0.9 - 1.1 * both]], [Cheap(c.parameters) for c in three])
+    assert made.winner is three[0] and as_good(made) == [three[1]]
+
+
+@pytest.mark.parametrize(("margin", "says"), [(1.8, "are not shown to help"), (2.2, "seem to help here")])
+def test_heads_seem_to_help_from_two_standard_errors_on(source, margin, says):
+    lean = candidate(source, 8, 64, 100_000)
+    old = candidate(source, 4, 96, 100_001, control_of=lean.name)
+    made = outcome(source, [lean], [[0.9]], [Cheap(100_000)], (old, 0.9 - margin * 2**0.5 * ERROR))
+    assert says in table.of_control(made)
+
+
+def test_the_space_is_counted_in_words(source):
+    nine = [candidate(source, 8, m, 1) for m in range(1, 10)]
+    said = table.space_line(Found(tuple(nine), 19, 7, {"no": 3}))
+    assert said == "19 shapes: 3 cannot be made, 7 are too large and 9 fit the budget in parameters."
+    assert table.space_line(Found(tuple(nine), 9, 0, {})) == "9 shapes: 9 can be made."  # --memory alone
+
+
+def test_what_foretold_the_scores_is_scipys_tau_with_the_better_side_up(source):
+    four = [candidate(source, 8, m, p) for m, p in ((16, 400), (32, 300), (48, 200), (64, 100))]
+    influence, kappa = [0.9, 0.7, 0.8, 0.1], [8.0, 5.0, 6.0, 9.0]
+    numbers = [Cheap(c.parameters, influence=i, kappa=k) for c, i, k in zip(four, influence, kappa, strict=True)]
+    values = [0.8, 0.95, 0.9, 0.7]
+    found = foretold(outcome(source, four, [values, values[:2]], numbers))
+    assert found["influence"] == pytest.approx(scipy.stats.kendalltau(influence, values).statistic)
+    assert found["kappa"] == pytest.approx(scipy.stats.kendalltau([-k for k in kappa], values).statistic)
+    assert found["parameters"] == pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic)
+    assert "flops" not in found
+    (first, second) = changes(outcome(source, four, [values, values[:2]], numbers))
+    assert (first.tau, first.count) == (pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic), 4)
+    assert (second.tau, second.count, set(second.moves.values())) == (1.0, 2, {0})
+
+
+def test_the_front_knows_latency_and_memory_too(source):
+    """The second is worse and as large, but faster; the third is faster than neither."""
+    three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
+    numbers = [Cheap(100, memory=9, latency=x) for x in (2.0, 1.0, 2.0)]
+    assert pareto(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [c.name for c in three[:2]]
+    numbers = [Cheap(100, memory=x, latency=2.0) for x in (9, 9, 8)]
+    assert pareto(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [three[0].name, three[2].name]
+
+
+@pytest.mark.parametrize(("key", "wish"), [("influence", 1), ("kappa", -1)])
+def test_more_influence_and_less_kappa_stand_first(source, key, wish):
+    three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
+    found = {c.name: Cheap(100, **{key: wish * v + 3}) for c, v in zip(three, (1.0, 2.0, 0.5), strict=True)}
+    assert order(three, found) == [three[1], three[0], three[2]]
+
+
+def test_a_limit_is_a_limit(source):
+    """Also by a hair, and what is as much is allowed."""
+    limit = Limit(2.0, lambda c: c.parameters / 100)
+    sizes = {p: limit.fits(candidate(source, 8, p, p)) for p in (201, 200)}
+    assert sizes == {201: False, 200: True}
+
+
+def test_several_attentions_of_a_layer_give_its_largest_kappa():
+    from leansurgeon.search.evidence import merged
+
+    assert merged([1.0, 5.0, None, 2.0, None, None], 3) == [5.0, 2.0, None]
+
+
+def test_a_heal_on_half_of_the_data_has_half_of_the_fitting_steps(source, monkeypatch):
+    """The last rung has all of both; earlier ones say how the orders compare at the same price."""
+    from leansurgeon.search import heals
+
+    asked = []
+
+    def decide(_, wanted, seed, method, data):
+        asked.append((method.fit, len(data.fit)))
+        raise heals.Diverged("enough.")
+
+    monkeypatch.setattr(heals, "decide", decide)
+    batches = [{"x": [[0]]} for _ in range(8)]
+    data = make_dataclass("Data", ("heldout", "fit", "guard"))(batches, batches, batches)
+    bench = heals.Heals(source, data, None, fit=40)
+    for share in (Fraction(1, 4), Fraction(1)):
+        with pytest.raises(heals.Diverged):
+            bench.healed(candidate(source, 8, 64, 1), share)
+    assert asked == [(10, 2), (40, 8)]
+
+
+def test_the_half_that_chooses_and_the_half_that_judges_share_no_sample():
+    import torch
+
+    from leansurgeon.search.heals import split_in_two
+
+    for sizes in ((4, 4, 4), (5,)):
+        numbers = torch.arange(sum(sizes)).split(list(sizes))
+        first, second = (torch.cat([b["x"] for b in half]) for half in split_in_two([{"x": n} for n in numbers]))
+        assert not set(first.tolist()) & set(second.tolist())
+        assert sorted([*first.tolist(), *second.tolist()]) == list(range(sum(sizes)))
+
+
+def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more_seeds():
+    from leansurgeon.search.trainings import score_of
+
+    task = {"metric": "accuracy", "metric_label": "accuracy", "higher_is_better": True, "percent": True}
+    made = [
+        {"task": task | {"eval_samples": 400}, "final": {"metric": v, "loss": 1.0}, "best": {"metric": 0.99}}
+        for v in (0.8, 0.9)
+    ]
+    found = score_of(made)
+    assert found.value == pytest.approx(0.85) and found.spread == pytest.approx(0.1 / 2**0.5)
+    assert found.error == pytest.approx((0.85 * 0.15 / 400) ** 0.5, rel=0.01)
+
+
+def test_the_source_is_nearest_to_itself(saved, tmp_path):
+    """Without labels a candidate is judged by the cosine of its outputs with the source's: 1 where nothing is cut."""
+    from leansurgeon.cli.shrink import sample_data
+    from leansurgeon.search.heals import Heals
+
+    folder, text = sentence_encoder(saved, tmp_path, 40)
+    encoder = open_source(str(folder))
+    bench = Heals(encoder, sample_data(encoder, str(text), None, None, 0), tmp_path / "heals")
+    for result in bench.judged(encoder.folder).values():
+        assert result.score.value == pytest.approx(1.0) and result.score.higher and result.score.label == "cosine"

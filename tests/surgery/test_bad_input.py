@@ -1,0 +1,196 @@
+"""Bad input and bad moments: damaged weights, strange files, and a SIGKILL at any point of the writing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from leansurgeon.checkpoints import load, weights
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import Diverged, LeanSurgeonError, UnsupportedModel
+from leansurgeon.surgery import shrink
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out, decide
+from tests import conftest
+
+
+def cut(folder, out, method=None, **wanted):
+    source = open_source(str(folder))
+    return carry_out(plan(source, Wanted(**wanted), 0, method), source, out, check=False)
+
+
+def spoil(folder, change):
+    """Change the tensors of a folder in place."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+GATE = "model.layers.2.mlp.gate_proj.weight"
+
+
+def one_nan(tensors):
+    tensors[GATE][3, 5] = float("nan")
+
+
+def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
+    """Whether calibration or the proof meets them first; and a sound source is not blamed."""
+    folder, _ = saved("llama")
+    sound = open_source(str(folder))
+
+    def stumble(*_, **__):
+        raise Diverged("The activations behind layer 2 hold NaN or infinity.")
+
+    monkeypatch.setattr(shrink, "prove", stumble)
+    with pytest.raises(Diverged, match="behind layer 2"):
+        carry_out(plan(sound, Wanted(layers="2")), sound, tmp_path / "out")
+    spoil(folder, one_nan)
+    source = open_source(str(folder))
+    with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
+        carry_out(plan(source, Wanted(layers="2")), source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    from leansurgeon.surgery.walk import calibrated
+
+    monkeypatch.setattr(calibrated, "calibrate", stumble)
+    with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
+        decide(source, Wanted(layers="2"), calibration=type("Data", (), {"says": "text"}))
+    spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
+    with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight' holds NaN or infinity, so it cannot"):
+        cut(folder, tmp_path / "out", Method(balance=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_uneven_layers_are_refused_with_both_sizes(saved, tmp_path):
+    folder, _ = saved("llama")
+    spoil(folder, lambda t: t.update({GATE: t[GATE][:40].clone()}))
+    with pytest.raises(
+        UnsupportedModel, match=r"gate_proj\.weight' is \[40, 32\] in the weights, .* asks for \[48, 32\]"
+    ):
+        open_source(str(folder))
+    with pytest.raises(UnsupportedModel, match="lack"):
+        spoil(folder, lambda t: t.pop(GATE))
+        open_source(str(folder))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_a_quantised_model_whose_config_does_not_say_so(dtype, saved):
+    folder, _ = saved("llama")
+    spoil(folder, lambda t: t.update({GATE: (t[GATE] * 100).to(getattr(torch, dtype))}))
+    with pytest.raises(UnsupportedModel, match=rf"'{GATE}' is stored in .*: the model is quantised"):
+        open_source(str(folder))
+
+
+def test_a_shared_tensor_that_is_stored_twice_stays_shared(tmp_path):
+    """transformers stores tied tensors once; other programs store both."""
+    model = conftest.build("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "source")
+    spoil(tmp_path / "source", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    record = cut(tmp_path / "source", tmp_path / "out", layers="2")
+    assert record["plan"]["parameters_before"]["total"] == sum(p.numel() for p in model.parameters())
+    lean = load(tmp_path / "out").model
+    assert lean.lm_head.weight is lean.model.embed_tokens.weight
+    assert torch.equal(lean.lm_head.weight, model.lm_head.weight)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float64"])
+def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
+    folder, _ = saved("llama")
+    kind = getattr(torch, dtype)
+    spoil(folder, lambda t: t.update({k: v.to(kind) for k, v in t.items()}))
+    source = load_file(folder / "model.safetensors")
+    cut(folder, tmp_path / "short", layers="2")
+    short = load_file(tmp_path / "short/model.safetensors")
+    assert {t.dtype for t in short.values()} == {kind}
+    for name, tensor in short.items():
+        old = source[name.replace("layers.1.", "layers.2.")]
+        assert torch.equal(tensor.view(torch.uint8), old.view(torch.uint8)), name
+    if "float8" in dtype:  # new values have no place in fp8
+        with pytest.raises(UnsupportedModel, match="New values cannot be written in F8"):
+            cut(folder, tmp_path / "wide", heads="8")
+        cut(folder, tmp_path / "split", Method(more="split"), heads="8")  # copies and zeros have
+        with pytest.raises(UnsupportedModel, match="can be copied and not computed with"):
+            cut(folder, tmp_path / "narrow", mlp_dim="24")  # which units stay is a matter of their size
+    else:
+        cut(folder, tmp_path / "wide", heads="8")
+        wide = load_file(tmp_path / "wide/model.safetensors")["model.layers.1.self_attn.o_proj.weight"]
+        assert wide.dtype == kind and int((wide == 0).all(0).sum()) == 64
+
+
+def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_path, monkeypatch):
+    from leansurgeon.surgery.plan import fresh
+
+    folder, _ = saved("llama")
+    made = []
+    for size in (1 << 18, 64):
+        monkeypatch.setattr(fresh, "PIECE", size)
+        cut(folder, tmp_path / str(size), heads="8", mlp_dim="64")
+        made.append((tmp_path / str(size) / "model.safetensors").read_bytes())
+    assert made[0] == made[1]
+    drawn = load_file(tmp_path / "64/model.safetensors")["model.layers.1.mlp.up_proj.weight"][48:]
+    assert abs(float(drawn.std()) - 0.3) < 0.05 and len(np.unique(drawn.numpy())) == drawn.numel()
+
+
+# -- SIGKILL ---------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from leansurgeon.checkpoints import output, weights
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.wanted import Wanted
+
+at, left = sys.argv[3], int(sys.argv[4])
+module, name = {"copy": (weights, "copy_range"), "make": (weights, "write_array"), "sync": (output, "sync"),
+                "moved": (output.shutil, "rmtree"), "rename": (output, "replace_folder")}[at]
+real = getattr(module, name)
+
+def deadly(*args, **kwargs):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return real(*args, **kwargs)
+
+setattr(module, name, deadly)
+source = open_source(sys.argv[1])
+carry_out(plan(source, Wanted(heads="8")), source, Path(sys.argv[2]), force=True, check=False)
+"""
+MOMENTS = [("copy", 0), ("make", 7), ("sync", 1), ("rename", 0), ("moved", 0)]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "over an old one"])
+def test_sigkill_leaves_the_folder_absent_or_complete(there, saved, tmp_path):
+    folder, _ = saved("vit")
+    out = tmp_path / "out"
+    cut(folder, tmp_path / "whole", heads="8")
+    whole = load_file(tmp_path / "whole/model.safetensors")
+    for at, left in MOMENTS:
+        if there and not out.exists():
+            cut(folder, out, layers="2")
+        command = [sys.executable, "-c", KILLED, str(folder), str(out), at, str(left)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        if out.exists():  # the old one, or the new one whole
+            found = load_file(out / "model.safetensors")
+            depth = json.loads((out / "config.json").read_text())["num_hidden_layers"]
+            assert (found.keys() == whole.keys()) == (depth == 4) and open_source(str(out)).shape.depth == depth
+            assert (out / "surgery.json").exists() and (out / "README.md").exists()
+        else:
+            assert at in ("rename", "moved") or not there
+    cut(folder, tmp_path / "again", heads="8")
+    assert weights.Weights.open(tmp_path / "again").entries.keys() == whole.keys()
+    with pytest.raises(LeanSurgeonError):
+        cut(folder, tmp_path / "again", heads="8")

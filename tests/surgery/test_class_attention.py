@@ -1,0 +1,117 @@
+"""`--class-attention`: class attention that follows the heads of the blocks, against timm's own models."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from leansurgeon.architectures.timm_models import folder_config
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out
+from tests.surgery.test_timm_families import FAMILIES, build, family_of, output, reload, stir
+
+KEYS = ("xcit", "cait")
+BLOCKS = {"xcit": "cls_attn_blocks", "cait": "blocks_token_only"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(key):
+        path = tmp_path / f"source-{key}"
+        path.mkdir()
+        model = stir(build(key))
+        save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
+        config = folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
+        (path / "config.json").write_text(json.dumps(config))
+        return path, model
+
+    return make
+
+
+def cut(source, out, **wanted):
+    opened = open_source(str(source))
+    steps = plan(opened, Wanted(class_attention=True, **wanted))
+    return steps, carry_out(steps, opened, out, check=False)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_our_class_attention_is_timms_at_its_own_size(key):
+    module = importlib.import_module(f"leansurgeon.models.timm_{key}")
+    theirs = getattr(stir(build(key)), BLOCKS[key])[0].attn
+    ours = module.DecoupledClassAttn(32, 4, 8)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, 32)
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_added_heads_are_exact_and_stand_in_the_class_attention_too(key, folder, tmp_path):
+    source, model = folder(key)
+    steps, _ = cut(source, tmp_path / "wide", heads="7", head_dim="keep")
+    assert steps.exactness == "exact" and steps.as_dict()["class_attention"] and "class attention" in steps.why
+    wide = reload(tmp_path / "wide")
+    torch.testing.assert_close(output(wide), output(model), atol=1e-5, rtol=1e-5)
+    attention = getattr(wide, BLOCKS[key])[1].attn
+    assert attention.num_heads == 7 and attention.q.weight.shape == (56, 32)
+    assert not attention.proj.weight[:, 32:].any() and attention.q.weight[32:].std() > 0
+    assert sum(p.numel() for p in wide.parameters()) == steps.parameters_after.total
+    again = open_source(str(tmp_path / "wide"))
+    assert again.parameters.total == steps.parameters_after.total
+    # And from there: without the flag the class attention stays, with it both change on.
+    for asked, inner in ((False, 56), (True, 72)):
+        more = plan(again, Wanted(heads="9", class_attention=asked))
+        carry_out(more, again, tmp_path / f"more-{asked}", check=False)
+        wider = reload(tmp_path / f"more-{asked}")
+        assert getattr(wider, BLOCKS[key])[0].attn.q.out_features == inner
+        torch.testing.assert_close(output(wider), output(model), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_fewer_heads_are_the_strongest_of_each_class_attention(key, folder, tmp_path):
+    source, model = folder(key)
+    _, record = cut(source, tmp_path / "few", heads="2", head_dim="keep")
+    few = reload(tmp_path / "few")
+    for number, (old, new) in enumerate(zip(getattr(model, BLOCKS[key]), getattr(few, BLOCKS[key]), strict=True), 1):
+        strength = old.attn.proj.weight.reshape(32, 4, 8).norm(dim=(0, 2))
+        kept = strength.topk(2).indices.sort().values
+        assert record["decided"]["kept_heads"][f"outside.{number}"] == kept.tolist()
+        assert torch.equal(new.attn.v.weight.reshape(2, 8, 32), old.attn.v.weight.reshape(4, 8, 32)[kept])
+
+
+def test_split_heads_that_follow_need_no_modelling_file(folder, tmp_path):
+    """timm's constructor gives one number of heads to both, which is what was asked for."""
+    source, model = folder("cait")
+    steps, _ = cut(source, tmp_path / "split", heads="8", head_dim="split", init="fresh-attention")
+    assert steps.architecture.name == "timm_cait"
+    split = timm.create_model(f"local-dir:{tmp_path / 'split'}", pretrained=True)
+    old, new = model.blocks_token_only[0].attn, split.blocks_token_only[0].attn
+    assert new.num_heads == 8 and torch.equal(old.proj.weight, new.proj.weight)
+    assert not torch.isclose(old.q.weight, new.q.weight).all(1).any()
+
+
+def test_parameters_of_the_papers_xcit_with_class_attention():
+    """Counted with timm in the facts: 59.003M with cross-covariance heads alone, 61.103M with class attention."""
+    source = open_source("xcit-m")
+    for follows, millions in ((False, 59.003), (True, 61.103)):
+        steps = plan(source, Wanted("16", "12", class_attention=follows))
+        assert round(steps.parameters_after.total / 1e6, 3) == millions
+
+
+def test_what_cannot_follow_is_refused(folder, tmp_path):
+    with pytest.raises(UnsupportedModel, match="timm_volo leaves the class attention as it is"):
+        plan(open_source("volo-d3"), Wanted(heads="2x", class_attention=True))
+    with pytest.raises(UnsupportedModel, match="timm_vit has no class attention"):
+        plan(open_source("vit-b"), Wanted(heads="16", class_attention=True))
+    source, _ = folder("xcit")
+    opened = open_source(str(source))
+    carry_out(plan(opened, Wanted(heads="7")), opened, tmp_path / "apart", check=False)
+    with pytest.raises(UsageError, match="cls_num_heads is 4 and the blocks have 7"):
+        plan(open_source(str(tmp_path / "apart")), Wanted(heads="9", class_attention=True))

@@ -1,0 +1,125 @@
+"""Surgery on timm checkpoints, reloaded by `timm.create_model("local-dir:...")` as timm documents it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from leansurgeon.architectures import timm_vit
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out
+
+ARGS = dict(img_size=32, patch_size=8, in_chans=3, num_classes=7, embed_dim=48, depth=4, num_heads=4, mlp_ratio=2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    import timm
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", **ARGS).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    path = tmp_path / "source"
+    path.mkdir()
+    save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
+    config = timm_vit.folder_config("vit_tiny_patch16_224", timm_vit.numbers("vit_tiny_patch16_224", model))
+    (path / "config.json").write_text(json.dumps(config))
+    return path, model
+
+
+def cut(path, out, **wanted):
+    source = open_source(str(path))
+    steps = plan(source, Wanted(**{"init": "fresh-attention"} | wanted))
+    return steps, carry_out(steps, source, out)
+
+
+def test_kept_head_dim_is_exact_through_the_registered_entry_point(folder, tmp_path):
+    import timm
+
+    import leansurgeon.models.timm_vit  # noqa: F401  as the model card says
+
+    path, model = folder
+    steps, record = cut(path, tmp_path / "wide", heads="8", head_dim="keep")
+    assert "timm_vit" in record["proof"]["loaded_with"] and steps.exactness == "exact"
+    wide = timm.create_model(f"local-dir:{tmp_path / 'wide'}", pretrained=True).eval()
+    image = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(model(image), wide(image), atol=1e-5)
+    assert wide.blocks[0].attn.num_heads == 8 and wide.blocks[0].attn.head_dim == 12
+
+
+def test_what_timm_itself_can_hold_is_written_for_plain_timm(folder, tmp_path):
+    path, _ = folder
+    steps, record = cut(path, tmp_path / "lean", heads="8", layers="2", mlp_ratio=1.0)
+    assert steps.policy == "split" and "timm" in steps.why
+    assert record["proof"]["loaded_with"] == "timm.create_model"
+    assert json.loads((tmp_path / "lean/config.json").read_text())["architecture"] == "vit_tiny_patch16_224"
+
+
+def validated(folder, images) -> tuple[float, torch.Tensor]:
+    """Top-1 in percent and logits the way timm's validate.py has them: its data config, its data set, its loader."""
+    import timm
+    from timm.data import create_dataset, create_loader, resolve_data_config
+    from timm.utils import accuracy
+
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    config = resolve_data_config({}, model=model)
+    assert config["input_size"] == (3, 32, 32)
+    data = create_dataset("", root=str(images))
+    loader = create_loader(
+        data, config["input_size"], 4, use_prefetcher=False, num_workers=0, mean=config["mean"], std=config["std"],
+        interpolation=config["interpolation"], crop_pct=config["crop_pct"], device=torch.device("cpu"),
+    )  # fmt: skip
+    with torch.no_grad():
+        found = [(model(x), y) for x, y in loader]
+    logits, labels = (torch.cat(part) for part in zip(*found, strict=True))
+    return float(accuracy(logits, labels)[0]), logits
+
+
+def test_timms_own_validation_takes_a_cut_model(folder, tmp_path):
+    """An exact cut says there what the source says, a model with fewer layers something else."""
+    from PIL import Image
+
+    import leansurgeon.models.timm_vit  # noqa: F401  as the model card says
+
+    path, _ = folder
+    draws = np.random.default_rng(0)
+    for i in range(14):
+        place = tmp_path / "images" / f"class-{i % 7}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(place / f"{i}.png")
+    cut(path, tmp_path / "wide", heads="8", head_dim="keep")
+    cut(path, tmp_path / "lean", layers="2")
+    source, wide, lean = (validated(f, tmp_path / "images") for f in (path, tmp_path / "wide", tmp_path / "lean"))
+    assert len(source[1]) == 14 and wide[0] == source[0]
+    assert torch.allclose(wide[1], source[1], atol=1e-5)
+    assert not torch.allclose(lean[1], source[1], atol=1e-2)
+
+
+def test_a_hub_folder_without_model_args_takes_them_from_the_name(folder, tmp_path):
+    import timm
+    from safetensors.torch import save_file
+
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "num_classes": 5}))
+    source = open_source(str(tmp_path))
+    assert source.parameters.total == sum(p.numel() for p in model.parameters())
+
+
+def test_a_timm_name_offline_says_so_and_still_gives_its_architecture():
+    with pytest.raises(UnsupportedModel, match="--init fresh"):
+        open_source("timm/vit_tiny_patch16_224")
+    source = open_source("timm/vit_tiny_patch16_224", weights=False)
+    assert source.parameters.total == 5_717_416  # timm's own count of vit_tiny_patch16_224
+    with pytest.raises(UnsupportedModel, match="did you mean"):
+        open_source("timm/vit_tinny_patch16_224")

@@ -1,0 +1,238 @@
+"""GLUE: its files in both published forms, and metrics equal to scikit-learn's and scipy's however batches are cut."""
+
+from __future__ import annotations
+
+import pickle
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn import metrics
+
+from leansurgeon import tasks
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.tasks.text import glue
+
+NLI = ["entailment", "neutral", "contradiction"]
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def prepared(cache, **options):
+    task = tasks.make("glue", {"tokenizer": "byte", **options})
+    task.prepare(cache, None, workers=1, say=quiet)
+    return pickle.loads(pickle.dumps(task))
+
+
+def rows(task: str, part: str) -> list[tuple]:
+    """Made-up rows (texts and label number); quotation marks mean themselves."""
+    count = {"train": 24, "eval": 13, "matched": 11, "mismatched": 7}[part]
+    rng = np.random.default_rng([len(task), len(part)])
+    kind, made = glue.KINDS[task], []
+    for i in range(count):
+        texts = [f"{part} {i} \"{name} it's, said\x85 he" for name in kind.texts]
+        label = i % len(kind.labels) if kind.labels else round(float(rng.uniform(0, 5)), 3)
+        made.append((*texts, label))
+    return made
+
+
+HEADS = {
+    "sst2": ["sentence", "label"],
+    "mrpc": ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+    "stsb": [
+        "index",
+        "genre",
+        "filename",
+        "year",
+        "old_index",
+        "source1",
+        "source2",
+        "sentence1",
+        "sentence2",
+        "score",
+    ],
+    "qqp": ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"],
+    "mnli": ["index", "promptID", "sentence1_parse", "sentence1", "sentence2", "label1", "gold_label"],
+    "qnli": ["index", "question", "sentence", "label"],
+    "rte": ["index", "sentence1", "sentence2", "label"],
+}
+
+
+def parts_of(task: str) -> dict[str, str]:
+    return {"train": "train", **({"matched": "", "mismatched": ""} if task == "mnli" else {"eval": ""})}
+
+
+def write_distribution(root, task: str) -> str:
+    """Tab-separated files as the GLUE script unpacks them."""
+    kind = glue.KINDS[task]
+    folder = root / kind.folder
+    folder.mkdir(parents=True)
+    for part in parts_of(task):
+        lines = []
+        for i, (*texts, label) in enumerate(rows(task, part)):
+            said = kind.labels[label] if kind.labels else str(label)
+            if task == "cola":
+                lines.append("\t".join(["gj04", said, "*" if label == 0 else "", texts[0]]))
+                continue
+            by_name = dict(zip(kind.tsv[:-1] or kind.texts, texts, strict=True)) | {
+                kind.tsv[-1] if kind.tsv else "label": said
+            }
+            lines.append("\t".join(by_name.get(name, f"{name}{i}") for name in HEADS[task]))
+        if task != "cola":
+            lines.insert(0, "\t".join(HEADS[task]))
+        if task == "qqp" and part == "train":
+            lines.insert(3, "99\tcut off here")  # the distribution has such lines
+        name = {"train": "train", "eval": "dev", "matched": "dev_matched", "mismatched": "dev_mismatched"}[part]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(root)
+
+
+def hub_set(task: str, part: str) -> datasets.Dataset:
+    kind = glue.KINDS[task]
+    label = datasets.ClassLabel(names=list(kind.labels)) if kind.labels else datasets.Value("float32")
+    features = datasets.Features({**dict.fromkeys(kind.texts, datasets.Value("string")), "label": label})
+    columns = dict(zip([*kind.texts, "label"], map(list, zip(*rows(task, part), strict=True)), strict=True))
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def write_hub(root, task: str) -> str:
+    """Parquet files as the hub has them."""
+    (root / task).mkdir(parents=True)
+    for part in parts_of(task):
+        name = {"train": "train", "eval": "validation"}.get(part, f"validation_{part}")
+        hub_set(task, part).to_parquet(root / task / f"{name}-00000-of-00001.parquet")
+    return str(root)
+
+
+@pytest.mark.parametrize("task", glue.KINDS)
+def test_both_forms_hold_the_same_rows(tmp_path, task):
+    made = [prepared(tmp_path / "cache", task=task, data=write(tmp_path / write.__name__, task)) for write in WRITERS]
+    kind = glue.KINDS[task]
+    for split in ("train", "eval"):
+        expected = [
+            row for part in parts_of(task) if (part == "train") == (split == "train") for row in rows(task, part)
+        ]
+        first, second = (t.batch(split, np.arange(t.size(split)), seed=0, epoch=0) for t in made)
+        assert all(torch.equal(first[name], second[name]) for name in first) and set(first) == set(second)
+        assert first["labels"].tolist() == pytest.approx([row[-1] for row in expected])
+        assert first["labels"].dtype == (torch.int64 if kind.labels else torch.float32)
+        for ids, (*texts, _) in zip(first["input_ids"], expected, strict=True):
+            assert made[0].tokenizer().decode(ids, skip_special_tokens=True) == "".join(texts)
+    assert made[0].model_overrides()["num_labels"] == max(1, len(kind.labels))
+    assert made[0].describe().get("lines_left_out") == (1 if task == "qqp" else None)
+
+
+WRITERS = (write_distribution, write_hub)
+
+
+def summed(task, logits: torch.Tensor, parts: int) -> dict[str, float]:
+    """Metrics over the evaluation split, its batches cut in `parts` and padded as the last of a process may be."""
+    total = None
+    for chosen in np.array_split(np.arange(task.size("eval")), parts):
+        batch = task.batch("eval", chosen, seed=0, epoch=0)
+        score = task.score(logits[chosen], batch)
+        numbers = [float(value) for value in score[:4]]
+        extra = np.zeros(task.extra_sums) if score.extra is None else score.extra.double().numpy()
+        assert len(extra) == task.extra_sums
+        total = (
+            (numbers, extra)
+            if total is None
+            else ([a + b for a, b in zip(total[0], numbers, strict=True)], total[1] + extra)
+        )
+    return task.metric_value(tasks.Sums(*total[0], total[1]))
+
+
+@pytest.mark.parametrize("task", glue.KINDS)
+def test_metrics_are_those_of_the_libraries_however_batches_are_cut(tmp_path, task):
+    made = prepared(tmp_path / "cache", task=task, data=write_hub(tmp_path / "data", task))
+    torch.manual_seed(1)
+    logits = torch.randn(made.size("eval"), max(1, len(glue.KINDS[task].labels)))
+    labels = made.batch("eval", np.arange(made.size("eval")), seed=0, epoch=0)["labels"].numpy()
+    best = logits.argmax(1).numpy()
+    if task == "stsb":
+        flat = logits[:, 0].double().numpy()
+        expected = {
+            "pearson": stats.pearsonr(flat, labels).statistic,
+            "spearman": stats.spearmanr(flat, labels).statistic,
+        }
+    elif task == "mnli":
+        expected = {
+            "accuracy": np.mean(best[:11] == labels[:11]),
+            "accuracy_mismatched": np.mean(best[11:] == labels[11:]),
+        }
+    else:
+        every = {
+            "accuracy": metrics.accuracy_score(labels, best),
+            "f1": metrics.f1_score(labels, best),
+            "matthews": metrics.matthews_corrcoef(labels, best),
+        }
+        expected = {name: every[name] for name in glue.KINDS[task].metrics}
+    for parts in (1, 2, 5):
+        assert summed(made, logits, parts) == pytest.approx(expected, rel=1e-6)
+    assert made.metric.key in expected and len(made.metric.label) > 1
+
+
+def test_predictions_that_are_all_alike_give_nought(tmp_path):
+    for task in ("stsb", "cola", "mrpc"):
+        made = prepared(tmp_path / "cache", task=task, data=write_hub(tmp_path / "data", task))
+        logits = torch.zeros(made.size("eval"), max(1, len(glue.KINDS[task].labels)))
+        assert summed(made, logits, 2)[made.metric.key] == 0
+
+
+def test_regression_is_the_mean_squared_error(tmp_path):
+    made = prepared(tmp_path / "cache", task="stsb", data=write_hub(tmp_path / "data", "stsb"))
+    batch = made.batch("train", np.arange(24), seed=0, epoch=0)
+    logits = torch.randn(24, 1, requires_grad=True)
+    score = made.score(logits, batch)
+    assert score.extra is None and "_index" not in batch
+    mean = torch.nn.MSELoss()(logits[:, 0], batch["labels"])
+    assert float(score.loss_sum.detach() / score.loss_count) == pytest.approx(float(mean.detach()), rel=1e-5)
+    padded = {"labels": torch.cat([batch["labels"], torch.full((2,), -100.0)])}
+    assert torch.allclose(made.score(torch.cat([logits, torch.ones(2, 1)]), padded).loss_sum, score.loss_sum)
+
+
+@pytest.mark.parametrize("label", ["inf", "-inf", "nan", "1e999", "1.7", "-1", "2", None])
+def test_a_label_is_a_class_number(label):
+    with pytest.raises(UsageError, match=r"file, line 3: the label .* is none of"):
+        glue._label(label, glue.KINDS["sst2"], "file, line 3")
+    assert [glue._label(good, glue.KINDS["sst2"], "") for good in ("1", "1.0", 1, 0.0)] == [1, 1, 1, 0]
+
+
+def test_the_hub_is_asked_for_the_task(tmp_path, monkeypatch):
+    asked = []
+
+    def load(name, config, split):
+        asked.append((name, config, split))
+        return hub_set("mnli", {"train": "train"}.get(split, split.removeprefix("validation_")))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    made = prepared(tmp_path / "cache", task="mnli")
+    assert asked == [("nyu-mll/glue", "mnli", s) for s in ("train", "validation_matched", "validation_mismatched")]
+    assert (made.size("train"), made.size("eval"), made.describe()["eval_matched"]) == (24, 18, 11)
+
+
+def test_missing_and_bad_files_are_one_sentence(tmp_path):
+    with pytest.raises(
+        LeanSurgeonError,
+        match=r"nyu-mll/glue \(rte\), split train, cannot be fetched from huggingface.*offline.*`data`",
+    ):
+        prepared(tmp_path / "cache", task="rte")
+    with pytest.raises(UsageError, match=r"GLUE cola is not in .*CoLA/train\.tsv or cola/train-\*\.parquet is missing"):
+        prepared(tmp_path / "cache", task="cola", data=str(tmp_path))
+    with pytest.raises(UsageError, match=r"option 'task'.*'cola'"):
+        tasks.make("glue", {"task": "wnli"})
+    folder = tmp_path / "RTE"
+    folder.mkdir()
+    for content, message in (
+        ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", r"train\.tsv, line 2: the label 'maybe' is none of"),
+        ("index\tsentence1\tlabel\n0\ta\tentailment\n", r"train\.tsv has no column 'sentence2'"),
+        ("index\tsentence1\tsentence2\tlabel\n", "no rows"),
+    ):
+        for name in ("train", "dev"):
+            (folder / f"{name}.tsv").write_text(content)
+        with pytest.raises(UsageError, match=message):
+            prepared(tmp_path / "cache", task="rte", data=str(tmp_path))

@@ -1,0 +1,197 @@
+"""Digits and Fashion-MNIST: contents, splits, augmentation, and idx files that are not what they say."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import pickle
+import struct
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.datasets import load_digits
+
+from leansurgeon import tasks
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks.images import fashion_mnist, shifts
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def prepared(cache, name, **options):
+    task = tasks.make(name, options)
+    task.prepare(cache, None, workers=1, say=quiet)
+    return pickle.loads(pickle.dumps(task))
+
+
+def test_digits_are_scikit_learns_split_evenly(tmp_path):
+    task = prepared(tmp_path, "digits")
+    assert (task.size("train"), task.size("eval")) == (1437, 360)
+    parts = [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0) for split in ("train", "eval")]
+    images = torch.cat([part["pixel_values"] for part in parts])
+    labels = torch.cat([part["labels"] for part in parts])
+    assert images.shape == (1797, 1, 8, 8) and images.dtype == torch.float32
+    data = load_digits()
+    ours = Counter(
+        (((image + 1) * 8).byte().numpy().tobytes(), int(label)) for image, label in zip(images, labels, strict=True)
+    )
+    theirs = Counter(
+        (image.astype(np.uint8).tobytes(), int(label)) for image, label in zip(data.images, data.target, strict=True)
+    )
+    assert ours == theirs
+    shares = parts[1]["labels"].bincount() / 360
+    assert torch.allclose(shares, torch.from_numpy(np.bincount(data.target) / 1797).float(), atol=1 / 360)
+    other = prepared(tmp_path, "digits", split_seed=1).batch("eval", np.arange(360), seed=0, epoch=0)
+    assert not torch.equal(other["pixel_values"], parts[1]["pixel_values"])
+    assert task.model_overrides() == {"num_labels": 10, "image_size": 8, "num_channels": 1}
+
+
+def test_classification_score_is_the_mean_loss_of_the_samples_that_count(tmp_path):
+    task = tasks.make("digits")
+    logits, labels = torch.randn(12, 10), torch.randint(10, (12,))
+    score = task.score(logits, {"labels": labels})
+    assert score.loss_sum / score.loss_count == pytest.approx(float(torch.nn.CrossEntropyLoss()(logits, labels)))
+    assert score.metric_sum == sum(
+        int(row.argmax()) == label for row, label in zip(logits, labels.tolist(), strict=True)
+    )
+
+    padded = {"labels": torch.cat([labels, torch.full((5,), -100)])}
+    with_padding = task.score(torch.cat([logits, torch.randn(5, 10)]), padded)
+    assert all(torch.allclose(a, b) for a, b in zip(score[:4], with_padding[:4], strict=True))
+    assert all(value.ndim == 0 and value.dtype == torch.float32 for value in with_padding[:4])
+    nothing = task.score(logits, {"labels": torch.full((12,), -100)})
+    assert [float(value) for value in nothing[:4]] == [0, 0, 0, 0]
+    half = task.score(logits.bfloat16().requires_grad_(), {"labels": labels})
+    assert half.loss_sum.dtype == torch.float32 and half.loss_sum.requires_grad and not half.metric_sum.requires_grad
+
+
+# -- Fashion-MNIST from made-up files ------------------------------------------------------------------------
+
+
+def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
+    return bytes((0, 0, kind, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_set(folder: Path, train: int = 30, evaluation: int = 20, compress: bool = True) -> dict[str, np.ndarray]:
+    rng, made = np.random.default_rng(0), {}
+    folder.mkdir(exist_ok=True)
+    for name, size in (("train", train), ("t10k", evaluation)):
+        made[f"{name}-images-idx3-ubyte"] = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
+        made[f"{name}-labels-idx1-ubyte"] = rng.integers(0, 10, size, dtype=np.uint8)
+    for name, array in made.items():
+        if compress:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(array)))
+        else:
+            (folder / name).write_bytes(idx_bytes(array))
+    return made
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_fashion_images_come_back_from_their_files(tmp_path, compress):
+    made = write_set(tmp_path / "data", compress=compress)
+    task = prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"), augment=False, eval_samples=7)
+    assert (task.size("train"), task.size("eval")) == (30, 7)
+    batch = task.batch("train", np.array([4, 29]), seed=0, epoch=0)
+    pixels = (batch["pixel_values"] * 0.3530 + 0.2860) * 255
+    assert np.allclose(pixels[:, 0], made["train-images-idx3-ubyte"][[4, 29]], atol=1e-3)
+    assert batch["labels"].tolist() == made["train-labels-idx1-ubyte"][[4, 29]].tolist()
+
+
+def test_augmentation_is_a_shift_by_up_to_two_pixels_and_a_flip(tmp_path):
+    images = write_set(tmp_path, train=500)["train-images-idx3-ubyte"]
+    indices = np.arange(500)
+    augmented = shifts.shifted(images, 1, 2, indices, 2)
+    seen = Counter()
+    for image, result in zip(images, augmented, strict=True):
+        wide = np.pad(image, 2)
+        variants = {
+            (down, right, flip): np.flip(wide, 1)[down : down + 28, right : right + 28]
+            if flip
+            else wide[down : down + 28, right : right + 28]
+            for down, right, flip in itertools.product(range(5), range(5), (False, True))
+        }
+        (which,) = [key for key, variant in variants.items() if np.array_equal(variant, result)]
+        seen[which] += 1
+    for place, kinds in ((0, 5), (1, 5), (2, 2)):
+        counts = Counter()
+        for key, number in seen.items():
+            counts[key[place]] += number
+        assert len(counts) == kinds and stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_augmentation_follows_from_seed_epoch_and_index(tmp_path):
+    write_set(tmp_path / "data")
+    task = prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"))
+
+    def pixels(split, indices, seed=0, epoch=0):
+        return task.batch(split, np.array(indices), seed=seed, epoch=epoch)["pixel_values"]
+
+    whole = pixels("train", range(30))
+    assert torch.equal(pixels("train", [8, 3]), whole[[8, 3]])
+    assert not torch.equal(pixels("train", range(30), epoch=1), whole)
+    assert not torch.equal(pixels("train", range(30), seed=1), whole)
+    assert torch.equal(pixels("eval", range(20)), pixels("eval", range(20), seed=5, epoch=5))
+
+
+def test_missing_files_name_the_package(tmp_path):
+    with pytest.raises(UsageError, match=r"Fashion-MNIST is not in .*missing.*apt-get install dataset-fashion-mnist"):
+        prepared(tmp_path, "fashion-mnist", data=str(tmp_path / "nowhere"))
+
+
+IMAGES = "train-images-idx3-ubyte.gz"
+GOOD = idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(GOOD)[:-30], "truncated"),
+        (gzip.compress(GOOD[:-1]), "truncated: 23,535 bytes where 23,536 are expected"),
+        (gzip.compress(GOOD[:9]), "truncated: 9 bytes are less than its header"),
+        (gzip.compress(GOOD + b"x"), "longer than its header says"),
+        (gzip.compress(b"PK\x03\x04" + GOOD), "not an idx file of bytes: it begins with 50 4b 03 04"),
+        (gzip.compress(idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8), kind=13)), "not an idx file of bytes"),
+        (gzip.compress(b""), "begins with nothing"),
+        (GOOD, "not a readable gzip file"),
+        (gzip.compress(idx_bytes(np.zeros((30, 784), dtype=np.uint8))), "2 dimensions where 3 are expected"),
+        (gzip.compress(idx_bytes(np.zeros((29, 28, 28), dtype=np.uint8))), "29 images and .* 30 labels"),
+        (gzip.compress(idx_bytes(np.zeros((30, 32, 32), dtype=np.uint8))), "32 x 32 pixels, not 28 x 28"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "file",  # gzip puts the time into the bytes
+)
+def test_bad_files_are_one_sentence_and_leave_no_cache(tmp_path, content, message):
+    write_set(tmp_path / "data")
+    (tmp_path / "data" / IMAGES).write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"))
+    assert IMAGES in str(caught.value) and "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_more_samples_than_there_are(tmp_path):
+    write_set(tmp_path / "data")
+    with pytest.raises(UsageError, match="holds 30 images where train_samples asks for 31"):
+        prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"), train_samples=31)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    write_set(tmp_path / "data")
+    assert prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data")).size("train") == 30
+    write_set(tmp_path / "data", train=25)
+    assert prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data")).size("train") == 25
+
+
+@pytest.mark.skipif(not Path(fashion_mnist.DEBIAN_FOLDER).is_dir(), reason="dataset-fashion-mnist is not installed")
+def test_the_real_fashion_mnist(tmp_path):
+    task = prepared(tmp_path, "fashion-mnist", augment=False)
+    assert (task.size("train"), task.size("eval")) == (60_000, 10_000)
+    labels = [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["labels"] for split in ("train", "eval")]
+    assert labels[0].bincount().tolist() == [6000] * 10 and labels[1].bincount().tolist() == [1000] * 10
+    pixels = task._array("train-images") / 255.0
+    assert (pixels.mean(), pixels.std()) == (pytest.approx(0.2860, abs=1e-4), pytest.approx(0.3530, abs=1e-4))

@@ -1,0 +1,368 @@
+"""Causal and masked language modelling: windows, masks, scores (against transformers' own losses), tokenizers, bad
+input.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from scipy import stats
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+from leansurgeon import tasks
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text import vocab
+
+TEXT = text_files.PACKAGED["austen"].read_text(encoding="utf-8")
+KINDS = ("char", "byte", "bpe", "wordpiece")
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def prepared(cache, name="causal-lm", model_dir=None, **options):
+    task = tasks.make(name, {"tokenizer": "char", "seq_len": 64, **options})
+    task.prepare(cache, model_dir, workers=1, say=quiet)
+    return task
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_packaged_text_is_the_novel_and_nothing_else():
+    assert len(TEXT) == 466_854 and TEXT.isascii()
+    assert TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
+    assert TEXT.count("Captain Wentworth") > 100 and TEXT.count("\nChapter ") == 24
+    assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
+    note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
+    assert "public domain" in note and "janeaustenr" in note
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
+def test_the_windows_together_are_the_text(cache, kind):
+    task = prepared(cache, tokenizer=kind, random_windows=False)
+    text = ""
+    for split in ("train", "eval"):
+        ids = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
+        assert ids.shape == (task.size(split), 64)
+        part = task.tokenizer().decode(ids.flatten(), skip_special_tokens=True)
+        begun = len(text) and text_files.cut(TEXT, 0.1)[0]
+        whole = text_files.cut(TEXT, 0.1)[1] if begun else text_files.cut(TEXT, 0.1)[0]
+        assert whole.startswith(part) and len(whole) - len(part) < 64 * 8
+        text += part
+    assert task.model_overrides() == {"vocab_size": len(task.tokenizer())}
+
+
+def test_training_windows_start_elsewhere_in_each_epoch_and_follow_from_seed_and_epoch(cache):
+    task = prepared(cache)
+    tokens = task._array("train")
+    starts = set()
+    for epoch in range(8):
+        ids = task.batch("train", np.arange(task.size("train")), seed=0, epoch=epoch)["input_ids"]
+        flat = ids.flatten().numpy()
+        (start,) = [o for o in range(64) if np.array_equal(tokens[o : o + len(flat)], flat)]
+        starts.add(start)
+        some = task.batch("train", np.array([7, 3]), seed=0, epoch=epoch)["input_ids"]
+        assert torch.equal(some, ids[[7, 3]])
+    assert len(starts) > 4
+    ends = [task.batch("eval", np.arange(5), seed=s, epoch=e)["input_ids"] for s, e in ((0, 0), (1, 4))]
+    assert torch.equal(*ends)
+    with pytest.raises(IndexError):
+        task.batch("eval", np.array([task.size("eval")]), seed=0, epoch=0)
+
+
+def test_causal_score_is_the_loss_of_transformers(cache):
+    task = prepared(cache)
+    batch = task.batch("train", np.arange(3), seed=0, epoch=0)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, **task.model_overrides())).eval()
+    with torch.no_grad():
+        out = model(**batch)
+    score = task.score(out.logits, batch)
+    assert float(score.loss_sum / score.loss_count) == pytest.approx(float(out.loss), rel=1e-5)
+    assert score.loss_count == 3 * 63
+    assert task.metric_value(tasks.Sums(*map(float, score[:4])))["perplexity"] == pytest.approx(math.exp(out.loss))
+    assert task.metric_value(tasks.Sums(1e9, 1, 1e9, 1)) == {"perplexity": math.inf}
+
+    batch["labels"][1] = -100  # a sample that pads the batch
+    assert batch["input_ids"][1].min() >= 0
+    fewer = task.score(out.logits, batch)
+    with torch.no_grad():
+        rest = model(input_ids=batch["input_ids"][[0, 2]], labels=batch["input_ids"][[0, 2]]).loss
+    assert fewer.loss_count == 2 * 63
+    assert float(fewer.loss_sum / fewer.loss_count) == pytest.approx(float(rest), rel=1e-5)
+
+
+def test_masked_score_is_the_loss_of_transformers(cache):
+    task = prepared(cache, "masked-lm", tokenizer="wordpiece", vocab_size=500)
+    batch = task.batch("eval", np.arange(4), seed=0, epoch=0)
+    torch.manual_seed(0)
+    config = BertConfig(
+        num_hidden_layers=1, num_attention_heads=2, hidden_size=16, intermediate_size=16, **task.model_overrides()
+    )
+    with torch.no_grad():
+        out = BertForMaskedLM(config).eval()(**batch)
+    score = task.score(out.logits, batch)
+    assert float(score.loss_sum / score.loss_count) == pytest.approx(float(out.loss), rel=1e-5)
+    assert score.loss_count == (batch["labels"] != -100).sum()
+    assert [float(v) for v in task.score(out.logits, {"labels": torch.full((4, 64), -100)})[:4]] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("share", [0.15, 0.4])
+def test_masks_hide_the_share_asked_for_as_bert_does(cache, share):
+    task = prepared(cache, "masked-lm", tokenizer="wordpiece", mask_prob=share)
+    plain = prepared(cache, "causal-lm", tokenizer="wordpiece")
+    rows = np.arange(task.size("train"))
+    batch = task.batch("train", rows, seed=0, epoch=0)
+    tokens = plain.batch("train", rows, seed=0, epoch=0)["input_ids"]
+    chosen = batch["labels"] != -100
+    assert torch.equal(batch["labels"][chosen], tokens[chosen])
+    assert torch.equal(batch["input_ids"][~chosen], tokens[~chosen])
+    number, total = int(chosen.sum()), chosen.numel()
+    assert stats.binomtest(number, total, share).pvalue > 1e-3
+
+    mask_id, size = task.tokenizer().mask_token_id, len(task.tokenizer())
+    hidden = batch["input_ids"][chosen] == mask_id
+    same = batch["input_ids"][chosen] == tokens[chosen]
+    assert stats.binomtest(int(hidden.sum()), number, 0.8 + 0.1 / size).pvalue > 1e-3
+    assert stats.binomtest(int(same.sum()), number, 0.1 + 0.1 / size).pvalue > 1e-3
+    others = batch["input_ids"][chosen][~hidden & ~same].numpy()
+    assert stats.kstest(others / size, "uniform").pvalue > 1e-3
+    # Where in the window a token stands makes no difference.
+    assert stats.chisquare(chosen.sum(0)).pvalue > 1e-3
+
+
+def test_masks_follow_from_seed_epoch_and_index(cache):
+    task = prepared(cache, "masked-lm", random_windows=False)
+
+    def masked(split, indices, seed=0, epoch=0):
+        return task.batch(split, np.array(indices), seed=seed, epoch=epoch)["labels"]
+
+    whole = masked("train", range(40))
+    assert torch.equal(masked("train", [30, 2]), whole[[30, 2]])
+    assert not torch.equal(masked("train", range(40), epoch=1), whole)
+    assert not torch.equal(masked("train", range(40), seed=1), whole)
+    assert torch.equal(masked("eval", range(40), seed=1, epoch=1), masked("eval", range(40)))
+    assert torch.equal(pickle.loads(pickle.dumps(task)).batch("train", np.arange(40), seed=0, epoch=0)["labels"], whole)
+
+
+def test_the_ends_of_documents_are_never_hidden(tmp_path):
+    for i in range(200):
+        (tmp_path / f"{i:03}.txt").write_text("ab\ncd\n" * 4)
+    task = prepared(tmp_path / "cache", "masked-lm", data=str(tmp_path / "*.txt"), mask_prob=0.9, seq_len=32)
+    batch = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)
+    ends = task.tokenizer().eos_token_id
+    assert (batch["input_ids"] == ends).sum() > 100 and not (batch["labels"] == ends).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_own_tokenizers_survive_beside_a_model(tmp_path, kind):
+    tokenizer = vocab.make(kind, 400, [TEXT[:20_000]])
+    tokenizer.save_pretrained(tmp_path)
+    BertConfig().save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    text = TEXT[500:900]
+    ids = tokenizer(text)["input_ids"]
+    assert again(text)["input_ids"] == ids and len(again) == len(tokenizer)
+    assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id
+    assert [tokenizer.convert_tokens_to_ids(name) for name in vocab.SPECIAL] == [0, 1, 2, 3, 4]
+    decoded = again.decode(again(text, add_special_tokens=False)["input_ids"])
+    if kind == "wordpiece":
+        assert decoded.lower().split() != [] and "[UNK]" not in decoded
+    else:
+        assert decoded == text
+    if kind in ("char", "byte"):
+        assert len(ids) == len(text) + 2
+    assert len(tokenizer) == {"char": 5 + len(set(TEXT[:20_000])), "byte": 261}.get(kind, 400)
+
+
+def test_bytes_need_no_vocabulary():
+    tokenizer = vocab.make("byte", None, [])
+    text = "naïve – 漢字 \x00 \n\t 🙂"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
+
+
+def test_long_texts_are_cut_behind_line_ends():
+    for text in (TEXT, "x" * 200_000, "\n" * 100_000, "short", "ab\n" * 40_000):
+        parts = list(vocab.pieces(text))
+        assert "".join(parts) == text and all(0 < len(part) <= 1 << 16 for part in parts)
+    assert all(part.endswith("\n") for part in vocab.pieces(TEXT))
+    head, tail = text_files.cut(TEXT, 0.1)
+    assert head + tail == TEXT and head.endswith("\n") and len(tail) / len(TEXT) == pytest.approx(0.1, abs=1e-3)
+
+
+def test_the_models_own_tokenizer(tmp_path, cache):
+    model = tmp_path / "model"
+    made = vocab.make("bpe", 600, [TEXT])
+    made.save_pretrained(model)
+    task = prepared(cache, tokenizer="model", model_dir=model)
+    assert task.model_overrides() == {} and len(task.tokenizer()) == 600
+    ids = task.batch("eval", np.arange(1), seed=0, epoch=0)["input_ids"][0]
+    assert task.tokenizer().decode(ids) in TEXT
+    vocab.make("bpe", 700, [TEXT]).save_pretrained(model)  # another tokenizer in the same place
+    assert len(prepared(cache, tokenizer="model", model_dir=model).tokenizer()) == 700
+
+
+def test_held_out_files_and_several_documents(tmp_path):
+    for name, text in (("a", "aaaa\n"), ("b", "bbbb\n"), ("c", "cabc\n")):
+        (tmp_path / f"{name}.txt").write_text(text * 40)
+    files = [str(tmp_path / "[ab].txt"), str(tmp_path / "a.txt")]  # a file named twice counts once
+    task = prepared(tmp_path / "cache", data=files, eval_data=str(tmp_path / "c.txt"), seq_len=8)
+    assert task.describe()["characters"] == {"train": 400, "eval": 200}
+    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt"
+    # The vocabulary comes from the training text: "c" is unknown.
+    unknown = task.tokenizer().unk_token_id
+    counts = Counter(task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"].flatten().tolist())
+    assert counts[unknown] == 80
+
+
+def test_rows_of_the_embedding_can_be_rounded_up(cache):
+    assert prepared(cache, tokenizer="byte", vocab_size=512).model_overrides() == {"vocab_size": 512}
+    with pytest.raises(UsageError, match=r"byte tokenizer has 261 tokens, more than .* vocab_size 200"):
+        prepared(cache, tokenizer="byte", vocab_size=200).model_overrides()
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9 and more".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "short.txt").write_text("To be, or not to be\n" * 3)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"n_positions": 32}))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    cases = [
+        ({"data": "austin"}, None, "No data file is called or matches 'austin'.*'austen'"),
+        ({"data": str(tmp_path / "*.csv")}, None, "matches '.*csv'"),
+        ({"data": str(tmp_path)}, None, "No data file"),
+        ({"data": str(tmp_path / "latin.txt")}, None, "latin.txt is not UTF-8 text: byte 3"),
+        ({"data": str(tmp_path / "empty.txt")}, None, "empty.txt holds no text"),
+        ({"data": str(tmp_path / "short.txt")}, None, "train text has 4[01] tokens, too few .* seq_len 64"),
+        ({"tokenizer": "model"}, None, "no model folder"),
+        ({"tokenizer": "model", "seq_len": 32}, tmp_path / "model", "model holds no tokenizer"),
+        ({}, tmp_path / "model", "seq_len is 64 and the model .* has 32 positions"),
+        ({"tokenizer": "model"}, tmp_path / "broken", "tokenizer in .*broken cannot be read"),
+    ]
+    for options, model_dir, message in cases:
+        with pytest.raises(UsageError, match=message) as caught:
+            prepared(tmp_path / "cache", model_dir=model_dir, **options)
+        assert "\n" not in str(caught.value)
+
+
+def test_masking_needs_a_mask_token(tmp_path, cache):
+    tokenizer = vocab.make("byte", None, [])
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="needs a tokenizer with a mask token"):
+        prepared(cache, "masked-lm", model_dir=tmp_path, tokenizer="model")
+
+
+# -- tables and the hub ----------------------------------------------------------------------------
+
+STORIES = [f"Once upon a time, story {i} began. " * (1 + i % 3) for i in range(50)]
+
+
+def write_stories(path, rows=STORIES, column="text"):
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.table({column: rows}), path)
+    else:
+        path.write_text("".join(json.dumps({column: row}) + "\n" for row in rows))
+    return str(path)
+
+
+def tokens_of(task, split):
+    return np.asarray(np.load(task._folder / f"{split}.npy"))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_of_tables_are_documents(tmp_path, suffix):
+    data = write_stories(tmp_path / f"stories{suffix}")
+    task = prepared(tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, eval_fraction=0.1)
+    tokenizer = task.tokenizer()
+    for split, rows in (("train", STORIES[:45]), ("eval", STORIES[45:])):
+        expected = [
+            i for row in rows for i in [*tokenizer(row, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
+        ]
+        assert tokens_of(task, split).tolist() == expected
+    few = prepared(tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, documents=10)
+    assert len(tokens_of(few, "train")) == sum(len(row) + 1 for row in STORIES[:9])
+    other = write_stories(tmp_path / f"held{suffix}", STORIES[:5])
+    held = prepared(tmp_path / "cache", "masked-lm", data=data, eval_data=other, tokenizer="wordpiece", seq_len=16)
+    assert len(tokens_of(held, "train")) > 5 * len(tokens_of(held, "eval"))
+
+
+def test_token_ids_pass_as_they_are(tmp_path):
+    vocab.make("byte", None, []).save_pretrained(tmp_path / "tokenizer")
+    rows = [np.random.default_rng(i).integers(5, 200, 32).tolist() for i in range(20)]
+    data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False}
+    task = prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
+    assert torch.equal(task.batch("train", np.arange(18), seed=0, epoch=0)["input_ids"], torch.tensor(rows[:18]))
+    with pytest.raises(UsageError, match="token ids and no text"):
+        prepared(tmp_path / "cache", "causal-lm", tokenizer="bpe", **options)
+    rows[3][7] = 261
+    write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    with pytest.raises(UsageError, match="token id 261, and the tokenizer has 261"):
+        prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
+    rows[3][7] = -100
+    write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    with pytest.raises(UsageError, match="token id -100, and the tokenizer has 261"):
+        prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
+
+
+def test_a_hub_text_is_read_by_its_splits(tmp_path, monkeypatch):
+    import datasets
+
+    made = {
+        "train": datasets.Dataset.from_dict({"text": STORIES}),
+        "validation": datasets.Dataset.from_dict({"text": STORIES[:4]}),
+    }
+    asked = []
+
+    def load(name, config, split):
+        asked.append((name, config, split))
+        return made[split]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    name = "hub:roneneldan/TinyStories"
+    task = prepared(tmp_path, "causal-lm", data=name, eval_data=name, tokenizer="byte", seq_len=16)
+    assert asked == [("roneneldan/TinyStories", None, "train"), ("roneneldan/TinyStories", None, "validation")]
+    assert len(tokens_of(task, "eval")) == sum(len(row) + 1 for row in STORIES[:4])
+
+
+def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
+    data = write_stories(tmp_path / "a.jsonl", column="story")
+    cases = [
+        ({"data": data}, r"no column 'text'.*'story'"),
+        (
+            {"data": write_stories(tmp_path / "b.jsonl", [1, 2])},
+            r"b\.jsonl, row 1: 'text' is neither a text nor a list",
+        ),
+        ({"data": "austen", "documents": 5}, "`documents` counts rows of tables"),
+        ({"data": ["hub:a/b", "austen"]}, "stands alone"),
+        ({"data": "hub:a"}, None),
+        (
+            {"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"},
+            "tokenizer openai-community/gpt2 cannot be",
+        ),
+        (
+            {"data": "hub:roneneldan/TinyStories"},
+            "roneneldan/TinyStories, split train, cannot be fetched from huggingface",
+        ),
+    ]
+    for options, message in cases:
+        with pytest.raises(LeanSurgeonError, match=message) as caught:
+            prepared(tmp_path / "cache", "causal-lm", **{"tokenizer": "byte", "seq_len": 16, **options})
+        assert "\n" not in caught.value.message

@@ -1,0 +1,297 @@
+"""ListOps: the generator against generating functions, enumeration, a plain recursive sampler and an evaluator of
+nested lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+import statistics
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from leansurgeon import tasks
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, Grammar, _grow_counts, chunk
+
+PUBLISHED = Grammar()
+
+
+def drawn(grammar: Grammar, trees: int, seed: int = 0) -> list[tuple[list[str], int]]:
+    """(symbols, value) of `trees` expressions of our generator."""
+    lots = (chunk(grammar, seed, number) for number in itertools.count())
+    samples = ((lot, start, end, value) for lot in lots for start, end, value in _bounds(lot))
+    return [
+        ([SYMBOLS[i] for i in lot.symbols[start:end]], int(value))
+        for lot, start, end, value in itertools.islice(samples, trees)
+    ]
+
+
+def _bounds(lot):
+    ends = np.cumsum(lot.lengths)
+    return zip(ends - lot.lengths, ends, lot.values, strict=True)
+
+
+def parsed(symbols: list[str]):
+    """Nested lists [operator, argument, ...] or a digit; fails on anything that is not one whole expression."""
+    stack: list[list] = [[]]
+    for symbol in symbols:
+        if symbol == "]":
+            done = stack.pop()
+            stack[-1].append(done)
+        elif symbol.startswith("["):
+            stack.append([symbol])
+        else:
+            stack[-1].append(int(symbol))
+    ((expression,),) = stack  # one level left, and in it one expression
+    return expression
+
+
+def evaluated(expression) -> int:
+    if isinstance(expression, int):
+        return expression
+    values = [evaluated(argument) for argument in expression[1:]]
+    return {
+        "[MIN": lambda: min(values),
+        "[MAX": lambda: max(values),
+        "[MED": lambda: int(statistics.median(values)),
+        "[SM": lambda: sum(values) % 10,
+    }[expression[0]]()
+
+
+def depth_of(expression) -> int:
+    return 1 if isinstance(expression, int) else 1 + max(map(depth_of, expression[1:]))
+
+
+def operators_of(expression) -> list[tuple[str, int]]:
+    if isinstance(expression, int):
+        return []
+    below = [found for argument in expression[1:] for found in operators_of(argument)]
+    return [(expression[0], len(expression) - 1), *below]
+
+
+def plain_tree(rng: random.Random, grammar: Grammar, depth: int = 1):
+    """One tree as the published algorithm says it, without any shortcut: (nested lists, length)."""
+    if depth == grammar.max_depth or rng.random() > 0.25:
+        return rng.randrange(10), 1
+    arguments = [plain_tree(rng, grammar, depth + 1) for _ in range(rng.randint(2, grammar.max_args))]
+    operator = rng.choice(["[MIN", "[MAX", "[MED", "[SM"])
+    return [operator, *(tree for tree, _ in arguments)], 2 + sum(length for _, length in arguments)
+
+
+def length_shares(grammar: Grammar) -> np.ndarray:
+    """Exact probability of every length below max_length, by generating functions.
+
+    With f_d the power series of the length below level d: f_last(x) = x and f_d = 3/4 x + 1/4 x^2 mean_k f_(d+1)^k.
+    """
+    size = grammar.max_length
+    f = np.zeros(size)
+    f[1] = 1
+    for _ in range(grammar.max_depth - 1):
+        power, total = f, np.zeros(size)
+        for _ in range(2, grammar.max_args + 1):
+            power = np.convolve(power, f)[:size]
+            total += power
+        f = np.zeros(size)
+        f[2:] = 0.25 * total[:-2] / (grammar.max_args - 1)
+        f[1] += 0.75
+    return f
+
+
+def same_shares(observed: Counter, expected: Counter) -> float:
+    """p-value of "the two samples come from one distribution", rare kinds taken together."""
+    kinds = [kind for kind, number in (observed + expected).items() if number >= 20]
+    rows = [[sample[kind] for kind in kinds] for sample in (observed, expected)]
+    rest = [sample.total() - sum(row) for sample, row in zip((observed, expected), rows, strict=True)]
+    table = np.array([[*row, other] for row, other in zip(rows, rest, strict=True)])
+    return stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue
+
+
+@pytest.fixture(scope="module")
+def published():
+    return drawn(PUBLISHED, 1500)
+
+
+def test_expressions_are_well_formed_and_their_values_right(published):
+    for symbols, value in published:
+        expression = parsed(symbols)
+        assert 500 < len(symbols) < 2000
+        assert value == evaluated(expression)
+        assert 2 <= depth_of(expression) <= 10
+        assert all(2 <= arguments <= 10 for _, arguments in operators_of(expression))
+
+
+def test_lengths_follow_the_exact_distribution():
+    shares = length_shares(PUBLISHED)[501:]
+    # 8.28 % are kept, of mean length 1,035: plain sampling in the facts gave 8.1 % and, from 600 samples, 1,090.
+    assert shares.sum() == pytest.approx(0.0828, abs=1e-4)
+    assert (shares * np.arange(501, 2000)).sum() / shares.sum() == pytest.approx(1035.0, abs=0.1)
+
+    lengths = np.concatenate([chunk(PUBLISHED, 7, number).lengths for number in range(80)])
+    edges = np.searchsorted(np.cumsum(shares) / shares.sum(), np.linspace(0, 1, 31)[1:-1]) + 501
+    observed = np.bincount(np.searchsorted(edges, lengths, side="right"), minlength=30)
+    cells = np.add.reduceat(shares, np.concatenate(([0], edges - 501)))
+    assert stats.chisquare(observed, cells / cells.sum() * len(lengths)).pvalue > 1e-3
+
+
+def test_as_many_are_kept_as_the_exact_distribution_says():
+    tried = 100_000
+    kept = len(_grow_counts(PUBLISHED, np.random.default_rng(3), tried))
+    assert stats.binomtest(kept, tried, length_shares(PUBLISHED)[501:].sum()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("grammar", [PUBLISHED, Grammar(10, 10, 100, 256), Grammar(5, 4, 8, 60)])
+def test_same_distribution_as_plain_recursive_sampling(grammar):
+    rng, plain = random.Random(1), []
+    while len(plain) < 400:
+        tree, length = plain_tree(rng, grammar)
+        if grammar.min_length < length < grammar.max_length:
+            plain.append((tree, length))
+    ours = [(parsed(symbols), len(symbols)) for symbols, _ in drawn(grammar, 4000, seed=5)]
+
+    assert stats.ks_2samp([n for _, n in ours], [n for _, n in plain]).pvalue > 1e-3
+    for kind in (
+        evaluated,
+        depth_of,
+        lambda tree: len(tree) - 1,  # arguments of the root
+        lambda tree: tree[0],
+        lambda tree: (
+            [isinstance(argument, list) for argument in tree[1:]].index(True)
+            if any(isinstance(argument, list) for argument in tree[1:])
+            else -1
+        ),  # place of the first nested argument: the order within a level
+        lambda tree: len(operators_of(tree)),
+        lambda tree: Counter(operators_of(tree)).most_common(1)[0][0],
+    ):
+        assert same_shares(Counter(kind(t) for t, _ in ours), Counter(kind(t) for t, _ in plain)) > 1e-3
+
+
+def test_shapes_have_their_exact_probabilities():
+    """Every shape (operators and digits not told apart) of a small grammar, its probability multiplied out."""
+    grammar = Grammar(max_depth=3, max_args=3, min_length=3, max_length=15)
+
+    def shapes(depth):
+        yield "d", 1 if depth == grammar.max_depth else 0.75, 1
+        if depth < grammar.max_depth:
+            for number in (2, 3):
+                for parts in itertools.product(list(shapes(depth + 1)), repeat=number):
+                    share = 0.25 / 2 * np.prod([part[1] for part in parts])
+                    yield f"({''.join(part[0] for part in parts)})", share, 2 + sum(part[2] for part in parts)
+
+    exact = {text: share for text, share, length in shapes(1) if 3 < length < 15}
+    total = sum(exact.values())
+
+    def shape(tree):
+        return "d" if isinstance(tree, int) else f"({''.join(map(shape, tree[1:]))})"
+
+    observed = Counter(shape(parsed(symbols)) for symbols, _ in drawn(grammar, 30_000, seed=2))
+    assert set(observed) <= set(exact)
+    common = [text for text, share in exact.items() if share / total > 5e-4]
+    rest = observed.total() - sum(observed[text] for text in common)
+    expected = [exact[text] / total * observed.total() for text in common]
+    pvalue = stats.chisquare(
+        [observed[text] for text in common] + [rest], [*expected, observed.total() - sum(expected)]
+    ).pvalue
+    assert len(common) > 20 and pvalue > 1e-3
+
+
+def test_symbols_are_drawn_evenly(published):
+    symbols = Counter(symbol for tokens, _ in published for symbol in tokens)
+    assert stats.chisquare([symbols[str(digit)] for digit in range(10)]).pvalue > 1e-3
+    assert stats.chisquare([symbols[name] for name in ("[MIN", "[MAX", "[MED", "[SM")]).pvalue > 1e-3
+
+
+def test_label_shares_are_those_of_plain_sampling():
+    values = np.concatenate([chunk(PUBLISHED, 11, number).values for number in range(60)])
+    shares = np.bincount(values, minlength=10) / len(values)
+    # 15,000 expressions made the plain way (tests/benchmarks/test_listops.py): standard error 0.003.
+    plain = [0.172, 0.090, 0.077, 0.083, 0.090, 0.084, 0.077, 0.075, 0.088, 0.165]
+    assert shares == pytest.approx(plain, abs=0.013)
+
+
+MINI = {"train": 1200, "eval": 100, "test": 50, "min_length": 20, "max_length": 100}
+
+
+def prepared(folder, workers=1, say=lambda line: None, **options):
+    task = tasks.make("listops", {**MINI, **options})
+    task.prepare(folder, None, workers=workers, say=say)
+    return task
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path):
+    made = [prepared(tmp_path / str(workers), workers) for workers in (1, 2, 3)]
+    for name in ("tokens", "starts", "labels"):
+        first, *others = (task._array(name) for task in made)
+        assert all(np.array_equal(first, other) for other in others)
+    other_seed = prepared(tmp_path / "seed", seed=1)
+    assert not np.array_equal(made[0]._array("labels"), other_seed._array("labels"))
+
+
+def test_splits_are_disjoint_and_nothing_comes_twice(tmp_path):
+    task = prepared(tmp_path)
+    assert [task.size(split) for split in ("train", "eval", "test")] == [1200, 100, 50]
+    rows = [
+        bytes(row)
+        for split in ("train", "eval", "test")
+        for row in task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"].byte().numpy()
+    ]
+    assert len(rows) == len(set(rows)) == 1350
+
+
+def test_a_batch_holds_padded_tokens_and_the_value(tmp_path):
+    task = pickle.loads(pickle.dumps(prepared(tmp_path)))
+    batch = task.batch("eval", np.array([5, 2, 99]), seed=0, epoch=0)
+    assert batch["input_ids"].shape == (3, 128)  # the power of two from max_length up
+    for tokens, mask, label in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
+        length = int(mask.sum())
+        assert 20 < length < 100 and not tokens[length:].any() and tokens.max() < 32
+        assert evaluated(parsed([SYMBOLS[token - 1] for token in tokens[:length]])) == label
+    assert task.token_mask(batch).dtype.is_floating_point is False
+    assert task.token_mask(batch).sum() == batch["attention_mask"].sum()
+    assert task.model_overrides() == {"num_labels": 10}
+    for beyond in (1200, -1):  # the next split's first sample, the file's last
+        with pytest.raises(IndexError):
+            task.batch("train", np.array([beyond]), seed=0, epoch=0)
+
+
+def test_small_spaces_are_exhausted_and_then_refused(tmp_path):
+    # Depth 2 with 2 or 3 digits: 4 operators x (10^2 + 10^3) = 4,400 expressions, and not one more.
+    small = {"max_depth": 2, "max_args": 3, "min_length": 1, "max_length": 6, "eval": 300, "test": 100}
+    whole = prepared(tmp_path, **{**small, "train": 4000})
+    assert len({whole._array("tokens")[a:b].tobytes() for a, b in itertools.pairwise(whole._array("starts"))}) == 4400
+    with pytest.raises(UsageError, match="only 4,400 different expressions"):
+        prepared(tmp_path, **{**small, "train": 4001})
+    with pytest.raises(UsageError, match="practically no expression"):
+        prepared(tmp_path, max_depth=2, max_args=3)
+
+
+def test_stopping_half_way_leaves_neither_data_nor_processes(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def say(line):
+        if "expressions," in line:  # the last line, when everything is written but not yet in place
+            raise Stop
+
+    with pytest.raises(Stop):
+        prepared(tmp_path, workers=2, say=say)
+    assert list(tmp_path.iterdir()) == []
+    assert prepared(tmp_path, workers=2).size("train") == 1200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_length": 500, "max_length": 501}, "no length lies between 500 and 501"),
+        ({"seq_len": 1000}, "seq_len 1000 is shorter than the longest expression, 1999"),
+        ({"train": 0}, "train"),
+        ({"max_dept": 3}, "did you mean 'max_depth'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        tasks.make("listops", options)

@@ -1,0 +1,297 @@
+"""LRA text, retrieval and image, and CIFAR-10, from made-up files in their published forms."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from leansurgeon import tasks
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.models.nystromformer_lra import NystromformerLraConfig, NystromformerLraForSequenceClassification
+from leansurgeon.tasks.long_range import lra
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def prepared(cache, name, **options):
+    task = tasks.make(name, options)
+    task.prepare(cache, None, workers=1, say=quiet)
+    return pickle.loads(pickle.dumps(task))
+
+
+def everything(task, split="train"):
+    return task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+
+
+# -- IMDb ------------------------------------------------------------------------------------------
+
+REVIEWS = {
+    split: [(f"{split} {i} <br /> caf\u00e9 " + "word " * (7 * i), i % 2) for i in range(count)]
+    for split, count in (("train", 12), ("test", 9))
+}
+
+
+def write_reviews(root, kind: str) -> str:
+    root.mkdir(parents=True)
+    if kind == "parquet":
+        (root / "plain_text").mkdir()
+        for split, rows in REVIEWS.items():
+            columns = {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
+            datasets.Dataset.from_dict(columns).to_parquet(root / "plain_text" / f"{split}-00000-of-00001.parquet")
+        return str(root)
+    for split, rows in REVIEWS.items():
+        for i, (text, label) in enumerate(rows):
+            path = root / "aclImdb" / split / ("pos" if label else "neg") / f"{i}_{label * 9 + 1}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+    if kind == "folder":
+        return str(root / "aclImdb")
+    with tarfile.open(root / "aclImdb_v1.tar.gz", "w:gz") as tar:
+        tar.add(root / "aclImdb", "aclImdb")
+    return str(root / "aclImdb_v1.tar.gz")
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive", "parquet"])
+def test_reviews_are_bytes(tmp_path, kind):
+    task = prepared(tmp_path / "cache", "lra-text", data=write_reviews(tmp_path / "data", kind), max_length=200)
+    assert (task.size("train"), task.size("eval")) == (12, 9)
+    for split, name in (("train", "train"), ("eval", "test")):
+        batch = everything(task, split)
+        found = set()
+        for ids, mask, label in zip(batch["input_ids"], batch["attention_mask"], batch["labels"].tolist(), strict=True):
+            assert torch.equal(mask == 1, ids > 0)
+            found.add((bytes((ids[ids > 0] - 1).tolist()), label))
+        assert found == {(text.encode()[:200], label) for text, label in REVIEWS[name]}
+    some = prepared(tmp_path / "cache", "lra-text", data=str(task.options.data), train_samples=6, pad="max")
+    assert some.size("train") == 6 and everything(some)["input_ids"].shape == (6, 4096)
+    assert set(everything(some)["labels"].tolist()) == {0, 1}
+
+
+# -- AAN -------------------------------------------------------------------------------------------
+
+
+def write_pairs(root) -> tuple[str, dict[str, list]]:
+    made = {}
+    (root / "tsv_data").mkdir(parents=True)
+    for split, count in (("train", 8), ("eval", 5), ("test", 3)):
+        made[split] = [(i % 2, f'first "{i} \u00fc' * i, f"second {split}\\n {i}") for i in range(1, count + 1)]
+        lines = [f"{float(label)}\tP{i}\tQ{i}\t{one}\t{two}\n" for i, (label, one, two) in enumerate(made[split])]
+        (root / "tsv_data" / f"new_aan_pairs.{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    return str(root), made
+
+
+def test_pairs_are_two_inputs_of_the_dual_model(tmp_path):
+    data, made = write_pairs(tmp_path / "lra_release")
+    task = prepared(tmp_path / "cache", "lra-retrieval", data=data)
+    for split, rows in made.items():
+        batch = everything(task, split)
+        assert batch["labels"].tolist() == [label for label, _, _ in rows]
+        for suffix, column in (("", 1), ("_2", 2)):
+            ids = batch[f"input_ids{suffix}"]
+            assert [bytes((row[row > 0] - 1).tolist()).decode() for row in ids] == [row[column] for row in rows]
+    config = NystromformerLraConfig(
+        vocab_size=512, hidden_size=16, num_hidden_layers=1, max_position_embeddings=4096, dual_input=True, num_labels=2
+    )
+    batch = everything(task, "eval")
+    logits = NystromformerLraForSequenceClassification(config).eval()(**batch).logits
+    assert task.score(logits, batch).metric_count == 5
+
+
+def test_bad_pairs_are_one_sentence(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"AAN pairs are not in .*new_aan_pairs\.train\.tsv is missing.*lra_release\.gz"
+    ):
+        prepared(tmp_path / "cache", "lra-retrieval", data=str(tmp_path / "nowhere"))
+    data, _ = write_pairs(tmp_path / "data")
+    path = tmp_path / "data" / "tsv_data" / "new_aan_pairs.eval.tsv"
+    for content, message in (
+        ("1.0\ta\tb\tc\n", "line 1: 4 fields where 5"),
+        ("2.0\ta\tb\tc\td\n", "label '2.0' is not"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            prepared(tmp_path / "cache", "lra-retrieval", data=data)
+
+
+# -- CIFAR-10 --------------------------------------------------------------------------------------
+
+
+def cifar_rows(name: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(len(name) + int(name[-1]) if name[-1].isdigit() else 0)
+    return rng.integers(0, 256, (20, 3072), dtype=np.uint8), rng.integers(0, 10, 20, dtype=np.uint8)
+
+
+NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+
+
+def write_cifar(root, kind: str) -> str:
+    root.mkdir(parents=True)
+    if kind == "parquet":
+        features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+        for split, names in (("train", NAMES[:5]), ("test", NAMES[5:])):
+            images = np.concatenate([cifar_rows(n)[0] for n in names]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            rows = []
+            for image in images:
+                buffer = io.BytesIO()
+                Image.fromarray(image).save(buffer, "png")
+                rows.append({"bytes": buffer.getvalue(), "path": None})
+            labels = np.concatenate([cifar_rows(n)[1] for n in names]).tolist()
+            table = datasets.Dataset.from_dict({"img": rows, "label": labels}, features=features)
+            table.to_parquet(root / f"{split}-00000-of-00001.parquet")
+        return str(root)
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in NAMES:
+        images, labels = cifar_rows(name)
+        if kind == "binary":
+            (folder / f"{name}.bin").write_bytes(np.concatenate([labels[:, None], images], axis=1).tobytes())
+        else:
+            content = {
+                b"batch_label": b"made up",
+                b"labels": labels.tolist(),
+                b"data": images,
+                b"filenames": [b"x"] * 20,
+            }
+            (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    if kind != "archive":
+        return str(folder if kind == "binary" else root)
+    with tarfile.open(root / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(folder, folder.name)
+    for path in folder.iterdir():
+        path.unlink()
+    return str(root)
+
+
+@pytest.mark.parametrize("kind", ["python", "binary", "archive", "parquet"])
+def test_cifar_is_read_from_all_its_files(tmp_path, kind):
+    data = write_cifar(tmp_path / "data", kind)
+    task = prepared(tmp_path / "cache", "cifar10", data=data, augment=False)
+    assert (task.size("train"), task.size("eval")) == (100, 20)
+    batch = everything(task)
+    pixels = batch["pixel_values"].permute(0, 2, 3, 1) * torch.tensor([0.2470, 0.2435, 0.2616])
+    pixels = ((pixels + torch.tensor([0.4914, 0.4822, 0.4465])) * 255).permute(0, 3, 1, 2).reshape(100, -1)
+    expected = [cifar_rows(name) for name in NAMES[:5]]
+    assert np.allclose(pixels.numpy(), np.concatenate([images for images, _ in expected]), atol=1e-3)
+    assert batch["labels"].tolist() == np.concatenate([labels for _, labels in expected]).tolist()
+    moved = prepared(tmp_path / "cache", "cifar10", data=data)
+    whole = everything(moved)["pixel_values"]
+    assert torch.equal(moved.batch("train", np.array([7, 3]), seed=0, epoch=0)["pixel_values"], whole[[7, 3]])
+    assert not torch.equal(whole, batch["pixel_values"])
+    assert torch.equal(everything(moved, "eval")["pixel_values"], everything(task, "eval")["pixel_values"])
+
+
+def test_grey_pixels_are_those_of_tensorflow(tmp_path):
+    # tf.image.rgb_to_grayscale of TensorFlow 2 on these pixels, worked out by its formula in exact numbers:
+    # floor(255.5 * (0.2989 R + 0.5870 G + 0.1140 B) / 255).
+    cases = {
+        (255, 255, 255): 255,
+        (0, 0, 0): 0,
+        (255, 0, 0): 76,
+        (0, 255, 0): 149,
+        (0, 0, 255): 29,
+        (17, 130, 201): 104,
+    }
+    assert lra.grey(np.array(list(cases), dtype=np.uint8)[:, None, None])[:, 0, 0].tolist() == list(cases.values())
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (9, 5, 4, 3), dtype=np.uint8)
+    pillow = np.stack(
+        [np.asarray(Image.fromarray(image).convert("L")) for image in images]
+    )  # the same weights, rounded
+    assert np.abs(lra.grey(images).astype(int) - pillow).max() <= 1
+
+    task = prepared(tmp_path / "cache", "lra-image", data=write_cifar(tmp_path / "data", "binary"))
+    assert [task.size(split) for split in ("train", "eval", "test")] == [90, 10, 20]
+    images = np.concatenate([cifar_rows(name)[0] for name in NAMES]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    parts = [everything(task, split)["input_ids"] for split in ("train", "eval", "test")]
+    assert torch.equal(torch.cat(parts), torch.from_numpy(lra.grey(images).reshape(120, 1024).astype(np.int64)))
+
+
+class Harm:
+    def __reduce__(self):
+        return (print, ("harm",))
+
+
+def test_a_harmful_pickle_is_refused(tmp_path, capsys):
+    data = write_cifar(tmp_path / "data", "python")
+    path = tmp_path / "data" / "cifar-10-batches-py" / "data_batch_3"
+    for content, message in (
+        (pickle.dumps({b"data": Harm()}), r"data_batch_3 is not a batch of CIFAR-10: it asks for builtins\.print"),
+        (path.read_bytes()[:-500], "data_batch_3 is not a batch of CIFAR-10"),
+        (pickle.dumps({b"data": np.zeros((3, 5), np.uint8), b"labels": [0]}), r"holds images \(3, 5\) and 1 labels"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=message):
+            prepared(tmp_path / "cache", "cifar10", data=data)
+    assert capsys.readouterr().out == ""
+    path.unlink()
+    with pytest.raises(UsageError, match="not complete: data_batch_3 is missing"):
+        prepared(tmp_path / "cache", "cifar10", data=data)
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path):
+    for name, words in (("cifar10", "uoft-cs/cifar10.*cs.toronto.edu"), ("lra-text", "stanfordnlp/imdb.*aclImdb_v1")):
+        with pytest.raises(
+            LeanSurgeonError, match=f"{words.split('.*')[0]}, split train, cannot be fetched.*offline"
+        ) as caught:
+            prepared(tmp_path, name)
+        assert words.split(".*")[1] in str(caught.value.hint)
+        with pytest.raises(UsageError, match=r"(CIFAR-10 is|reviews are) not in"):
+            prepared(tmp_path, name, data=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"text": "fine", "label": -1}, "row 2: the label -1 is not 0 or 1"),
+        ({"text": "fine", "label": 7}, "row 2: the label 7 is not 0 or 1"),
+        ({"text": "fine", "label": "pos"}, "row 2: the label 'pos' is not 0 or 1"),
+        ({"text": "fine", "label": None}, "row 2: the label None is not 0 or 1"),
+        ({"text": None, "label": 1}, "row 2: a text is None"),
+    ],
+    ids=["below", "above", "word", "no-label", "no-text"],
+)
+def test_bad_reviews_are_one_sentence(tmp_path, suffix, bad, words):
+    rows = [{"text": "good", "label": type(bad["label"] or 0)(1)}, bad]  # a parquet column has one type
+    for split in ("train", "test"):
+        if suffix == "jsonl":
+            (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{split}.parquet")
+    with pytest.raises(UsageError, match=words):
+        prepared(tmp_path / "cache", "lra-text", data=str(tmp_path))
+
+
+def test_no_reviews_are_one_sentence(tmp_path):
+    (tmp_path / "tables").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "tables" / f"{split}.jsonl").write_text("")
+        for kind in ("pos", "neg"):
+            (tmp_path / "aclImdb" / split / kind).mkdir(parents=True)
+    cases = (
+        (tmp_path / "aclImdb", "train/neg holds no reviews"),
+        (tmp_path / "tables", "holds no reviews for 'train'"),
+    )
+    for data, words in (*cases, (tmp_path / "tables" / "train.jsonl", "is one table, so nothing would be left")):
+        with pytest.raises(UsageError, match=words):
+            prepared(tmp_path / "cache", "lra-text", data=str(tmp_path / data))
+
+
+@pytest.mark.parametrize("name", ["lra-text", "lra-retrieval", "lra-image", "listops", "pathfinder"])
+def test_a_model_with_too_few_positions_is_refused_before_any_data_is_made(name, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    task = tasks.make(name, {"data": str(tmp_path)} if name.startswith("lra-") else {})
+    with pytest.raises(UsageError, match=r"seq_len is \d+ and the model .* has 512 positions"):
+        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,149 @@
+"""Pathfinder: what is drawn follows the published parameters, and the published files are read."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import ndimage, stats
+
+from leansurgeon import tasks
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks.long_range import pathfinder_draw
+from leansurgeon.tasks.long_range.pathfinder_dashes import PAD, Style, ends
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def prepared(cache, workers=1, **options):
+    task = tasks.make("pathfinder", options)
+    task.prepare(cache, None, workers=workers, say=quiet)
+    return pickle.loads(pickle.dumps(task))
+
+
+@pytest.fixture(scope="module", params=CONTOUR_LENGTH)
+def drawn(request):
+    style = Style(contour_length=CONTOUR_LENGTH[request.param])
+    return style, pathfinder_draw.chunk(style, 0, 1, 1500 if request.param == "easy" else 6000)
+
+
+def test_contours_are_as_long_as_published(drawn):
+    style, found = drawn
+    assert len(found.labels) > 150
+    assert found.dashes.shape[1:] == (2, style.contour_length, 2)
+    # From end to end, dashes are a dash and its gaps apart: length + 2 margin, each position rounded to a pixel.
+    steps = np.linalg.norm(np.diff(found.dashes, axis=2), axis=-1)[:, :, 1:]
+    published = style.length + 2 * style.margin + style.length + style.margin
+    assert steps.min() > 1 and steps.max() <= published + 2 and 3 < np.median(steps) < published
+    assert found.dashes.min() >= 0 and found.dashes.max() < 32
+
+
+def test_first_ends_are_seven_pixels_apart_around_the_middle(drawn):
+    style, found = drawn
+    starts = found.tips[:, :, 0]
+    apart = np.linalg.norm(starts[:, 0] - starts[:, 1], axis=-1)
+    assert np.abs(apart - style.seed_distance).max() <= np.sqrt(0.5) and abs(apart.mean() - 7) < 0.1
+    assert starts[:, 0].min() >= 14 and starts[:, 0].max() <= 17  # twice the distance from every side
+
+
+def test_distractors_are_as_many_as_published(drawn):
+    style, found = drawn
+    assert (style.distractor_length, style.distractors) == {6: (2, 10), 9: (3, 6), 14: (4, 5)}[style.contour_length]
+    assert found.found.max() == style.distractors and found.found.mean() > 0.9 * style.distractors
+
+
+def test_half_of_the_images_have_a_path(drawn):
+    _, found = drawn
+    assert stats.binomtest(int(found.labels.sum()), len(found.labels)).pvalue > 1e-3
+    assert stats.binomtest(int(found.marked[:, 0].sum()), len(found.labels)).pvalue > 1e-3
+    assert np.array_equal(found.marked[:, 0] == found.marked[:, 1], found.labels == 1)
+
+
+def test_contours_turn_by_the_published_law():
+    """With nothing in the way, an end at angle delta from straight is chosen in proportion to cos^2(delta)."""
+    style, n = Style(), 4000
+    mask = np.zeros((n, 32 + 2 * PAD, 32 + 2 * PAD), dtype=np.float32)
+    grown = pathfinder_draw._extend(style, np.random.default_rng(0), mask, np.full((n, 2), 14), np.zeros(n))
+    assert grown.alive.all() and (grown.pivot == [14, 18]).all()
+    _, angles = ends(style)
+    law = np.maximum(np.cos(angles), 0) ** 2
+    counts = np.bincount(grown.kind, minlength=len(angles))
+    assert counts[law < 1e-12].sum() == 0
+    kept = law >= 1e-12
+    assert stats.chisquare(counts[kept], n * law[kept] / law.sum()).pvalue > 1e-3
+
+
+def test_discs_lie_on_the_marked_ends(drawn):
+    _, found = drawn
+    rows = np.arange(len(found.labels))
+    blurred = ndimage.uniform_filter(found.images.astype(float), (0, 3, 3))
+    for end in (0, 1):
+        at = found.tips[rows, found.marked[:, end], end]
+        on_disc = blurred[rows, np.clip(at[:, 0], 1, 30), np.clip(at[:, 1], 1, 30)]
+        assert np.median(on_disc) > max(150, 2 * np.median(blurred))
+    # Drawn with soft edges: many grey values between black and the brightest, which is 255.
+    values = np.unique(found.images)
+    assert len(values) > 100 and values[-1] == 255 and np.median(found.images) == 0
+
+
+def test_the_images_do_not_depend_on_the_processes(tmp_path):
+    alone = prepared(tmp_path / "a", difficulty="easy", samples=1010)
+    several = prepared(tmp_path / "b", workers=2, difficulty="easy", samples=1010)
+    assert [alone.size(split) for split in ("train", "eval", "test")] == [808, 101, 101]
+    for split in ("train", "eval", "test"):
+        one, other = (t.batch(split, np.arange(t.size(split)), seed=0, epoch=0) for t in (alone, several))
+        assert (one["input_ids"] == other["input_ids"]).all() and (one["labels"] == other["labels"]).all()
+    assert one["input_ids"].shape == (101, 1024) and one["input_ids"].max() == 255
+    other = prepared(tmp_path / "a", difficulty="easy", samples=100, seed=1)
+    first = [t.batch("train", np.arange(80), seed=0, epoch=0)["input_ids"] for t in (alone, other)]
+    assert (first[0] != first[1]).any(dim=1).all()
+
+
+def published(root, count=20):
+    """A folder as `lra_release` has it: lines of text in files called .npy, PNG images, one of them empty."""
+    rng, kept = np.random.default_rng(0), {}
+    level = root / "pathfinder32" / "curv_contour_length_14"
+    (level / "metadata").mkdir(parents=True)
+    for batch in range(2):
+        (level / "imgs" / str(batch)).mkdir(parents=True)
+        lines = []
+        for i in range(count // 2):
+            name = f"sample_{i}.png"
+            pixels, label = rng.integers(0, 256, (32, 32), dtype=np.uint8), int(rng.integers(0, 2))
+            Image.fromarray(pixels).save(level / "imgs" / str(batch) / name)
+            lines.append(f"imgs/{batch} {name} {i} {label} 1.0 14 4 2 0.5 1 1\n")
+            kept[pixels.tobytes()] = label
+        (level / "metadata" / f"{batch}.npy").write_text("".join(lines))
+    (level / "imgs" / "0" / "sample_0.png").write_bytes(b"")
+    return kept
+
+
+def test_the_published_files_are_read(tmp_path):
+    kept = published(tmp_path / "lra_release")
+    task = prepared(tmp_path / "cache", data=str(tmp_path))
+    assert [task.size(split) for split in ("train", "eval", "test")] == [15, 2, 2]  # 19: one file is empty
+    for split in ("train", "eval", "test"):
+        batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+        for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
+            assert kept.pop(ids.byte().numpy().tobytes()) == label
+    assert len(kept) == 1 and task.model_overrides() == {"num_labels": 2, "vocab_size": 256}
+
+
+def test_bad_files_are_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match=r"Pathfinder-32 \(hard\) is not in .*curv_contour_length_14.*lra_release.gz"):
+        prepared(tmp_path / "cache", data=str(tmp_path / "nowhere"))
+    published(tmp_path)
+    level = tmp_path / "pathfinder32" / "curv_contour_length_14"
+    with pytest.raises(UsageError, match="not Pathfinder of the difficulty 'easy'"):
+        prepared(tmp_path / "cache", data=str(level), difficulty="easy")
+    (level / "imgs" / "1" / "sample_3.png").write_bytes(b"no image")
+    with pytest.raises(UsageError, match=r"imgs/1/sample_3\.png cannot be read"):
+        prepared(tmp_path / "cache", data=str(level))
+    (level / "metadata" / "0.npy").write_text("imgs/0 sample_1.png 1\n")
+    with pytest.raises(UsageError, match=r"0\.npy, line 1: not a line of Pathfinder"):
+        prepared(tmp_path / "cache", data=str(level))

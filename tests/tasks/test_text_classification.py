@@ -1,0 +1,183 @@
+"""Text classification: three file formats, labels, padding, pairs, and rows that are wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from transformers import AutoTokenizer, BertTokenizer
+
+from leansurgeon import tasks
+from leansurgeon.errors import UsageError
+from leansurgeon.tasks import tables
+from leansurgeon.tasks.text import vocab
+
+ROWS = [
+    {"text": f'row {i}, "quoted"\nand a second line' + " word" * (i % 7), "other": f"pair {i}", "label": 3 * (i % 3)}
+    for i in range(60)
+]
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def write(path, rows):
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".tsv":
+        path.write_text("".join("\t".join(map(str, row)) + "\n" for row in [rows[0], *(r.values() for r in rows)]))
+    elif path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def prepared(cache, model_dir=None, **options):
+    task = tasks.make("text-classification", {"tokenizer": "byte", **options})
+    task.prepare(cache, model_dir, workers=1, say=quiet)
+    return pickle.loads(pickle.dumps(task))
+
+
+def everything(task, split="train"):
+    return task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_all_formats_hold_the_same_rows(tmp_path, suffix):
+    # Quotation marks mean themselves between tabs, so that no line end can be quoted there.
+    rows = [row | {"text": row["text"].replace("\n", " ")} for row in ROWS] if suffix == ".tsv" else ROWS
+    train, evaluation = write(tmp_path / f"train{suffix}", rows), write(tmp_path / f"eval{suffix}", rows[:9])
+    task = prepared(tmp_path / "cache", train=train, eval=evaluation)
+    assert (task.size("train"), task.size("eval")) == (60, 9)
+    batch = everything(task)
+    assert batch["labels"].tolist() == [i % 3 for i in range(60)]  # 0, 3, 6 are numbered 0, 1, 2
+    assert task.describe()["labels"] == ["0", "3", "6"]
+    assert task.model_overrides() | {"id2label": 0} == {"num_labels": 3, "vocab_size": 261, "id2label": 0}
+    assert sorted(task.model_overrides()["id2label"]) == [0, 1, 2]
+    for row, ids, mask in zip(rows, batch["input_ids"], batch["attention_mask"], strict=True):
+        assert task.tokenizer().decode(ids, skip_special_tokens=True) == row["text"]
+        assert ids[mask.sum() - 1] == task.tokenizer().sep_token_id and not ids[mask.sum() :].any()
+        assert mask.sum() == len(row["text"]) + 2
+    assert torch.equal(task.token_mask(batch), batch["attention_mask"] == 1)
+
+
+def test_tokens_are_those_of_the_models_tokenizer(tmp_path):
+    vocab.make("wordpiece", 300, [row["text"] for row in ROWS]).save_pretrained(tmp_path / "model")
+    train = write(tmp_path / "train.jsonl", ROWS)
+    for pad in ("longest", "max"):
+        task = prepared(
+            tmp_path / "cache", tmp_path / "model", train=train, eval=train, tokenizer="model", seq_len=20, pad=pad
+        )
+        assert task.model_overrides()["num_labels"] == 3
+        texts = [row["text"] for row in ROWS]
+        reference = AutoTokenizer.from_pretrained(tmp_path / "model")(
+            texts, truncation=True, max_length=20, padding="max_length", return_tensors="pt"
+        )
+        batch = everything(task)
+        for name in ("input_ids", "attention_mask"):
+            assert torch.equal(batch[name], reference[name][:, : batch[name].shape[1]])
+        short = task.batch("train", np.array([0, 7]), seed=0, epoch=0)["input_ids"].shape[1]
+        assert short == (20 if pad == "max" else 16)
+        assert "token_type_ids" not in batch
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_pairs_are_marked_where_the_model_wants_it(tmp_path, marked):
+    made = vocab.make("wordpiece", 300, [row["text"] + row["other"] for row in ROWS])
+    if marked:
+        made = BertTokenizer(vocab=made.get_vocab())
+    made.save_pretrained(tmp_path / "model")
+    train = write(tmp_path / "train.csv", ROWS)
+    task = prepared(
+        tmp_path / "c", tmp_path / "model", train=train, eval=train, text_pair="other", tokenizer="model", pad="max"
+    )
+    texts, others = [row["text"] for row in ROWS], [row["other"] for row in ROWS]
+    reference = AutoTokenizer.from_pretrained(tmp_path / "model")(
+        texts, others, max_length=128, padding="max_length", return_tensors="pt"
+    )
+    assert ("token_type_ids" in reference) is marked
+    batch = everything(task)
+    assert set(batch) == {*reference, "labels"}
+    assert all(torch.equal(batch[name], reference[name]) for name in reference)
+
+
+def test_rows_are_held_out_by_seed(tmp_path):
+    train = write(tmp_path / "train.csv", ROWS)
+    held = {}
+    for seed in (0, 1):
+        task = prepared(tmp_path / "cache", train=train, eval_fraction=0.2, split_seed=seed)
+        assert (task.size("train"), task.size("eval")) == (48, 12)
+        parts = [
+            {bytes(row.byte().numpy()).rstrip(b"\0") for row in everything(task, s)["input_ids"]}
+            for s in ("train", "eval")
+        ]
+        assert len(parts[0] | parts[1]) == 60
+        held[seed] = parts[1]
+    assert held[0] != held[1]
+
+
+def test_named_labels_are_numbered_by_the_alphabet(tmp_path):
+    rows = [{"text": "x", "label": name} for name in ("spam", "ham", "spam", "eggs")]
+    path = write(tmp_path / "rows.csv", rows)
+    task = prepared(tmp_path / "cache", train=path, eval=path)
+    assert everything(task)["labels"].tolist() == [2, 1, 2, 0]
+    flags = write(tmp_path / "flags.jsonl", [{"text": "x", "label": flag} for flag in (True, False, True)])
+    assert everything(prepared(tmp_path / "cache", train=flags, eval=flags))["labels"].tolist() == [1, 0, 1]
+
+
+def test_a_sample_is_the_same_in_every_batch(tmp_path):
+    path = write(tmp_path / "rows.csv", ROWS)
+    task = prepared(tmp_path / "cache", train=path, eval=path, pad="max")
+    whole, some = everything(task), task.batch("train", np.array([9, 4]), seed=3, epoch=2)
+    assert all(torch.equal(some[name], whole[name][[9, 4]]) for name in whole)
+
+
+def test_bad_rows_are_one_sentence(tmp_path):
+    def file(name, content):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(tmp_path / name)
+
+    good = write(tmp_path / "good.csv", ROWS)
+    cases = [
+        (file("a.csv", "text,lable\nx,1\n"), "no column 'label' \\(did you mean 'lable'\\?\\).*'text', 'lable'"),
+        (file("b.csv", "text,label\nx,1\nx,1,2\n"), "b.csv, line 3: 3 fields where the header has 2"),
+        (file("c.csv", 'text,label\n"x,1\n'), "c.csv, line 2: unexpected end of data"),
+        (file("d.csv", "text,label\n"), "no rows"),
+        (file("e.csv", ""), "no column 'text'.*Columns: none"),
+        (file("f.csv", "text,label\nx,0\ny,\n"), "f.csv, row 2: the label is missing"),
+        (file("g.csv", "text,label\nx,0\ny,0\n"), "one label only, '0'"),
+        (file("h.csv", b"text,label\n\xff,0\n"), "h.csv is not UTF-8 text"),
+        (file("i.jsonl", '{"text": "x", "label": 1}\n{"text": \n'), "i.jsonl, line 2: not JSON"),
+        (file("j.jsonl", "[1]\n"), "j.jsonl, line 1: a list where an object is expected"),
+        (file("k.jsonl", '{"text": null, "label": 1}\n'), "k.jsonl, row 1: 'text' is None, not a text"),
+        (file("l.jsonl", '{"text": "x", "label": 0.5}\n'), "l.jsonl, row 1: the label 0.5 is not a class"),
+        (file("m.parquet", b"PAR1 no"), "m.parquet is not a readable parquet file"),
+        (write(tmp_path / "n.parquet", [{"texts": "x", "label": 1}]), "no column 'text' \\(did you mean 'texts'"),
+        (file("o.xlsx", "x"), "o.xlsx is of no kind that can be read"),
+        (str(tmp_path / "none.csv"), "No data file"),
+    ]
+    for path, message in cases:
+        with pytest.raises(UsageError, match=message) as caught:
+            prepared(tmp_path / "cache", train=path, eval=good)
+        assert "\n" not in str(caught.value), path
+    with pytest.raises(UsageError, match="evaluation rows have the label '9'"):
+        prepared(tmp_path / "cache", train=good, eval=file("p.csv", "text,label\nx,9\n"))
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_quotation_marks_mean_themselves_between_tabs(tmp_path):
+    rows = [['"I liked it', "1"], ["so so", "0"], ['he called it a "must"', "1"], ['the end"', "0"]]
+    lines = "".join("\t".join(row) + "\r\n" for row in [["text", "label"], *rows])
+    (tmp_path / "reviews.tsv").write_text(lines, newline="")
+    assert [row for _, row in tables.read(tmp_path / "reviews.tsv", ["text", "label"])] == rows

@@ -1,0 +1,115 @@
+"""The environment against the recipe: what is set aside does nothing, what is in force is said, once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from leansurgeon.training.processes import environment, launch
+from leansurgeon.training.train import train
+from tests import conftest
+from tests.support import training_interrupted as cut
+from tests.support.training_standin import Words, recipe, word_model
+
+LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leaves, in part
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "ACCELERATE_MIXED_PRECISION": "fp16",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+    "ACCELERATE_DYNAMO_BACKEND": "no",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_TORCH_DEVICE": "cpu",
+}
+
+
+FORCING = ("TF32", "FPMATH", "COMPILE", "DYNAMO")
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """No wish of the machine that the tests run on; what a test sets or loses is as before afterwards."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in [n for n in os.environ if n.startswith(environment._ASIDE) or any(word in n for word in FORCING)]:
+        del os.environ[name]
+    return monkeypatch
+
+
+def test_what_accelerate_would_obey_is_taken_away_and_named_once(clean):
+    os.environ |= LAUNCHED
+    assert environment.set_aside() == [
+        "ACCELERATE_MIXED_PRECISION",
+        "ACCELERATE_USE_FSDP",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING",
+    ]
+    assert environment.set_aside() == [] and os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
+
+
+def test_more_accumulation_than_none_is_named(clean):
+    os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"
+    assert environment.set_aside() == ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
+
+
+FORCED = {
+    "tf32": ("cuda", {}, "NVIDIA_TF32_OVERRIDE", "1", True),
+    "tf32-forbidden": ("cuda", {}, "NVIDIA_TF32_OVERRIDE", "0", False),
+    "tf32-beside-bf16": ("cuda", {"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE", "1", False),
+    "tf32-on-a-cpu": ("cpu", {}, "NVIDIA_TF32_OVERRIDE", "1", False),
+    "bf16-products": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
+    "bf16-products-elsewhere": ("cuda", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", False),
+    "all-digits": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
+    "no-compile": ("cuda", {"compile": True}, "TORCHDYNAMO_DISABLE", "1", True),
+    "no-suppressing": ("cuda", {"compile": True}, "TORCHDYNAMO_SUPPRESS_ERRORS", "", False),
+    "no-compile-wanted": ("cuda", {}, "TORCHDYNAMO_DISABLE", "1", False),
+}
+
+
+def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
+    os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "0"
+    code = "import torch._dynamo.config as config; print(config.suppress_errors)"
+    torchs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    found = environment.in_force(recipe(compile=True).train, "cuda")
+    assert (found == ["TORCHDYNAMO_SUPPRESS_ERRORS=0 (train.compile)"]) is (torchs.stdout.strip() == "True")
+
+
+@pytest.mark.parametrize("case", FORCED)
+def test_only_what_overrides_this_recipe_is_named(case, clean):
+    device, settings, name, value, told = FORCED[case]
+    os.environ[name] = value
+    found = environment.in_force(recipe(**settings).train, device)
+    assert (len(found) == 1 and found[0].startswith(f"{name}={value} (train.")) if told else found == []
+
+
+def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean, tmp_path):
+    os.environ |= {"ACCELERATE_MIXED_PRECISION": "fp16", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
+    said = []
+    options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": said.append}
+    train(recipe(duration="1st"), tmp_path, tmp_path / "run", **options)
+    (line,) = [text for text in said if "environment" in text]
+    assert line.startswith("Ignored: ACCELERATE_MIXED_PRECISION in the environment; the recipe decides. ")
+    assert "ONEDNN_DEFAULT_FPMATH_MODE=BF16 (train.precision)" in line
+
+
+def _load_on(folder) -> None:
+    """A process of a group that agrees on a name, starts, and leaves the weights that it would begin with."""
+    from leansurgeon import checkpoints
+    from leansurgeon.training.processes import engine
+
+    os.environ |= LAUNCHED
+    launch.agree("name", cpu=True)
+    engine.start(cpu=True)
+    torch.manual_seed(0)
+    weights = checkpoints.load(folder / "model", "image-classification", {"num_labels": 3}).model.state_dict()
+    torch.save(weights, folder / f"{os.environ['RANK']}.pt")
+
+
+def test_every_process_begins_with_the_same_fresh_head_whatever_launched_it(tmp_path):
+    """With these variables transformers would leave a new head without memory on all processes but the first."""
+    conftest.build("vit").save_pretrained(tmp_path / "model")
+    assert cut.processes(2, _load_on, tmp_path) == [0, 0]
+    one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert one["classifier.weight"].shape[0] == 3
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,272 @@
+"""Recipes: what YAML makes of them, and that every mistake is one sentence with file, line and key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe, merge
+
+TRAINING = """\
+version: 1
+name: tiny
+task: {name: digits}
+train:
+  duration: 2ep
+  batch: 64
+  precision: fp32
+  optim:
+    lr: 1e-3
+    weight_decay: 0.05
+  schedule: {name: cosine, warmup: 0.1}
+  eval:
+    every: 1ep
+    at_start: off
+"""
+EXPERIMENT = """\
+name: tiny
+kind: experiment
+source: digits-vit
+task: {name: digits}
+train: {duration: 2ep, batch: 64, optim: {lr: 2e-3}}
+retrain: {optim: {lr: 1e-3}}
+arms:
+  original:
+  lean: {heads: 2x, layers: 3, head_dim: keep}
+  control: {control_of: lean}
+debug:
+  train: {duration: 2st}
+"""
+
+
+def _file(tmp_path, text):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def _error(tmp_path, text, sets=()):
+    with pytest.raises(UsageError) as error:
+        recipefile.load(_file(tmp_path, text), list(sets))
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
+    return str(error.value)
+
+
+def test_numbers_and_words(tmp_path):
+    recipe = recipefile.load(_file(tmp_path, TRAINING))
+    assert isinstance(recipe, TrainingRecipe)
+    assert recipe.train.optim.lr == 1e-3 and isinstance(recipe.train.optim.lr, float)
+    assert isinstance(yaml.safe_load("lr: 1e-3")["lr"], str)  # the trap that this avoids
+    assert recipe.train.eval.at_start is False
+    assert recipe.train.micro_batch is None and recipe.measure.kappa.samples == 64
+
+
+def test_set_changes_one_key(tmp_path):
+    path = _file(tmp_path, TRAINING)
+    recipe = recipefile.load(
+        path, ["train.optim.lr=3e-4", "train.schedule.warmup=500st", "train.optim.betas=[0.9, 0.98]"]
+    )
+    assert (recipe.train.optim.lr, recipe.train.schedule.warmup) == (3e-4, "500st")
+    assert recipe.train.optim.betas == (0.9, 0.98) and recipe.train.optim.weight_decay == 0.05
+    assert recipefile.load(path, ["measure.kappa=null"]).measure.kappa is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("    weight_decay", "    weight_dacay", 10, "`train.optim.weight_dacay` (did you mean 'weight_decay'?)"),
+        (
+            "fp32",
+            "no",
+            7,
+            "`train.precision`: must be fp32, bf16 or fp16, and 'no' was given; full precision is called fp32",
+        ),
+        ("fp32", "off", 7, "full precision is called fp32"),
+        ("fp32", "fp23", 7, "(did you mean 'fp32'?)"),
+        ("batch: 64", "batch: 0", 6, "`train.batch`: must be greater than or equal to 1, and 0 was given"),
+        ("batch: 64", "batch: many", 6, "'many' was given"),
+        ("2ep", "2 hours", 5, "`train.duration`: a duration has a unit, as in 30ep (epochs) or 5000st (steps)"),
+        ("duration: 2ep", "drop: 2", 5, "unknown key `train.drop`"),
+        ("  duration: 2ep\n", "", 4, "`train.duration` is missing"),
+        ("warmup: 0.1", "warmup: 1.5", 11, "warmup is a fraction below 1 (0.1) or has a unit"),
+        ("version: 1", "version: 7", 1, "`version`: must be 1, and 7 was given"),
+        (
+            "version: 1",
+            "kind: trianing",
+            1,
+            "kind is `training` or `experiment`, and 'trianing' is neither",
+        ),
+        ("name: digits}", "name: digit}", 3, "There is no task 'digit' (did you mean 'digits'?)"),
+        ("name: digits}", "name: digits, split_sed: 1}", 3, "no option 'split_sed' (did you mean 'split_seed'?)"),
+        ("  batch: 64", "  batch: 64\n  batch: 32", 7, "`train.batch` stands twice (first in line 6)"),
+        ("name: tiny", "name: [tiny", 3, "this is not YAML"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_file_line_and_key(tmp_path, old, new, line, words):
+    assert TRAINING.count(old)
+    error = _error(tmp_path, TRAINING.replace(old, new, 1))
+    assert f"tiny.yaml, line {line}: " in error
+    assert words in error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("heads: 2x", "haeds: 2x", 9, "`arms.lean.haeds` (did you mean 'heads'?)"),
+        ("control_of: lean", "control_of: laen", 7, "not an arm with a shape of its own"),
+        ("control_of: lean", "control_of: lean, heads: 4", 7, "names none itself"),
+        ("retrain: {optim: {lr", "retrain: {optim: {rl", 6, "`retrain.optim.rl`"),
+        ("retrain: {optim: {lr: 1e-3", "retrain: {optim: {lr: -1", 6, "`retrain.optim.lr`"),
+        ("duration: 2st", "duration: 2", 12, "`train.duration`"),
+        ("  train: {duration: 2st}", "  train: {durration: 2st}", 12, "(did you mean 'duration'?)"),
+        ("source: digits-vit", "sauce: digits-vit", 3, "`sauce` (did you mean 'source'?)"),
+    ],
+)
+def test_mistakes_in_experiments(tmp_path, old, new, line, words):
+    error = _error(tmp_path, EXPERIMENT.replace(old, new, 1))
+    assert f"tiny.yaml, line {line}: " in error
+    assert words in error
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.optim.lrr=1", "--set train.optim.lrr=1: unknown key `train.optim.lrr` (did you mean 'lr'?)"),
+        ("train.optim.lr=fast", "--set train.optim.lr=fast: `train.optim.lr`: must be a valid number"),
+        ("optim.lr=1e-3", "(did you mean 'train.optim.lr'?)"),
+        ("train.batch", "write it as key.key=value"),
+        ("train.batch=[1", "this is not YAML"),
+    ],
+)
+def test_mistakes_in_set(tmp_path, text, words):
+    assert words in _error(tmp_path, TRAINING, [text])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="There is no recipe 'digits-vti' \\(did you mean 'digits-vit'\\?\\)"):
+        recipefile.load("digits-vti")
+    with pytest.raises(UsageError, match="There is no recipe file"):
+        recipefile.load("nowhere.yaml")
+    with pytest.raises(UsageError, match="cannot be read"):
+        recipefile.load(str(tmp_path) + "/")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        recipefile.load(str(tmp_path / "binary.yaml"))
+    assert "mapping of keys" in _error(tmp_path, "just words")
+    assert "mapping of keys" in _error(tmp_path, "")
+
+
+def test_experiment_merges_retrain_and_debug(tmp_path):
+    path = _file(tmp_path, EXPERIMENT)
+    recipe = recipefile.load(path)
+    assert isinstance(recipe, ExperimentRecipe)
+    assert recipe.training(transferred=False).train.optim.lr == 2e-3
+    assert recipe.training(transferred=True).train.optim.lr == 1e-3
+    assert recipefile.load(path, debug=True).train.duration == "2st"
+    assert recipefile.load(path, ["train.duration=5st"], debug=True).train.duration == "5st"
+    # `retrain` takes the training for transferred weights; what the user sets comes last.
+    assert recipefile.load_training(path).train.optim.lr == 1e-3
+    assert recipefile.load_training(path, transferred=False).train.optim.lr == 2e-3
+    assert recipefile.load_training(path, ["train.optim.lr=7e-4"]).train.optim.lr == 7e-4
+    assert recipe.arms["original"].changes_shape is False and recipe.arms["lean"].heads == "2x"
+    assert merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
+
+
+def test_an_empty_arm_may_be_null_and_no_debug_block_is_said(tmp_path):
+    with pytest.raises(UsageError, match="no `debug` block"):
+        recipefile.load(_file(tmp_path, TRAINING), debug=True)
+
+
+@pytest.mark.parametrize("name", recipefile.shipped())
+def test_every_shipped_recipe_is_sound(name, tmp_path):
+    recipe = recipefile.load(name)
+    assert recipe.name == name
+    if isinstance(recipe, ExperimentRecipe):
+        assert any(arm.control_of for arm in recipe.arms.values())
+        small = recipefile.load(name, debug=True)
+        assert small.train.duration == "2st" and len(small.seeds) == 1
+    comment = recipefile.shipped()[name].read_text()
+    assert all(word in comment for word in ("# Data", "# Model", "# Numbers", "# Expect", "# Hardware"))
+    again = tmp_path / "again.yaml"
+    again.write_text(recipefile.dump(recipe))
+    assert recipefile.load(str(again)) == recipe
+
+
+def test_the_four_recipes_are_there():
+    four = {"digits-vit", "listops-nystromformer", "fashion-vit", "austen-gpt"}
+    assert set(recipefile.shipped()) >= four
+    for recipe in map(recipefile.load, four):
+        assert {"original", "lean", "control"} <= set(recipe.arms) and recipe.arms["control"].control_of == "lean"
+        assert len(recipe.seeds) >= 3
+
+
+def test_a_recipe_is_laid_upon_its_base(tmp_path):
+    _file(tmp_path, EXPERIMENT)
+    (tmp_path / "middle.yaml").write_text("base: tiny.yaml\nname: middle\ntrain: {batch: 32, optim: {eps: 1e-6}}\n")
+    top = tmp_path / "top.yaml"
+    top.write_text(
+        "base: middle.yaml\nname: top\narms: {wide: {heads: 8, layers: 6}}\ndebug: {seeds: [7], train: {batch: 4}}\n"
+    )
+    recipe = recipefile.load(str(top))
+    assert (recipe.name, recipe.source, recipe.train.batch, recipe.train.duration) == ("top", "digits-vit", 32, "2ep")
+    assert (recipe.train.optim.lr, recipe.train.optim.eps) == (2e-3, 1e-6)
+    assert list(recipe.arms) == ["original", "lean", "control", "wide"] and recipe.arms["lean"].layers == 3
+    small = recipefile.load(str(top), ["train.batch=2"], debug=True)
+    assert (small.train.duration, small.train.batch, small.seeds) == ("2st", 2, [7])
+    # What a run folder gets stands alone.
+    again = tmp_path / "elsewhere" / "recipe.yaml"
+    again.parent.mkdir()
+    again.write_text(recipefile.dump(recipe))
+    assert "base" not in yaml.safe_load(again.read_text()) and recipefile.load(str(again)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"top": "base: imagenet-comon\nname: x"},
+            "top.yaml, line 1: `base`: there is no recipe 'imagenet-comon' (did",
+        ),
+        ({"top": "name: x\nbase: [a]"}, "top.yaml, line 2: `base`: there is no recipe ['a']"),
+        (
+            {"top": "base: other.yaml", "other": "base: top.yaml"},
+            "other.yaml, line 1: `base`: 'top.yaml' is based on this",
+        ),
+        ({"top": "base: top.yaml"}, "'top.yaml' is based on this recipe itself"),
+        # A mistake is said where it stands.
+        (
+            {"top": "base: other.yaml\nname: x", "other": TRAINING.replace("lr:", "rl:")},
+            "other.yaml, line 9: unknown key",
+        ),
+        ({"top": "base: other.yaml\ntrain: {batch: 0}", "other": TRAINING}, "top.yaml, line 2: `train.batch`: must be"),
+        ({"top": "base: digits-vit\narms: {lean: {heeds: 2}}"}, "top.yaml, line 2: unknown key `arms.lean.heeds`"),
+    ],
+    ids=["unknown", "no-name", "circle", "itself", "mistake-below", "mistake-above", "shipped"],
+)
+def test_mistakes_with_a_base(tmp_path, files, words):
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    with pytest.raises(UsageError) as error:
+        recipefile.load(str(tmp_path / "top.yaml"))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_arm_may_have_a_task_of_its_own(tmp_path):
+    text = EXPERIMENT.replace("layers: 3,", "layers: 3, init: fresh, task: {split_seed: 5},")
+    recipe = recipefile.load(_file(tmp_path, text))
+    assert [recipe.task_of(arm).options for arm in recipe.arms] == [{}, {"split_seed": 5}, {"split_seed": 5}]
+    assert recipe.training(transferred=False, arm="control").task.options == {"split_seed": 5}
+    assert "cannot start from the original's weights" in _error(tmp_path, text.replace("init: fresh, ", ""))
+    assert "no option 'split_sed'" in _error(tmp_path, text.replace("split_seed", "split_sed"))
+
+
+def test_reading_a_recipe_imports_no_torch():
+    code = "import sys\nfrom leansurgeon.training import recipefile\nrecipefile.load('digits-vit')\n"
+    code += "assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

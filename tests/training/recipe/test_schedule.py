@@ -1,0 +1,142 @@
+"""Learning rate, data order, parameter groups and the plan: pure functions against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training import plan
+from leansurgeon.training.data import order
+from leansurgeon.training.recipe.schema import Train, parse_duration
+from leansurgeon.training.update import optimizer
+from leansurgeon.training.update.schedule import lr_at
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize(("total", "warmup"), [(100, 10), (37, 0), (20, 20)])
+def test_schedule_is_that_of_transformers(name, total, warmup):
+    from transformers import get_scheduler
+
+    adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
+    known = "constant_with_warmup" if name == "constant" else name
+    schedule = get_scheduler(known, adamw, num_warmup_steps=warmup, num_training_steps=total)
+    for step in range(total):
+        ours = lr_at(step, total=total, warmup=warmup, peak=3e-3, name=name)
+        assert ours == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18)
+        adamw.step()
+        schedule.step()
+
+
+def test_min_lr_is_that_of_transformers():
+    from transformers import get_scheduler
+
+    adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1e-3)
+    options = {"min_lr": 1e-4}
+    schedule = get_scheduler("cosine_with_min_lr", adamw, 5, 50, scheduler_specific_kwargs=options)
+    for step in range(50):
+        ours = lr_at(step, total=50, warmup=5, peak=1e-3, min_lr=1e-4)
+        if step >= 5:  # theirs starts its warm-up elsewhere in some versions
+            assert ours == pytest.approx(schedule.get_last_lr()[0], rel=1e-9)
+        adamw.step()
+        schedule.step()
+
+
+def test_a_warm_up_from_a_rate_is_that_of_timm():
+    from timm.scheduler import CosineLRScheduler
+
+    from leansurgeon.training.recipe.settings import Schedule
+
+    shape = Schedule(warmup="20st", warmup_lr=1e-5)
+    adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
+    theirs = CosineLRScheduler(adamw, t_initial=300, warmup_t=20, warmup_lr_init=1e-5, warmup_prefix=True)
+    for step in range(21):
+        ours = lr_at(step, total=320, warmup=20, peak=3e-3, shape=shape)
+        assert ours == pytest.approx(theirs._get_lr(step)[0], rel=1e-12)
+    with pytest.raises(ValueError, match=r"schedule\.warmup_lr 0\.01 is above optim\.lr 0\.001"):
+        Train(duration="1ep", batch=8, optim={"lr": 1e-3}, schedule={"warmup_lr": 1e-2})
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("micro", [2, 4])
+def test_global_batches_do_not_depend_on_the_number_of_processes(processes, micro):
+    size, batch = 100, 16
+    seen = []
+    for step in range(2 * (size // batch)):
+        _, indices = order.global_batch(5, step, size, batch)
+        rows = [order.micro_batches(indices, processes, rank, micro) for rank in range(processes)]
+        assert all(row.shape == (batch // processes // micro, micro) for row in rows)
+        assert sorted(np.concatenate([row.ravel() for row in rows])) == sorted(indices)
+        seen.append(indices)
+    for epoch in np.split(np.concatenate(seen), 2):
+        assert len(set(epoch)) == len(epoch) == 96  # each sample at most once, the tail of 4 left out
+    assert not np.array_equal(seen[0], seen[6])  # the second epoch has another order
+    assert not np.array_equal(seen[0], order.global_batch(6, 0, size, batch)[1])
+
+
+def test_the_order_is_the_same_on_every_machine():
+    """PCG64 and its permutation are specified by numpy; this pins that we keep asking for the same stream."""
+    fresh = np.random.Generator(np.random.PCG64(np.random.SeedSequence([1, 5, 0]))).permutation(100)
+    assert np.array_equal(order.epoch_order(5, 0, 100), fresh)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_evaluation_deals_every_sample_once(processes):
+    dealt = [order.eval_batches(13, 4, processes, rank) for rank in range(processes)]
+    assert sorted(np.concatenate([rows for hand in dealt for rows in hand])) == list(range(13))
+
+
+def test_dropout_seeds_differ():
+    seeds = {order.dropout_seed(s, step, rank) for s in range(5) for step in range(50) for rank in range(4)}
+    assert len(seeds) == 1000 and all(0 <= seed < 2**64 for seed in seeds)
+    torch.manual_seed(max(seeds))  # torch takes them
+
+
+def test_norms_biases_positions_and_class_tokens_are_not_decayed():
+    import timm
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig, ViTModel
+
+    small = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    models = {
+        "cls_token pos_embed": timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12),
+        "embeddings.cls_token embeddings.position_embeddings": ViTModel(ViTConfig(**small)),
+        "embeddings.position_embeddings.weight": BertModel(BertConfig(**small, vocab_size=9)),
+        "wpe.weight": GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9)),
+    }
+    for free, model in models.items():
+        names = {id(p): n for n, p in model.named_parameters()}
+        groups = optimizer.parameter_groups(model, 0.3)
+        decayed = {names[id(p)] for p in groups[0]["params"]}
+        rest = {names[id(p)] for p in groups[1]["params"]}
+        assert decayed | rest == set(names.values()) and not decayed & rest
+        assert {n for n in rest if model.get_parameter(n).ndim > 1} == set(free.split())
+        assert all(model.get_parameter(n).ndim > 1 for n in decayed)
+        assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+
+
+def _train(**changes) -> Train:
+    return Train.model_validate({"duration": "3ep", "batch": 64, "optim": {"lr": 1e-3}} | changes)
+
+
+def test_plan_derives_accumulation_and_steps():
+    made = plan.make(_train(micro_batch=16, schedule={"warmup": 0.1}), 1437, 2)
+    assert (made.steps_per_epoch, made.steps, made.micro, made.accumulation) == (22, 66, 16, 2)
+    assert made.warmup == 6 and made.eval_every == 22 and made.epochs == 3
+    assert plan.make(_train(micro_batch=64), 1437, 4).micro == 16  # micro_batch is a limit, the batch is kept
+    assert plan.make(_train(duration="500st", schedule={"warmup": "1ep"}), 1437, 1).warmup == 22
+    assert parse_duration("0.5ep").steps(22) == 11
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples", "processes", "words"),
+    [
+        ({}, 40, 1, "40 samples, fewer than one batch of 64"),
+        ({}, 1437, 3, "64 cannot be shared evenly by 3"),
+        ({"micro_batch": 24}, 1437, 1, "micro_batch 24 does not divide 64"),
+    ],
+)
+def test_batches_that_do_not_fit_name_both_numbers(changes, samples, processes, words):
+    with pytest.raises(UsageError, match=words):
+        plan.make(_train(**changes), samples, processes)

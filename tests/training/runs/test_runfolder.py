@@ -1,0 +1,167 @@
+"""Run folders, progress and memory: nothing half-written is taken for whole, and people see the right line."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+
+import pytest
+import torch
+
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.training.data import feed
+from leansurgeon.training.watch import memory
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.watch.progress import Progress, duration_text, rate_text
+
+
+def test_a_folder_that_could_not_be_written_leaves_the_old_one(tmp_path):
+    target = tmp_path / "model"
+    runfolder.write_folder(target, lambda folder: (folder / "a").write_text("old"))
+
+    def half(folder):
+        (folder / "a").write_text("new")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(LeanSurgeonError, match="disk is full") as error:
+        runfolder.write_folder(target, half)
+    assert error.value.exit_code == 1
+    assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
+    runfolder.write_folder(target, lambda folder: (folder / "b").write_text("new"))
+    assert os.listdir(target) == ["b"] and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_file_is_replaced_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    runfolder.write_json(path, {"x": 1})
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(LeanSurgeonError, match="disk is full"):
+        runfolder.write_json(path, {"x": 2})
+    assert json.loads(path.read_text()) == {"x": 1} and os.listdir(tmp_path) == ["summary.json"]
+    with pytest.raises(ValueError):
+        runfolder.write_json(path, {"x": float("nan")})
+
+
+def test_a_folder_that_may_not_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        runfolder.create(tmp_path / "file" / "run")
+
+
+def test_newest_shrunk_model(tmp_path):
+    def shrunk(name, age):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "surgery.json").write_text("{}")
+        os.utime(folder / "surgery.json", (1000 - age, 1000 - age))
+
+    with pytest.raises(UsageError, match="no shrunk model"):
+        runfolder.newest_shrunk(tmp_path)
+    shrunk("old", 50)
+    shrunk("group/new", 20)
+    shrunk("run/model", 5)  # a trained copy, younger than all
+    shrunk("run/last", 4)
+    (tmp_path / "run" / "recipe.yaml").write_text("")
+    shrunk(".new.tmp", 1)  # somebody is still writing it
+    shrunk("digits-vit/starts/lean-s0", 2)  # what an arm of an experiment starts from
+    assert runfolder.newest_shrunk(tmp_path) == tmp_path / "group" / "new"
+
+
+def test_model_of_a_run_folder(tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    assert runfolder.model_of(tmp_path / "run") == runfolder.model_of(tmp_path / "run" / "model")
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        runfolder.model_of(tmp_path)
+    with pytest.raises(UsageError, match="no model folder"):
+        runfolder.model_of(tmp_path / "nowhere")
+
+
+def test_names_of_runs_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.setattr(runfolder.time, "strftime", lambda form: "20260131-142501")
+    first = runfolder.new_run(tmp_path, "digits-vit", 2)
+    first.mkdir()
+    assert first.name == "digits-vit-s2-20260131-142501"
+    assert runfolder.new_run(tmp_path, "digits-vit", 2).name == first.name + "-2"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_rewrites_its_line_on_a_terminal_only():
+    shown = dict(loss=1.25, lr=1e-3, rate=45_200, unit="tokens/s", eta=187)
+    terminal, file = _Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        now = iter(range(100))
+        progress = Progress(20, stream=stream, clock=lambda now=now: next(now))
+        for step in range(1, 6):
+            progress.step(step, **shown)
+        progress.say("evaluated")
+        progress.step(20, **shown)
+    assert terminal.getvalue().count("\n") == 1 and terminal.getvalue().count("\r") == 8
+    lines = file.getvalue().splitlines()
+    assert lines == [
+        "step 1/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  eta 3m07s",
+        "evaluated",
+        "step 20/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  eta 3m07s",
+    ]
+    whole = io.StringIO()
+    known = dict(mfu=0.412, waiting=0.021, memory=17_300_000_000)
+    Progress(None, stream=whole).step(7, **shown, **known, fraction=0.3333)  # a training that ends by the clock
+    assert whole.getvalue() == (
+        "step 7 (33.3 %)  loss 1.2500  lr 1.00e-03  45.2k tokens/s  mfu 41 %  data 2 %  17.30 GB  eta 3m07s\n"
+    )
+    quiet = io.StringIO()
+    Progress(1, stream=quiet, quiet=True).say("nothing")
+    assert quiet.getvalue() == ""
+    assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
+
+
+def test_peak_memory_sees_what_was_held_and_freed():
+    peak = memory.PeakMemory(torch.device("cpu"))
+    if not memory.reset_peak_rss():
+        pytest.skip("this system cannot reset the peak")
+    block = torch.ones(64 * 2**20 // 4)  # 64 MiB before training counts as long as it is held
+    del block
+    peak.resume()
+    peak.pause()
+    before = peak.bytes
+    peak.resume()
+    block = torch.ones(128 * 2**20 // 4)
+    del block
+    peak.pause()
+    assert 100 * 2**20 < peak.bytes - before < 160 * 2**20
+
+
+def test_batches_made_ahead_are_the_same_and_errors_come_through():
+    assert list(feed.ahead(iter(range(50)), depth=2)) == list(range(50))
+
+    def broken():
+        yield 1
+        raise ValueError("no more")
+
+    items = feed.ahead(broken(), depth=2)
+    assert next(items) == 1
+    with pytest.raises(ValueError, match="no more"):
+        next(items)
+    early = feed.ahead(iter(range(10**9)), depth=2)
+    assert next(early) == 0
+    early.close()  # ends its thread
+
+
+def test_a_run_is_known_from_within(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert runfolder.run_of(model) is None
+    (tmp_path / "recipe.yaml").write_text("")
+    assert runfolder.run_of(model) == runfolder.run_of(tmp_path) == tmp_path
+    monkeypatch.chdir(model)
+    assert runfolder.run_of(".") == tmp_path and runfolder.is_trained(runfolder.Path("."))
+    assert (runfolder.run_of("..") / "recipe.yaml").is_file()
+    monkeypatch.chdir(tmp_path)
+    assert (runfolder.run_of(".") / "recipe.yaml").is_file()

@@ -1,0 +1,160 @@
+"""Between two looks at the loss the host never waits for the device: operators that would make it wait are counted.
+
+On a CPU nobody waits, but the same operators run: `.item()`, `bool(tensor)` and shapes that depend on data all show in
+the dispatcher. AdamW runs fused, as on a GPU (its other form keeps counters on the CPU and reads them there). Where
+there is a GPU, torch itself is asked to raise at every wait.
+
+One wait is not ours: an eager transformers model that is given an attention mask looks once per forward whether it is
+all ones (`padding_mask.all()` in its masking_utils); compiled it does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from leansurgeon import tasks
+from leansurgeon.training import plan
+from leansurgeon.training import train as loop
+from leansurgeon.training.data import feed
+from leansurgeon.training.processes import engine
+from leansurgeon.training.recipe.settings import Ema, Train
+from leansurgeon.training.update import optimizer
+from leansurgeon.training.update.averaging import Average
+from leansurgeon.training.update.step import Scored, Trainer
+from tests.support.training_standin import Words, recipe, word_model
+
+aten = torch.ops.aten
+WAITS = {
+    aten._local_scalar_dense,
+    aten.item,
+    aten.is_nonzero,
+    aten.equal,
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+    aten.unique_dim,
+    aten.repeat_interleave,
+}
+READS = ("tolist", "numpy", "cpu", "item", "__bool__", "__float__", "__int__")
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would wait for a device: operators, and methods that read a tensor without one."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.found = Counter()
+        for name in READS:
+            monkeypatch.setattr(torch.Tensor, name, self._counted(name, getattr(torch.Tensor, name)))
+
+    def _counted(self, name, method):
+        def counting(tensor, *args, **kwargs):
+            self.found[name] += 1
+            return method(tensor, *args, **kwargs)
+
+        return counting
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        by_mask = func.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if func.overloadpacket in WAITS or by_mask:
+            self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Loaded:
+    def __init__(self, model, key):
+        self.model, self.key = model, key
+
+    def forward(self, batch):
+        return self.model(**{self.key: batch[self.key]}).logits
+
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+
+
+def crammed(size):
+    from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
+
+    return Loaded(CrammedBertForMaskedLM(CrammedBertConfig(**SMALL, **size)), "input_ids")
+
+
+def gpt2(size):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return Loaded(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, **size)), "input_ids")
+
+
+def vit(size):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(**SMALL, image_size=8, patch_size=2, num_channels=1, num_labels=10)
+    return Loaded(ViTForImageClassification(config), "pixel_values")
+
+
+CASES = {
+    "masked-lm": ("masked-lm", {"tokenizer": "char", "seq_len": 32}, crammed),
+    "causal-lm": ("causal-lm", {"tokenizer": "char", "seq_len": 32}, gpt2),
+    "images": ("digits", {}, vit),
+}
+
+
+def trainer_of(case, cache, **train):
+    name, options, build = CASES[case]
+    task = tasks.make(name, options)
+    task.prepare(cache, None, workers=1, say=lambda text: None)
+    settings = Train.model_validate({"duration": "9st", "batch": 8, "optim": {"lr": 1e-3}, **train})
+    accelerator = engine.start()
+    torch.manual_seed(0)
+    loaded = build({key: value for key, value in task.model_overrides().items() if key == "vocab_size"})
+    loaded.model.to(accelerator.device)
+    average = Average(loaded, Ema()) if settings.ema else None
+    scored = Scored(loaded, task, label_smoothing=settings.label_smoothing).to(accelerator.device).train()
+    adamw = optimizer.make(scored, settings.optim, fused=True)
+    scheme = plan.make(settings, task.size("train"), 1)
+    trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, average=average)
+    batches = feed.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)
+    trainer.step(0, next(batches))  # the first step makes the optimizer's state
+    return trainer, next(batches)
+
+
+@pytest.mark.parametrize("train", [{}, {"micro_batch": 4, "clip_grad": 0, "ema": {}}], ids=["plain", "accumulated"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_reads_nothing(case, train, tmp_path, monkeypatch):
+    trainer, batches = trainer_of(case, tmp_path, **train)
+    with monkeypatch.context() as patched, Waits(patched) as waits:
+        result = trainer.step(1, batches)
+    assert not waits.found
+    with monkeypatch.context() as patched, Waits(patched) as waits:
+        result.tolist(), bool(result[0] > 0), result[result > 0]
+    assert set(waits.found) == {"tolist", "__bool__", "aten._local_scalar_dense.default", "aten.index.Tensor"}
+
+
+def test_the_loop_reads_once_per_look(tmp_path, monkeypatch):
+    """Twice the steps and as many looks: not one wait more."""
+    made = optimizer.make
+    monkeypatch.setattr(optimizer, "make", lambda module, settings, fused: made(module, settings, fused=True))
+    counts = []
+    for steps in (4, 8):
+        settings = {"duration": f"{steps}st", "log_every": steps, "eval": {"every": f"{steps}st", "batch": 13}}
+        with monkeypatch.context() as patched, Waits(patched) as waits:
+            run = tmp_path / str(steps)
+            loop.train(recipe(**settings), tmp_path, run, loaded=word_model(), task=Words(), say=print, cpu=True)
+        counts.append(waits.found)
+    assert counts[0]["tolist"] > 0 and counts[0] == counts[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_torch_sees_no_wait_on_a_gpu(case, tmp_path):
+    trainer, batches = trainer_of(case, tmp_path)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step(1, batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

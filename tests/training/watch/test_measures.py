@@ -1,0 +1,163 @@
+"""Measuring on the way: rows when they are due, no trace in the training, and the same rows after a resume."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from leansurgeon import tasks
+from leansurgeon.checkpoints.model import load
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data.batches import inner
+from leansurgeon.measure.heads.importance import importance
+from leansurgeon.measure.kappa import blocks as kappa
+from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.train import train
+from tests import conftest
+
+KAPPA = {"kappa": {"samples": 8, "every": "3st", "probes": 4}}
+HEADS = {"heads": {"samples": 8, "every": "4st", "steps": 2}}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    conftest.build("vit", num_hidden_layers=2, hidden_dropout_prob=0.2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    task = tasks.make("digits", {})
+    task.prepare(tmp_path_factory.mktemp("cache"), None, workers=1, say=lambda _: None)
+    return task
+
+
+def recipe(measure: dict | None, **settings) -> TrainingRecipe:
+    train = {"duration": "8st", "batch": 16, "optim": {"lr": 1e-2}, "eval": {"every": "4st"}, "log_every": 1}
+    return TrainingRecipe(name="tiny", task={"name": "digits"}, train=train | settings, measure=measure)
+
+
+def run(folder, model, digits, measure, resume="never", **settings):
+    summary = train(
+        recipe(measure, **settings), model, folder, task=digits, cpu=True, resume=resume, say=lambda _: None
+    )
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clock = ("step_ms", "data_wait")
+    return summary, [{key: value for key, value in row.items() if key not in clock} for row in rows]
+
+
+def of(rows, *kinds):
+    return [row for row in rows if row["type"] in kinds]
+
+
+@pytest.fixture(scope="module")
+def measured(model, digits, tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("measured") / "run"
+    return *run(folder, model, digits, KAPPA | HEADS), folder
+
+
+def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model, digits, tmp_path) -> None:
+    summary, rows, folder = measured
+    plain, told = run(tmp_path / "run", model, digits, {"kappa": None})
+    assert of(rows, "train", "eval") == told
+    assert (summary["final"], summary["best"]) == (plain["final"], plain["best"])
+    one, other = (load_file(path / "last" / "model.safetensors") for path in (folder, tmp_path / "run"))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_rows_come_at_the_start_when_due_and_at_the_end(measured) -> None:
+    summary, rows, _ = measured
+    assert [row["step"] for row in of(rows, "kappa")] == [0, 3, 6, 8]
+    assert [row["step"] for row in of(rows, "heads")] == [0, 4, 8]
+    last = of(rows, "kappa")[-1]
+    assert last["layers"] == summary["kappa"]["layers"] and last["epoch"] == pytest.approx(8 * 16 / 1424, abs=1e-4)
+    assert of(rows, "heads")[-1]["curve"] == summary["heads"]["curve"]
+    for row in of(rows, "kappa"):
+        assert row["samples"] == 8 and len(row["layers"]) == 2
+        assert {"median", "output", "weights", "jacobian"} <= row["layers"][0].keys()
+    medians = [row["layers"][0]["median"] for row in of(rows, "kappa")]
+    assert len(set(medians)) == 4  # training moves it
+
+
+def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits) -> None:
+    """The first row against the model that the training began with, the last against the one that it left."""
+    _, rows, folder = measured
+    batch = digits.batch("eval", inner(360, 8), seed=0, epoch=0)  # spread over the split
+    for row, saved in ((of(rows, "kappa")[0], model), (of(rows, "kappa")[-1], folder / "last")):
+        found = kappa.measure(load(saved), [batch], digits.token_mask, 8)
+        for one, other in zip(row["layers"], found["layers"], strict=True):
+            assert one["median"] == pytest.approx(other["median"], rel=1e-5)
+
+
+def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits) -> None:
+    from leansurgeon.measure.heads.judge import Bench, Labelled
+    from leansurgeon.measure.heads.sites import sites
+
+    loaded = load(model)
+    judge, places = Labelled(loaded, digits), sites(loaded)
+    fit, judged = (digits.batch(split, inner(digits.size(split), 8), seed=0, epoch=0) for split in ("train", "eval"))
+    values, (first, *_) = importance(judge, places, [fit]), of(measured[1], "heads")
+    shares = [value for layer in first["importance"]["share"] for value in layer]
+    assert shares == pytest.approx((values / values.sum()).tolist(), rel=1e-4)
+    assert first["curve"][0]["loss"] == pytest.approx(Bench(judge, places, [judged]).whole.loss, rel=1e-4)
+
+
+class Interrupted:
+    """The task, until so many training batches were asked for."""
+
+    def __init__(self, task, batches: int) -> None:
+        self.__dict__.update(task=task, left=batches)
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["task"], name)
+
+    def batch(self, split, indices, *, seed, epoch):
+        if split == "train":
+            self.__dict__["left"] -= 1
+            if self.left < 0:
+                raise ZeroDivisionError
+        return self.task.batch(split, indices, seed=seed, epoch=epoch)
+
+
+@pytest.mark.parametrize("batches", [5, 7], ids=["before-a-row", "after-a-row"])
+def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path) -> None:
+    """Interrupted behind step 4 or 6; the checkpoint is that of step 3 or 6, the rows of which stand already."""
+    every = {"checkpoint": {"every": "3st"}}
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run", model, Interrupted(digits, batches), KAPPA, **every)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    summary, rows = run(tmp_path / "run", model, digits, KAPPA, resume="auto", **every)
+    assert rows == of(measured[1], "train", "eval", "kappa")
+    assert summary["resumed_after"] == [3 * (batches // 3)]
+    assert summary["kappa"] == measured[0]["kappa"]
+
+
+@pytest.mark.parametrize("every", ["30m", "3", "0ep"])
+def test_every_is_in_epochs_or_steps(every, tmp_path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(recipefile.dump(recipe(KAPPA)))
+    assert recipefile.load(path).measure.kappa.every == "3st"
+    with pytest.raises(UsageError, match=r"measure\.kappa\.every"):
+        recipefile.load(path, [f"measure.kappa.every={every}"])
+
+
+@pytest.mark.parametrize("measure", [{"kappa": None}, {"kappa": None} | HEADS, HEADS, KAPPA], ids=str)
+def test_what_is_measured_survives_writing_and_reading(measure, tmp_path) -> None:
+    path, wanted = tmp_path / "r.yaml", recipe(measure)
+    path.write_text(recipefile.dump(wanted))
+    found = recipefile.load(path).measure
+    assert (found and found.kappa, found and found.heads) == (wanted.measure.kappa, wanted.measure.heads)

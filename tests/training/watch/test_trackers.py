@@ -1,0 +1,66 @@
+"""Trackers besides metrics.jsonl: what they are told, and what is said where one is not installed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training.train import train
+from leansurgeon.training.watch import trackers
+from tests.support.training_standin import Words, recipe, word_model
+
+
+class Kept:
+    """Stands in for a tracker of Accelerate and keeps what it is told."""
+
+    requires_logging_directory = True
+
+    def __init__(self, name: str, logging_dir: str) -> None:
+        self.name, self.folder, self.rows, self.settings, self.ended = name, logging_dir, [], None, 0
+        made.append(self)
+        print("* project initialized")  # as trackio does
+
+    def store_init_configuration(self, values: dict) -> None:
+        self.settings = values
+
+    def log(self, values: dict, step: int) -> None:
+        self.rows.append((step, values))
+
+    def finish(self) -> None:
+        self.ended += 1
+        print("* run finished")
+
+
+made: list[Kept] = []
+
+
+def test_a_tracker_gets_the_numbers_of_metrics_jsonl(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Kept)
+    made.clear()
+    options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": lambda text: None}
+    train(recipe(trackers=["tensorboard"]), tmp_path, tmp_path / "run", **options)
+    (kept,) = made
+    assert capsys.readouterr().out == ""  # stdout is for data
+    assert kept.name == "stand-in" and kept.folder == str(tmp_path / "run" / "trackers") and kept.ended == 1
+    assert kept.settings["train.optim.lr"] == 0.01 and kept.settings["train.trackers"] == "['tensorboard']"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step for step, _ in kept.rows] == [row["step"] for row in rows]
+    for (_, told), row in zip(kept.rows, rows, strict=True):
+        if row["type"] == "train":
+            assert {key: told[key] for key in ("loss", "lr", "grad_norm")} == {
+                key: row[key] for key in told if key in row
+            }
+            assert told["tokens/s"] > 0
+        else:
+            assert told == {"eval/perplexity": row["metric"], "eval/loss": row["loss"]}
+
+
+def test_a_tracker_that_is_not_there_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="asks for the tracker wandb, which is not installed") as error:
+        trackers.check(("wandb",))
+    assert "pip install wandb" in error.value.hint
