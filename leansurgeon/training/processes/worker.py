@@ -1,4 +1,4 @@
-"""`python -m leansurgeon.training.processes.worker FOLDER`: one process of a training or evaluation that `launch` started.
+"""`python -m leansurgeon.training.processes.worker FOLDER`: one process of a training that `launch` has started.
 
 Reads `FOLDER/job.json`; on failure leaves `FOLDER/rank<N>.json` with the sentence for the person who is waiting.
 """
