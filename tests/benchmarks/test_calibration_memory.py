@@ -24,10 +24,10 @@ CUT = """
 import sys
 import torch
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.measure.calibration import Calibration
-from leansurgeon.surgery.calibrated import Options, calibrate
-from leansurgeon.surgery.plan import plan
-from leansurgeon.surgery.wanted import Wanted
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery.walk.calibrated import Options, calibrate
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 
 source = open_source(sys.argv[1])
 ids = torch.randint(0, 20_000, (3, 1, 128), generator=torch.Generator().manual_seed(0))

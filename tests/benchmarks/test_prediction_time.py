@@ -20,7 +20,7 @@ CODE = """
 import sys
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.ending import leave
-from leansurgeon.measure.memory import Setting, predict
+from leansurgeon.measure.costs.memory import Setting, predict
 source = open_source(sys.argv[1])
 print(predict(source.config, source.architecture, Setting(batch=128)).total)
 leave(0)

@@ -129,7 +129,7 @@ def test_one_thread_holds_for_every_blas() -> None:
     """numpy and scipy bring a BLAS each, and that of scipy is loaded only when it is asked for."""
     code = """if True:
         import torch, threadpoolctl
-        from leansurgeon.measure.spectrum import _blas, conditioning
+        from leansurgeon.measure.kappa.spectrum import _blas, conditioning
         conditioning(torch.randn(1, 6, 4))
         libraries = {found["filepath"] for found in threadpoolctl.threadpool_info() if found["user_api"] == "blas"}
         assert libraries == {library.filepath for library in _blas().lib_controllers}, libraries"""

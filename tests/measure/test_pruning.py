@@ -30,18 +30,22 @@ def batch_of(size: int, seed: int) -> dict:
 
 @pytest.fixture(scope="module")
 def trained() -> Loaded:
-    """A BERT of 2 layers and 8 heads each, after 120 steps."""
+    """A BERT of 2 layers and 8 heads each, trained until it knows the rule: how many steps that takes depends on how
+    the processor rounds (120 were enough on one kind of machine and gave 52 % on another)."""
     loaded = classifier(
         vocab_size=10, num_attention_heads=8, num_labels=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     model = loaded.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(120):
+    for step in range(1500):
         batch = batch_of(64, 100 + step)
         labels = batch.pop("labels")
-        F.cross_entropy(model(**batch).logits, labels).backward()
+        loss = F.cross_entropy(model(**batch).logits, labels)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if loss < 0.01:
+            break
     model.eval()
     return loaded
 
@@ -68,7 +72,7 @@ def test_importance_finds_the_heads_that_are_needed(bench, values):
     area = {name: np.mean([row["loss"] for row in rows]) for name, rows in by.items()}
     assert area["importance"] < area["random"] < area["reverse"]
     for rows in by.values():  # both ends are the same whatever the order
-        assert rows[0]["loss"] == bench.whole.loss and rows[-1]["pruned"] == 16
+        assert rows[0]["loss"] == pytest.approx(bench.whole.loss, rel=1e-12) and rows[-1]["pruned"] == 16
         assert rows[-1]["loss"] == by["importance"][-1]["loss"]
     able = {name: pruning.prunable(rows, bench) for name, rows in by.items()}
     assert able["importance"] >= 0.25 > able["reverse"]

@@ -148,9 +148,9 @@ import os, signal, sys
 from pathlib import Path
 from leansurgeon.checkpoints import output, weights
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan import plan
+from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import carry_out
-from leansurgeon.surgery.wanted import Wanted
+from leansurgeon.surgery.plan.wanted import Wanted
 
 at, left = sys.argv[3], int(sys.argv[4])
 module, name = {"copy": (weights, "copy_range"), "make": (weights, "write_array"), "sync": (output, "sync"),

@@ -58,8 +58,8 @@ def test_a_failed_worker_is_one_sentence_with_its_exit_code(tmp_path):
 import sys
 from pathlib import Path
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.training.launch import train_on
-from tests.training_standin import recipe
+from leansurgeon.training.processes.launch import train_on
+from tests.support.training_standin import recipe
 folder = Path(sys.argv[1])
 try:
     train_on(2, recipe(batch=15), folder / "model", folder / "run", cpu=True, say=lambda text: None)

@@ -267,6 +267,6 @@ def test_an_arm_may_have_a_task_of_its_own(tmp_path):
 
 
 def test_reading_a_recipe_imports_no_torch():
-    code = "import sys\nfrom leansurgeon.training import recipefile\nrecipefile.load('digits-vit')\n"
+    code = "import sys\nfrom leansurgeon.training.recipe import reading as recipefile\nrecipefile.load('digits-vit')\n"
     code += "assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
