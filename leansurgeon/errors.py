@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
+import reprlib
 from collections.abc import Iterable
 
 
@@ -18,9 +20,9 @@ class LeanSurgeonError(Exception):
     agreed = False  # whether all processes of a training raise it alike
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = readable(message)
+        self.hint = readable(hint) if hint else hint
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message
@@ -82,6 +84,43 @@ def memory_is_short(error: BaseException) -> bool:
     """
     words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+_LIMITED = reprlib.Repr()
+_LIMITED.maxlevel, _LIMITED.maxdict, _LIMITED.maxlist, _LIMITED.maxtuple = 4, 20, 20, 20
+_LIMITED.maxstring = _LIMITED.maxother = _LIMITED.maxlong = 300
+WORD, SENTENCE = 200, 2_000  # columns that a word of a message, and a message, may have
+
+
+def readable(text: str) -> str:
+    """A message for a terminal, whatever it quotes: no control characters, and the middle of what is too long gives
+    way.
+
+    >>> readable("There is no preset 'a" + 5000 * "a" + "'.").count("a") < 200
+    True
+    """
+    plain = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    cut = re.sub(rf"\S{{{WORD + 1},}}", lambda word: short(word[0], WORD), plain)
+    return short(cut, SENTENCE)
+
+
+def short(words: str, room: int) -> str:
+    """At most `room` columns; the middle gives way, since a path or a list says most at its ends.
+
+    >>> short("/home/someone/runs/digits-vit/lean", 20)
+    '/home...its-vit/lean'
+    """
+    front = (room - 3) // 3
+    return words if len(words) <= room else f"{words[:front]}...{words[front + 3 - room :]}"
+
+
+def quoted(value: object, room: int = 60) -> str:
+    """A value of somebody else's file as a message shows it: as Python writes it, cut to `room` columns.
+
+    >>> quoted({"a": [0] * 100}, 20)
+    "{'a': ... 0, 0, 0]}"
+    """
+    return short(_LIMITED.repr(value), room)
 
 
 def plural(n: int | str, word: str) -> str:

@@ -23,10 +23,11 @@ ORDER = [
     "checkpoints",
     "architectures",
     "shape",
+    "reading",
     "errors",
     "ending",
 ]
-GROUND = {"models": set(), "tasks": {"errors"}}
+GROUND = {"models": set(), "tasks": {"errors", "reading"}}
 USES_GROUND = {
     "measure": {"tasks"},
     "training": {"tasks"},

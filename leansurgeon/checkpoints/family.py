@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from leansurgeon.errors import UnsupportedModel
 
 def convert_config(config: Config, source: Architecture, target: Architecture) -> Config:
     """A copy of `config` as a config of `target`, which is the source's family or the decoupled form of it."""
-    config = json.loads(json.dumps(config))
+    config = deepcopy(config)
     if source.name == target.name:
         return config
     if target.library == "timm":

@@ -20,6 +20,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.family import convert_config, write_config
 from leansurgeon.checkpoints.source import complete, copy_companions, read_config
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.reading import jsonfile
 
 AUTO = {
     "image-classification": "AutoModelForImageClassification",
@@ -189,7 +190,7 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
         folder = folder / "model"
     config, overrides = complete(read_config(folder)), dict(overrides or {})
     config, architecture = buildable(config, architectures.of(config))
-    surgery = json.loads((folder / "surgery.json").read_text()) if (folder / "surgery.json").exists() else None
+    surgery = jsonfile.read_object_if_whole(folder / "surgery.json")
     check_fit(architecture.flat(config), overrides)
     if architecture.library == "timm":
         model, config = load_timm(folder, config, overrides)

@@ -5,7 +5,6 @@ end.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
+from leansurgeon.reading import jsonfile
 
 # What a write to an open file can fail with, beside a full disk.
 WRITING = (errno.EFBIG, errno.EIO, errno.EROFS, errno.EPERM, errno.EACCES, errno.ESTALE)
@@ -100,10 +100,8 @@ def look(path: Path, force: bool) -> None:
 
 def not_ours(path: Path) -> str | None:
     """The first file of a folder that its surgery.json does not list as written by us; None where all are."""
-    try:
-        known = set(json.loads((path / "surgery.json").read_text())["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        known = set()
+    said = (jsonfile.read_object_if_whole(path / "surgery.json") or {}).get("files")
+    known = {name for name in said if isinstance(name, str)} if isinstance(said, list) else set()
     found = sorted(str(f.relative_to(path)) for f in path.rglob("*") if not f.is_dir())
     return next((name for name in found if name not in known), None)
 

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.checkpoints.weights import Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.shape import ParameterCount, Shape
 
 # Everything beside the weights that a user needs to use the model; copied as it is.
@@ -126,7 +128,7 @@ def resolve_source(
 
 def from_preset(preset: Preset, changes: Config) -> Source:
     architecture = architectures.known()[preset.family]
-    config = json.loads(json.dumps(preset.config))
+    config = deepcopy(preset.config)
     flat = architecture.flat(config)
     unknown = [key for key in changes if key not in flat and key not in ("id2label", "label2id")]
     if unknown:
@@ -188,18 +190,14 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
 
 
 def read_config(path: Path) -> Config:
+    """config.json of a model folder. Raises `UnsupportedModel` where there is none, or none that can be used."""
     file = path / "config.json"
     if not file.exists():
         raise UnsupportedModel(
             f"{path} has no config.json, so it is no model folder.",
             "A source needs config.json and safetensors weights.",
         )
-    try:
-        config = json.loads(file.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UnsupportedModel(f"{file} is not valid JSON ({error}).") from None
-    if not isinstance(config, dict):
-        raise UnsupportedModel(f"{file} holds no object.")
+    config = jsonfile.read_object(file, raising=UnsupportedModel)
     if "quantization_config" in config:
         quantised = config["quantization_config"]
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
@@ -215,11 +213,7 @@ def is_timm(config: Config) -> bool:
 
 def surgery_record(path: Path) -> dict:
     """What surgery.json says of a folder that came from here; empty where there is none that can be read."""
-    try:
-        record = json.loads((path / "surgery.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return jsonfile.read_object_if_whole(path / "surgery.json") or {}
 
 
 def preset_of(record: dict) -> Preset | None:

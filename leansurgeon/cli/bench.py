@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import short, wrap
-from leansurgeon.errors import UsageError, plural
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError, plural, short
 
 if TYPE_CHECKING:
     from leansurgeon.measure.costs.bench import Row

@@ -8,7 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from leansurgeon.cli.text import runs, short, wrap
+from leansurgeon.cli.text import runs, wrap
+from leansurgeon.errors import short
 
 
 def table(decided: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.text import runs, short, wrap
+from leansurgeon.cli.text import runs, wrap
+from leansurgeon.errors import short
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.diff import Compared, Diff

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import short, wrap
-from leansurgeon.errors import UsageError
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError, short
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import kappa
-from leansurgeon.cli.text import short, wrap
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import short
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -75,16 +76,14 @@ def inspect(
 
 def kept(source: Source) -> dict | None:
     """The kappa that the training of this run's model has left in its summary."""
+    from leansurgeon.reading import jsonfile
     from leansurgeon.training.runs.folder import LAST, SUMMARY
 
     folder = source.folder
     summary = folder.parent / SUMMARY if folder else None
     if summary is None or not summary.is_file() or not (folder.parent / LAST).is_dir():
         return None
-    try:
-        found = json.loads(summary.read_text()).get("kappa")
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = (jsonfile.read_object_if_whole(summary) or {}).get("kappa")
     return found if isinstance(found, dict) else None
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import short, wrap
-from leansurgeon.errors import UsageError, plural
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError, plural, short
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source

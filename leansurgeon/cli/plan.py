@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.text import short
+from leansurgeon.errors import short
 
 DEFAULT_BATCH = 32
 NAME = 32  # columns of the table for the name of the source

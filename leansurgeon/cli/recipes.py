@@ -49,7 +49,7 @@ def show(
 
     base = name in recipefile.bases() and not resolved  # a base says too little to be a recipe
     recipe = None if base else recipefile.load(name)
-    text = recipefile.dump(recipe) if resolved else recipefile.find(name).read_text(encoding="utf-8")
+    text = recipefile.dump(recipe) if resolved else recipefile.text_of(recipefile.find(name))
     sys.stdout.write(text)
 
 
@@ -78,7 +78,7 @@ def copy(
             raise UsageError(f"The folder {to} cannot be made: {error.strerror}.") from None
     if not target.parent.is_dir():
         raise UsageError(f"There is no folder {target.parent} to copy to.")
-    runfolder.write_text(target, source.read_text(encoding="utf-8"))
+    runfolder.write_text(target, recipefile.text_of(source))
     print(target)
 
 
@@ -99,5 +99,5 @@ def _hardware(name: str) -> str:
     """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
     from leansurgeon.training.recipe import reading as recipefile
 
-    found = re.search(r"^# Hardware +(.*)$", recipefile.shipped()[name].read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(r"^# Hardware +(.*)$", recipefile.text_of(recipefile.shipped()[name]), re.MULTILINE)
     return re.split(r" \(|[,.;:]| with ", found[1])[0] if found else ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leansurgeon.errors import Terminated, UsageError
+from leansurgeon.reading import jsonfile
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -150,15 +151,7 @@ def sigterm_as_exception() -> Iterator[None]:
 def surgery_of(folder: Path) -> dict[str, Any] | None:
     """What `surgery.json` in `folder` holds; None where there is none. Raises `UsageError` for one that is broken."""
     path = folder / "surgery.json"
-    try:
-        surgery = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(surgery, dict):
-        raise UsageError(f"{path} is not the record of a surgery.")
-    return surgery
+    return jsonfile.read_object(path) if path.exists() else None
 
 
 def has_learned(folder: Path) -> bool:

@@ -14,8 +14,8 @@ import typer
 
 from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
-from leansurgeon.cli.text import short, wrap
-from leansurgeon.errors import UsageError
+from leansurgeon.cli.text import wrap
+from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.task_spec import spell_task
 
 if TYPE_CHECKING:

@@ -11,16 +11,6 @@ def wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def short(words: str, room: int) -> str:
-    """At most `room` columns; the middle gives way, since a path or a list says most at its ends.
-
-    >>> short("/home/someone/runs/digits-vit/lean", 20)
-    '/home...its-vit/lean'
-    """
-    front = (room - 3) // 3
-    return words if len(words) <= room else f"{words[:front]}...{words[front + 3 - room :]}"
-
-
 def runs(numbers: Sequence[int]) -> str:
     """Neighbours as a range.
 

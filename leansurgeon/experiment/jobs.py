@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.experiment.arms import method_of
 from leansurgeon.experiment.machine import cores
+from leansurgeon.reading import jsonfile
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -109,11 +109,8 @@ def digest(recipe: ExperimentRecipe, arm: str, wanted: Wanted) -> str:
 
 
 def finished(job: Job) -> dict | None:
-    try:
-        summary = json.loads((job.run / "summary.json").read_text())
-    except (OSError, ValueError):
-        return None
-    same = (summary.get("experiment") or {}).get("digest") == job.digest
+    summary = jsonfile.read_object_if_whole(job.run / "summary.json") or {}
+    same = jsonfile.value_at(summary, "experiment", "digest") == job.digest
     return summary if same and summary.get("status") == "done" else None
 
 

@@ -7,7 +7,6 @@ tensor its shape. The checkpoint loads strictly, without a warning, and computes
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints.source import Source, read_config
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.reading import jsonfile
 from leansurgeon.shape import Shape, Stage
 
 NUMBERS = {
@@ -90,7 +90,7 @@ def surgery_record(folder: Path | None) -> tuple[dict | None, Finding | None]:
     if folder is None or not (folder / "surgery.json").exists():
         return None, None
     try:
-        record = json.loads((folder / "surgery.json").read_text())
+        record = jsonfile.read_object(folder / "surgery.json")
         Shape.from_dict(record["plan"]["after"])
         return record, None
     except (OSError, ValueError, KeyError, TypeError, LeanSurgeonError):

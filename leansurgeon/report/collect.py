@@ -5,7 +5,6 @@ A run is a folder with `summary.json`, a model one with `surgery.json` and no ru
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.report.humans import number, part
 from leansurgeon.training.runs.folder import METRICS, STARTS, SUMMARY
 
@@ -95,13 +95,11 @@ def _walk(folder: Path, depth: int, found: Collection) -> None:
 
 def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        trouble = what_is_wrong(data, kind)
-    except OSError as error:
-        data, trouble = {}, f"cannot be read ({error.strerror})"
-    except (ValueError, RecursionError):
-        data, trouble = {}, "is not valid JSON; it may have been cut off"
-    if trouble:
+        data = jsonfile.read(path)
+    except UsageError as error:
+        problems.append(error.message)
+        return None
+    if trouble := what_is_wrong(data, kind):
         problems.append(f"{path} {trouble}.")
         return None
     if kind == "run" and data.get("kappa") is None:  # measured after the training, if ever
@@ -110,10 +108,7 @@ def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
 
 
 def _kappa_of(folder: Path) -> Any:
-    try:
-        return json.loads((folder / KAPPA).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
+    return jsonfile.read_object_if_whole(folder / KAPPA)
 
 
 def what_is_wrong(data: Any, kind: str = "run") -> str | None:

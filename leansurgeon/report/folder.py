@@ -4,11 +4,12 @@ commands left. Everything here may be absent, odd or cut off; then it is None, a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import files, jsonfile
 from leansurgeon.report.collect import Entry
 from leansurgeon.report.humans import number
 from leansurgeon.training.runs.folder import EXPERIMENT, METRICS, RECIPE
@@ -82,15 +83,13 @@ def experiment_recipe(entry: Entry) -> Path | None:
 
 def text_of(path: Path) -> str | None:
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return files.read_text(path, LARGEST)
+    except UsageError:
         return None
 
 
 def parsed(content: str) -> Any:
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
+        return jsonfile.parse(content, "")
+    except UsageError:
         return None

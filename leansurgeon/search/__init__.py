@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.search import cheap, limits
 from leansurgeon.search.cheap import Cheap
 from leansurgeon.search.halving import Result, Rung, climb, ordered, schedule
@@ -160,8 +160,8 @@ def who_is_tried(
     by_name = {c.name: c for c in ranked}
     file = folder / CHOSEN
     try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
+        known = jsonfile.read_object(file)
+    except UsageError:
         size = Limit(budget.memory or 0, lambda c: limits.training_memory(source, c.shape, setting))
         time = Limit(budget.latency or 0, lambda c: limits.latency(source, c.shape, setting.tokens))
         asked = [limit for limit in (size, time) if limit.most]

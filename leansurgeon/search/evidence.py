@@ -16,8 +16,9 @@ from typing import Any
 
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.reading import jsonfile
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
@@ -50,10 +51,10 @@ def gather(
     """
     file = cache / "search" / f"{key_of(source, data, seed)}.json"
     try:
-        known = Evidence(**json.loads(file.read_text()))
+        known = Evidence(**jsonfile.read_object(file))
         say(f"Kappa and influence of {source.name} are known from an earlier search.")
         return known
-    except (OSError, ValueError, TypeError):
+    except (UsageError, TypeError):
         pass
     say(f"Measuring kappa and influence of every layer of {source.name} on {data.says} ...")
     kappa, tokens = kappas(source, data, seed)

@@ -7,7 +7,6 @@ winner, its control and the source, since the best of many is flattered by what 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,11 @@ import torch
 
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads.judge import Unlabelled
+from leansurgeon.reading import jsonfile
 from leansurgeon.search.evidence import outputs
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.score import Score, binomial_error
@@ -70,8 +70,8 @@ class Heals:
         """Scores on both halves, from the file where there is one."""
         file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}.json"
         try:
-            return {part: read_result(value) for part, value in json.loads(file.read_text()).items()}
-        except (OSError, ValueError, TypeError, KeyError):
+            return {part: read_result(value) for part, value in jsonfile.read_object(file).items()}
+        except (UsageError, ValueError, TypeError, KeyError):
             pass
         try:
             found = self.healed(candidate, share)

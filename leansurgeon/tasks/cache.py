@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading import jsonfile
 
 INFO = "info.json"
 _PARTIAL = ".partial-"
@@ -65,7 +66,7 @@ def file_digest(path: Path) -> str:
 
 def read_info(folder: Path) -> dict[str, Any]:
     """What the builder of this entry said about it."""
-    return json.loads((folder / INFO).read_text(encoding="utf-8"))
+    return jsonfile.read_object(folder / INFO, raising=LeanSurgeonError)
 
 
 class ArrayWriter:
@@ -108,7 +109,7 @@ def _is_whole(folder: Path) -> bool:
     try:
         files = read_info(folder)["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (LeanSurgeonError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

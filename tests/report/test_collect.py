@@ -73,8 +73,9 @@ def test_named_paths_and_overlap(tmp_path: Path) -> None:
         ('{"schema_version": 7}', "has schema 7"),
         ('{"schema_version": 1}', "lacks model, task"),
         ('{"schema_version": 1, "model": {}, "task": {}}', "lacks task.metric"),
-        ("[" * 100_000, "not valid JSON"),
-        ("\xff\xfe\x00", "not valid JSON"),
+        ("[" * 100_000, "64 levels"),
+        ("\xff\xfe\x00", "not UTF-8"),
+        ('{"name": "\\ud800"}', "half of a surrogate pair"),  # no page could be written with it
     ],
 )
 def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:

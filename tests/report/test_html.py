@@ -26,7 +26,7 @@ from tests.support.report_workspace import BENCH, surgery, workspace
 from tests.support.word_models import sentence_encoder
 
 SCALES = {"%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "M": 1e6, "k": 1e3}
-EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m\ud800"
+EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m"
 
 
 def page_of(*folders: Path) -> tuple[Page, dict]:

@@ -5,11 +5,11 @@ transformers keeps them in `preprocessor_config.json` beside the weights, timm i
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
 ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit")  # positions are interpolated to the image
@@ -74,11 +74,7 @@ def of_transformers(source: Source) -> dict[str, Any]:
 
 def preprocessor(source: Source) -> dict[str, Any]:
     """The image processor's settings; empty where the folder has none that can be read."""
-    try:
-        said = json.loads((source.folder / "preprocessor_config.json").read_text()) if source.folder else {}
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    return jsonfile.read_object_if_whole(source.folder / "preprocessor_config.json") or {} if source.folder else {}
 
 
 def normalisation(said: dict[str, Any], channels: int) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import yamlfile
 
 PREFIX = "task:"
 
 
 def parse_task(word: str) -> tuple[str, dict[str, Any]]:
     """The name and the options of a word that begins with `PREFIX`. Raises `UsageError` for what is no `key=value`."""
-    import yaml
-
     name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # a list stands in brackets
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -22,9 +21,9 @@ def parse_task(word: str) -> tuple[str, dict[str, Any]]:
         if not equals:
             raise UsageError(f"--calibrate {word}: '{pair}' is no option; write key=value.")
         try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            options[key] = value
+            options[key] = yamlfile.value(value, key)
+        except UsageError:
+            options[key] = value  # a glob such as *.txt is no YAML
     return name, options
 
 

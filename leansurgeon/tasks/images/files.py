@@ -9,7 +9,6 @@ Shape letters: N samples of a split, F files.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -23,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks.images import tables as image_tables
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"))
 TRAIN = ("train", "training")
 EVAL = ("val", "validation", "valid", "eval", "dev", "test")  # the first that is there
+CLASSES = 10_000_000  # that a class number may count to
 _WHOLE = -1
 
 
@@ -337,13 +338,11 @@ def _shard(tar: tarfile.TarFile, number: int, path: Path, index: Index) -> None:
 
 
 def _class(content: bytes, suffix: str, where: str) -> int:
-    try:
-        value = json.loads(content)
-        value = value if suffix == "cls" else next(value[n] for n in image_tables.LABEL_COLUMNS if n in value)
-        if isinstance(value, int) and value >= 0:
-            return value
-    except (ValueError, TypeError, StopIteration):
-        pass
+    value = jsonfile.parse(content, where)
+    if suffix == "json" and isinstance(value, dict):
+        value = next((value[name] for name in image_tables.LABEL_COLUMNS if name in value), None)
+    if isinstance(value, int) and 0 <= value < CLASSES:
+        return value
     raise UsageError(f"{where} holds no class number.")
 
 

@@ -7,7 +7,6 @@ All of them are `transformers` tokenizers, so that they can be saved beside the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -209,12 +209,9 @@ def check_length(seq_len: int, model_dir: Path | None) -> None:
     path = None if model_dir is None else model_dir / "config.json"
     if path is None or not path.is_file():
         return
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return  # whoever opens the model will say so
+    config = jsonfile.read_object_if_whole(path) or {}  # whoever opens the model will say what is wrong with it
     for name in _POSITIONS:
-        limit = config.get(name) if isinstance(config, dict) else None
+        limit = config.get(name)
         if isinstance(limit, int) and 0 < limit < seq_len:
             raise UsageError(
                 f"The task's seq_len is {seq_len} and the model in {model_dir} has {limit} positions ({name})."

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 import leansurgeon
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.training.recipe import yamlfile
+from leansurgeon.reading import files, yamlfile
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
 
 _HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."
@@ -48,6 +48,11 @@ def find(name_or_path: str) -> Path:
     if path.suffix in (".yaml", ".yml") or "/" in name_or_path or path.is_file():
         return path
     raise UsageError(f"There is no recipe {name_or_path!r}{did_you_mean(name_or_path, known)}.", _HINT)
+
+
+def text_of(path: Path) -> str:
+    """A recipe file as it stands, comments included. Raises `UsageError` where it cannot be read."""
+    return files.read_text(path, yamlfile.LIMIT)
 
 
 def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bool = False) -> Recipe:
@@ -82,6 +87,8 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Pla
 
     `base` is the name of a shipped base or recipe, or a path as seen from the file.
     """
+    if not path.exists():
+        raise UsageError(f"There is no recipe file {path}.", "`leansurgeon recipes list` shows the shipped ones.")
     raw, lines = yamlfile.read(path)
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: a recipe is a mapping of keys such as `name`, `task` and `train`.")

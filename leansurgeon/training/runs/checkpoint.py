@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leansurgeon.reading import jsonfile
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.training.runs import folder as runfolder
 
@@ -85,13 +86,12 @@ def torn(path: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a checkpoint folder; None where every file is as the manifest says. Without `hashes` only
     sizes are compared, which reads no tensors.
     """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "it has no manifest"
-    if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
+    manifest = jsonfile.read_object_if_whole(path / MANIFEST)
+    if manifest is None:
+        return "it has no manifest that can be read"
+    if manifest.get("format", FORMAT) != FORMAT:
         return f"its format is {manifest['format']}, and this version reads {FORMAT}"
-    files = manifest.get("files") if isinstance(manifest, dict) else None
+    files = manifest.get("files")
     if not isinstance(files, dict) or not files.keys() >= {STATE, SHARED}:
         return "its manifest is damaged"
     for name, wanted in files.items():
@@ -181,7 +181,8 @@ def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: 
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    return json.loads((path / STATE).read_text(encoding="utf-8"))
+    """What a checkpoint says beside its tensors. Raises `UsageError` where it cannot be read."""
+    return jsonfile.read_object(path / STATE)
 
 
 def note_best(run_dir: Path, step: int | None) -> None:
@@ -197,10 +198,8 @@ def note_best(run_dir: Path, step: int | None) -> None:
 
 def best_kept(run_dir: Path) -> int | None:
     """The step whose model stands in model/; None where that is not known."""
-    try:
-        return int(json.loads((run_dir / FOLDER / BEST).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    step = (jsonfile.read_object_if_whole(run_dir / FOLDER / BEST) or {}).get("step")
+    return step if isinstance(step, int) else None
 
 
 def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:

@@ -139,5 +139,5 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         state = checkpoint.read_state(path)
         return state if isinstance(state["recipe"], dict) and isinstance(state["origin"], dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UsageError, KeyError):
         return None

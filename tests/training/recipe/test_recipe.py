@@ -153,7 +153,7 @@ def test_files_that_cannot_be_read(tmp_path):
         recipefile.load("digits-vti")
     with pytest.raises(UsageError, match="There is no recipe file"):
         recipefile.load("nowhere.yaml")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="is a folder"):
         recipefile.load(str(tmp_path) + "/")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not UTF-8"):

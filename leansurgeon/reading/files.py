@@ -1,0 +1,88 @@
+"""Bytes and text of regular files, up to a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from leansurgeon.errors import LeanSurgeonError, UsageError
+
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def open_regular(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> BinaryIO:
+    """Open a regular file without ever waiting for one (opening a named pipe would). Raises `raising` for everything
+    that is none or cannot be opened.
+    """
+    try:
+        # Unbuffered, since Python would stat and read ahead; a link is followed, as a hub's cache consists of them.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise raising(f"{path} does not exist.") from None
+    except (OSError, ValueError) as error:
+        raise raising(f"{path} cannot be read: {why(error)}.") from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        kind = next((name for test, name in KINDS if test(mode)), "no regular file")
+        raise raising(f"{path} is {kind}, and a file is expected.")
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, limit: int, *, raising: type[LeanSurgeonError] = UsageError) -> bytes:
+    """The content of a regular file of at most `limit` bytes. Raises `raising` with both numbers where it has more."""
+    with open_regular(path, raising=raising) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            if size <= limit:
+                content = file.read(limit + 1)  # it may grow, and files of the kernel say that they are empty
+                size = len(content)
+        except OSError as error:
+            raise raising(f"{path} cannot be read: {why(error)}.") from None
+    if size > limit:
+        raise raising(f"{path} has {size:,} bytes, more than the {limit:,} that such a file may have.")
+    return content
+
+
+def read_text(path: Path, limit: int, *, raising: type[LeanSurgeonError] = UsageError, encoding: str = "utf-8") -> str:
+    """The text of a UTF-8 file of at most `limit` bytes (`utf-8-sig`: a byte order mark is passed over)."""
+    content = read_bytes(path, limit, raising=raising)
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise raising(f"{path} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
+
+
+def why(error: Exception) -> str:
+    """The system's reason as the end of a sentence."""
+    if isinstance(error, ValueError):  # of a path
+        return "its name holds a NUL character" if "null" in str(error) else "its name cannot be encoded"
+    number = getattr(error, "errno", None)
+    if number == errno.ENAMETOOLONG:
+        return "its name is too long"
+    return os.strerror(number).lower() if number else str(error)
+
+
+def is_name(name: object) -> bool:
+    """Whether a file may name another one beside it so: one part of a path, and no way out of the folder."""
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        return False
+    return not any(c in "/\\\0" for c in name) and len(os.fsencode(name)) <= 255 if encodable(name) else False
+
+
+def encodable(text: str) -> bool:
+    """Whether text can be written as UTF-8 (half of a surrogate pair cannot)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

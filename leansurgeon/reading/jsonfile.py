@@ -1,0 +1,129 @@
+"""JSON of others: config.json, indices, records, headers, lines of data.
+
+Python's own reader takes numbers of any length, lets a key stand twice, and leaves its stack on deep nesting; here each
+of these is one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.errors import LeanSurgeonError, UsageError, quoted
+from leansurgeon.reading import files
+
+LIMIT = 32_000_000  # bytes; at worst some 20 times as many in memory
+DEPTH = 64
+DIGITS = 64  # tokenizers say "no limit" as a number of 31 digits
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class _Refused(Exception):
+    """What stands in a document and may not, as the end of a sentence."""
+
+
+def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int = LIMIT) -> Any:
+    """The value of a JSON file. Raises `raising` naming the file and what is wrong with it."""
+    return parse(files.read_bytes(path, limit, raising=raising), str(path), raising=raising)
+
+
+def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int = LIMIT) -> dict[str, Any]:
+    """`read`, of a file that must hold an object."""
+    value = read(path, raising=raising, limit=limit)
+    if not isinstance(value, dict):
+        raise raising(f"{path} holds {a_kind_of(value)} where a JSON object is expected.")
+    return value
+
+
+def read_object_if_whole(path: Path, limit: int = LIMIT) -> dict[str, Any] | None:
+    """`read_object`, None where there is none or it cannot be read: for what may be missing without harm."""
+    try:
+        return read_object(path, limit=limit)
+    except UsageError:
+        return None
+
+
+def parse(text: str | bytes, where: str, *, raising: type[LeanSurgeonError] = UsageError) -> Any:
+    """The value of a JSON document, at most `DEPTH` levels deep. Raises `raising`; `where` begins its sentence."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        value = json.loads(text, parse_int=_integer, object_pairs_hook=_no_key_twice)
+        _check(value, surrogates=_ESCAPED_SURROGATE.search(text) is not None)
+    except UnicodeDecodeError as error:
+        raise raising(f"{where} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
+    except json.JSONDecodeError as error:
+        raise raising(
+            f"{where} is not valid JSON: {error.msg.lower()}, line {error.lineno:,}, column {error.colno:,}."
+        ) from None
+    except RecursionError:
+        raise raising(f"{where} is nested more than {DEPTH} levels deep.") from None
+    except _Refused as error:
+        raise raising(f"{where} {error}.") from None
+    return value
+
+
+def a_kind_of(value: object) -> str:
+    """What a JSON value is, in words."""
+    if value is None:
+        return "null"
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def value_at(data: Any, *path: str) -> Any:
+    """What lies at `path` in nested objects; None where any of them is missing or of another kind."""
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise _Refused(f"holds a number of {len(digits):,} digits, more than {DIGITS}")
+    return int(digits)
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _Refused(f"says {quoted(twice)} twice")
+    return found
+
+
+def _check(value: Any, surrogates: bool) -> None:
+    """Refuse what is nested too deep, and text that cannot be written again, without recursion."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        if surrogates:
+            texts = [v for v in level if isinstance(v, str)] + [k for v in level if isinstance(v, dict) for k in v]
+            if not all(map(files.encodable, texts)):
+                raise _Refused("holds half of a surrogate pair, which is no text")
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return
+        level = [inner for c in containers for inner in (c.values() if isinstance(c, dict) else c)]
+    raise RecursionError

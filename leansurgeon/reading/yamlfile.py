@@ -1,0 +1,133 @@
+"""YAML as people mean it, with the line of every key: recipes, `--set`, options of tasks. No torch here.
+
+Three things that plain YAML 1.1 gets wrong for recipes: `1e-3` is a number, `no` and `off` are words (a boolean field
+still understands them), and a key that stands twice in a mapping is an error instead of a silent last one. And one that
+it gets wrong for everybody: aliases of aliases let a short text stand for more values than any memory holds.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import files
+
+LIMIT = 200_000  # bytes: PyYAML reads some 100 KB a second
+DEPTH = 32
+DIGITS = 64
+VALUES = 20_000  # aliases written out
+_INTEGER = "tag:yaml.org,2002:int"
+# What PyYAML's constructors raise, beside its own errors, for scalars that are not what their tag says.
+_CONSTRUCTING = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
+
+_FLOAT = re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the number and boolean rules of YAML 1.2."""
+
+
+_TAGS_OF_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if tag not in _TAGS_OF_OURS]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
+# Integers are resolved first (their rules stand earlier in the lists), so `64` stays an int.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+Lines = dict[tuple[str, ...], int]
+
+
+def parse(text: str, where: str, *, raising: type[LeanSurgeonError] = UsageError) -> tuple[Any, Lines]:
+    """The value of a YAML document and the line (from 1) of every key, by its path of keys.
+
+    Raises `raising` naming `where`, the line and the problem.
+    """
+    if len(text) > LIMIT:
+        raise raising(f"{where} has {len(text):,} characters, more than the {LIMIT:,} that it may have.")
+    too_deep = raising(f"{where} is nested more than {DEPTH} levels deep.")
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines: Lines = {}
+        if node is not None:
+            depth, values = _measure(node, {})
+            if depth > DEPTH:
+                raise too_deep
+            if values > VALUES:
+                raise raising(f"{where} stands for {values:,} values, more than {VALUES:,}: its aliases multiply.")
+            _note_lines(node, (), lines, where, raising)
+        value = loader.construct_document(node) if node is not None else None
+    except RecursionError:
+        raise too_deep from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise raising(f"{where}{line}: this is not YAML: {error.problem or error.context}.") from None
+    except yaml.YAMLError as error:
+        raise raising(f"{where}: this is not YAML: {str(error).splitlines()[0]}.") from None
+    except _CONSTRUCTING as error:
+        raise raising(f"{where}: a value cannot be read: {error}.") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return value, lines
+
+
+def value(text: str, where: str) -> Any:
+    """One value as a recipe would read it: `1e-3` a float, `[0.9, 0.98]` a list, `30ep` a word."""
+    return parse(text, where)[0]
+
+
+def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> tuple[Any, Lines]:
+    """`parse` of a file; what cannot be read is one sentence."""
+    return parse(files.read_text(path, LIMIT, raising=raising), str(path), raising=raising)
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Levels and values below a node, aliases written out: each node is counted once and its number remembered.
+
+    Raises `ValueError` for a number, or a text, that nothing can write again.
+    """
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = (DEPTH + 1, 1)  # an alias of a mapping inside itself never ends
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag == _INTEGER and len(node.value) > DIGITS:
+            raise ValueError(f"a number of {len(node.value):,} digits")
+        if not files.encodable(node.value):
+            raise ValueError("half of a surrogate pair, which is no text")
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    below = [_measure(part, known) for part in inside]
+    known[id(node)] = (1 + max((d for d, _ in below), default=0), 1 + sum(n for _, n in below))
+    return known[id(node)]
+
+
+def _note_lines(
+    node: yaml.Node, path: tuple[str, ...], lines: Lines, where: str, raising: type[LeanSurgeonError]
+) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, child in node.value:
+            here = (*path, str(key.value))
+            line = key.start_mark.line + 1
+            if here in lines:
+                name = ".".join(here)
+                raise raising(f"{where}, line {line}: `{name}` stands twice (first in line {lines[here]}).")
+            lines[here] = line
+            _note_lines(child, here, lines, where, raising)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, child in enumerate(node.value):
+            here = (*path, str(index))
+            lines[here] = child.start_mark.line + 1
+            _note_lines(child, here, lines, where, raising)

@@ -1,0 +1,110 @@
+"""JSON of others: read as Python reads it, or refused in one sentence with the file's name and the numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.reading import files, jsonfile
+
+GOOD = [{"a": [1, 2.5, None, True, "é\n"], "b": {}}, [], "x", 10**31, -0.0, {"model_max_length": 10**30}]
+
+
+@pytest.mark.parametrize("value", GOOD, ids=repr)
+def test_what_is_whole_is_read_as_python_reads_it(value, tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(value))
+    assert jsonfile.read(file) == value
+
+
+BAD = {
+    b"": "not valid JSON",
+    b"{": "line 1, column 2",
+    b"[" * 100_000: "64 levels",
+    b"[" * 65 + b"]" * 65: "64 levels",
+    b'{"a": ' * 70 + b"1" + b"}" * 70: "64 levels",
+    b"9" * 5000: "5,000 digits",
+    b"-" + b"9" * 64: "65 digits",
+    b'{"a": 1, "b": 2, "a": 3}': "'a' twice",
+    b'"\\ud800"': "surrogate",
+    b'{"\\uDFFF": 1}': "surrogate",
+    b"\xff\xfe{\x00}\x00": "byte 0",
+    b"\xef\xbb\xbf{}": "not valid JSON",
+    b'{"a": "\xe9"}': "byte 7",
+}
+
+
+@pytest.mark.parametrize("content", BAD, ids=lambda content: content[:12].decode("latin1"))
+def test_what_is_malformed_is_one_sentence_of_the_kind_that_was_asked_for(content, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(UnsupportedModel) as refused:
+        jsonfile.read(file, raising=UnsupportedModel)
+    assert BAD[content] in refused.value.message and str(file) in refused.value.message
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+    assert jsonfile.read_object_if_whole(file) is None
+
+
+def test_half_pairs_are_told_from_whole_ones(tmp_path):
+    assert jsonfile.parse('["\\ud83d\\ude00"]', "x") == ["😀"]
+
+
+def test_an_object_is_asked_for_and_something_else_is_there(tmp_path):
+    (tmp_path / "x.json").write_text("[1]")
+    with pytest.raises(UsageError, match="a list"):
+        jsonfile.read_object(tmp_path / "x.json")
+
+
+def test_sixty_four_levels_are_read():
+    assert jsonfile.parse("[" * 64 + "]" * 64, "x")
+
+
+def test_what_is_too_large_is_not_read(tmp_path):
+    file = tmp_path / "x.json"
+    with file.open("wb") as out:
+        out.truncate(10**12)  # no block of it is on the disk
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="1,000,000,000,000 bytes, more than the 32,000,000"):
+        jsonfile.read(file)
+    assert time.monotonic() - began < 1
+
+
+def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    said = {
+        "pipe": "a named pipe",
+        "folder": "a folder",
+        "loop": "symbolic links",
+        "none": "does not exist",
+        "\0": "NUL",
+        "x" * 300: "too long",
+        "\ud800": "encoded",
+    }
+    for name, words in said.items():
+        with pytest.raises(UsageError, match=words):
+            files.read_bytes(tmp_path / name, 100)
+    with pytest.raises(UsageError, match="a device"):
+        files.read_bytes(tmp_path / os.devnull, 100)
+
+
+def test_a_file_that_says_it_is_empty_and_is_not():
+    """As those of /proc do; the limit counts what is read."""
+    with pytest.raises(UsageError, match="more than the 10 "):
+        files.read_bytes(files.Path("/proc/self/status"), 10)
+    assert files.read_text(files.Path("/proc/self/status"), 100_000).startswith("Name:")
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "x" * 255, "é"])
+def test_names_of_files_beside_this_one(name):
+    assert files.is_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\\b", "a\0", "x" * 256, "é" * 128, "\ud800", 5, None])
+def test_names_that_lead_elsewhere(name):
+    assert not files.is_name(name)
