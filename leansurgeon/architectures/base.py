@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
@@ -72,6 +73,7 @@ class Architecture:
     norm: str  # "pre" or "post"
     causal: bool = False  # tokens see only those before them, whatever head stands on the model
     positions: str = "learned"  # "learned", "rope", "rope-2d" (head_dim is a multiple of four) or "none"
+    rotates_when: str = ""  # a config key that switches rotary positions on, where `positions` does not say so
     prefixes: tuple[str, ...] = ("",)
     sizes: Mapping[str, str | Callable[[Config], int]] = field(default_factory=dict)
     # Standard deviation of new weights: a config key, a number, a rule, or one of these for each role ("" for others).
@@ -102,6 +104,17 @@ class Architecture:
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped
     adopt: Callable[[Config], Config] | None = None  # makes a config of the source's family one of this family
     timm: Any = None  # how timm's models of this family are read: see `timm_models.TimmModels`
+    takes: Takes = field(default_factory=Takes)
+    # What multiplies q . k before the softmax; None where the library takes 1/sqrt(head_dim).
+    score_scale: Callable[[Config], float | None] = scale_by_key
+    norm_offset: float = 0.0  # what the library adds to a norm's weight to have its gain
+    # Whether every block is full attention of all tokens with all tokens and an MLP on each of them, so that its
+    # operations follow from its tensors.
+    plain: bool = True
+    # In words that follow the family's name: why its heads do not stand alone, and why, though they do, they cannot
+    # become heads of another size.
+    heads_entangled: str = ""
+    heads_unsplittable: str = ""
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.facts import Takes
 
 BERT = Architecture(
     name="bert",
@@ -62,6 +63,8 @@ ROBERTA = derive(
     model_types=("roberta", "xlm-roberta", "camembert"),
     prefixes=("roberta.", ""),
     decoupled="leansurgeon_roberta",
+    # The first position stands behind that of the padding token.
+    takes=Takes(skipped_positions=lambda c: c.get("pad_token_id", 1) + 1),
 )
 
 LEAN_BERT = derive(

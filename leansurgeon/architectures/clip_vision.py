@@ -6,6 +6,7 @@ SigLIP's pooling head attends with as many heads, and has an MLP as wide, as the
 from math import sqrt
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.facts import Takes
 from leansurgeon.architectures.vit import patches
 
 
@@ -57,6 +58,7 @@ CLIP_VISION = Architecture(
     projection="encoder.layers.{i}.self_attn.out_proj",
     norm="pre",
     init_std=clip_std,
+    takes=Takes(special_tokens=lambda c: 1),
 )
 
 SIGLIP_VISION = derive(
@@ -89,4 +91,6 @@ SIGLIP_VISION = derive(
     sizes={**CLIP_VISION.sizes, "tokens": patches},
     defaults={"vision_use_head": True},
     init_std=lambda c: sqrt(1 / c["hidden_size"]),  # Xavier of a square matrix
+    takes=Takes(),
+    plain=False,  # its pooling head attends, too
 )

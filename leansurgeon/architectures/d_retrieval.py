@@ -41,4 +41,5 @@ D_RETRIEVAL = Architecture(
     # Linear layers start as torch starts them: U(-a, a) with a = 1/sqrt(32), whose deviation is a / sqrt 3.
     init_std=0.102,
     modelling="d_retrieval.py",
+    plain=False,
 )

@@ -81,7 +81,13 @@ QWEN2 = derive(MISTRAL, name="qwen2", model_types=("qwen2",), block=(*ATTENTION,
 QWEN3 = derive(
     MISTRAL, name="qwen3", model_types=("qwen3",), block=(*ATTENTION, *OPTIONAL_BIASES, *QK_NORMS, *MLP, *NORMS)
 )
-GEMMA = derive(MISTRAL, name="gemma", model_types=("gemma",), block=(*ATTENTION, *OPTIONAL_BIASES, *MLP, *NORMS))
+GEMMA = derive(
+    MISTRAL,
+    name="gemma",
+    model_types=("gemma",),
+    block=(*ATTENTION, *OPTIONAL_BIASES, *MLP, *NORMS),
+    norm_offset=1.0,
+)
 SMOLLM3 = derive(
     LLAMA,
     name="smollm3",

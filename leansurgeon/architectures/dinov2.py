@@ -5,6 +5,7 @@ rule that its config cannot undo; its tensors have no declaration here, so it is
 """
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.facts import Takes
 from leansurgeon.architectures.vit import VIT
 
 SCALES = (
@@ -19,6 +20,7 @@ NORMS = (
 )
 # Names of stages, one a layer, and what a backbone gives out: the library makes them anew from the depth.
 BACKBONE = ("stage_names", "out_features", "out_indices")
+WITH_REGISTERS = Takes(special_tokens=lambda c: 1 + c.get("num_register_tokens", 0), any_image_size=True)
 
 DINOV2 = derive(
     VIT,
@@ -51,6 +53,7 @@ DINOV2 = derive(
     defaults={"qkv_bias": True, "use_mask_token": True},
     projection="encoder.layer.{i}.attention.o_proj",
     forget=BACKBONE,
+    takes=Takes(special_tokens=lambda c: 1, any_image_size=True),
 )
 
 DINOV2_WITH_REGISTERS = derive(
@@ -60,6 +63,7 @@ DINOV2_WITH_REGISTERS = derive(
     prefixes=("dinov2_with_registers.", ""),
     outer=(Tensor("embeddings.register_tokens", "embedding", "1 registers width"), *DINOV2.outer),
     sizes={**DINOV2.sizes, "registers": "num_register_tokens"},
+    takes=WITH_REGISTERS,
 )
 
 DINOV3_VIT = Architecture(
@@ -102,4 +106,5 @@ DINOV3_VIT = Architecture(
     norm="pre",
     positions="rope-2d",  # the axes of an image take turns, so head_dim is a multiple of four
     forget=BACKBONE,
+    takes=WITH_REGISTERS,
 )

@@ -38,6 +38,7 @@ GPT2 = Architecture(
     causal=True,
     decoupled="leansurgeon_gpt2",
     depends_on_index=("scale_attn_by_inverse_layer_idx",),
+    score_scale=lambda c: 1.0 if c.get("scale_attn_weights") is False else None,
 )
 
 LEAN_GPT2 = derive(

@@ -1,6 +1,8 @@
 """The Long Range Arena classifier (paper, Table 3): pre-norm encoder, Nystrom or softmax attention; our own module."""
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.nystromformer import LANDMARKS, only_tokens
 
 
 def labels(config: Config) -> int:
@@ -59,4 +61,7 @@ NYSTROMFORMER_LRA = Architecture(
     # Linear layers start as torch starts them: U(-1/8, 1/8) for a width of 64, whose deviation is 1 / (8 sqrt 3).
     init_std=0.072,
     modelling="nystromformer_lra.py",
+    takes=Takes(only_tokens=only_tokens, second_text="dual_input"),
+    plain=False,
+    heads_unsplittable=LANDMARKS,
 )

@@ -111,6 +111,7 @@ T5 = Architecture(
     positions="relative",
     # Scores are not divided by the root of head_dim; queries start as much smaller.
     init_std={"q": lambda c: natural(c) / sqrt(c["d_kv"]), "": natural},
+    score_scale=lambda c: 1.0,
 )
 
 # mT5's library class says of every config that its output is tied; a head that differs from the embedding stays apart.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.timm_models import BEIT_OUTER, TimmModels, linear, mlp, norm
+from leansurgeon.architectures.timm_models import BEIT_OUTER, HIDDEN_INPUT, TimmModels, linear, mlp, norm
 from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, grid, is_norm, plain_numbers, tokens
 
 
@@ -64,6 +64,8 @@ TIMM_BEIT = Architecture(
     },
     projection="blocks.{i}.attn.proj",
     norm="pre",
+    plain=False,
+    heads_unsplittable=HIDDEN_INPUT,
     init_std=0.02,
     decoupled="leansurgeon_beit",
     timm=TimmModels("Beit", reads, "patch_embed.proj"),

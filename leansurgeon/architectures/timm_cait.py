@@ -83,6 +83,7 @@ TIMM_CAIT = Architecture(
     },
     projection="blocks.{i}.attn.proj",
     norm="pre",
+    plain=False,
     init_std=0.02,
     decoupled="leansurgeon_cait",
     shared=("heads",),

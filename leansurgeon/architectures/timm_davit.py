@@ -71,6 +71,7 @@ TIMM_DAVIT = Architecture(
     defaults={"in_chans": 3, "num_classes": 1000, "qkv_bias": True, "down_kernel_size": 2},
     projection=("stages.{s}.blocks.{i}.0.attn.proj", "stages.{s}.blocks.{i}.1.attn.proj"),
     norm="pre",
+    plain=False,
     positions="none",
     init_std=0.02,
     decoupled="leansurgeon_davit",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.timm_models import BEIT_OUTER, TimmModels, linear, norm
+from leansurgeon.architectures.timm_models import BEIT_OUTER, HIDDEN_INPUT, TimmModels, linear, norm
 from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, is_norm, plain_numbers, tokens
 from leansurgeon.errors import UnsupportedModel
 
@@ -63,6 +63,9 @@ TIMM_EVA = Architecture(
     },
     projection="blocks.{i}.attn.proj",
     norm="pre",
+    rotates_when="use_rot_pos_emb",
+    plain=False,
+    heads_unsplittable=HIDDEN_INPUT,
     init_std=0.02,
     decoupled="leansurgeon_eva",
     timm=TimmModels("Eva", reads, "patch_embed.proj"),

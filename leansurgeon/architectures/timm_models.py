@@ -12,6 +12,8 @@ from leansurgeon.architectures.base import Architecture, Config, Tensor
 from leansurgeon.architectures.timm_vit import pair
 from leansurgeon.errors import UnsupportedModel
 
+# Why heads of BEiT and EVA cannot become heads of another size.
+HIDDEN_INPUT = "reads q, k and v by one matrix that is no module call, so its input is not seen"
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
 

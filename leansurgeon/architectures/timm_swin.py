@@ -83,6 +83,8 @@ TIMM_SWIN = Architecture(
     },
     projection="layers.{s}.blocks.{i}.attn.proj",
     norm="pre",
+    plain=False,
+    heads_unsplittable="attends within windows, not over all tokens",
     positions="none",
     init_std=0.02,
     period=2,

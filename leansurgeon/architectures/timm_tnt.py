@@ -102,6 +102,7 @@ TIMM_TNT = Architecture(
     },
     projection="blocks.{i}.attn_out.proj",
     norm="pre",
+    plain=False,
     init_std=0.02,
     decoupled="leansurgeon_tnt",
     timm=TimmModels("TNT", reads, "pixel_embed.proj"),

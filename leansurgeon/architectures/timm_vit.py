@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
+from leansurgeon.architectures.facts import Takes
 from leansurgeon.errors import UnsupportedModel, did_you_mean
 
 
@@ -84,6 +85,7 @@ TIMM_VIT = Architecture(
     },
     projection="blocks.{i}.attn.proj",
     norm="pre",
+    takes=Takes(special_tokens=lambda c: int(bool(c.get("class_token", True)))),
     init_std=0.02,
     decoupled="leansurgeon_vit",
 )

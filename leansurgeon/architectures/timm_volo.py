@@ -128,6 +128,7 @@ TIMM_VOLO = Architecture(
         "use_aux_head": True,
     },
     norm="pre",
+    plain=False,
     init_std=0.02,
     decoupled="leansurgeon_volo",
     rebuilds=False,

@@ -117,6 +117,10 @@ TIMM_XCIT = Architecture(
     defaults={"patch_size": 16, "in_chans": 3, "num_classes": 1000, "qkv_bias": True, "use_pos_embed": True},
     projection="blocks.{i}.attn.proj",
     norm="pre",
+    plain=False,
+    heads_entangled=(
+        "attends between channels, not between tokens, so the columns of a head's values are not independent"
+    ),
     positions="none",
     init_std=0.02,
     decoupled="leansurgeon_xcit",

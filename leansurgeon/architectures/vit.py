@@ -1,6 +1,7 @@
 """ViT and DeiT of transformers: pre-norm image encoders that store head_dim in their config."""
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.facts import Takes
 
 
 def patches(config: Config) -> int:
@@ -54,6 +55,7 @@ VIT = Architecture(
     defaults={"qkv_bias": True},  # early files do not say it
     projection="layers.{i}.attention.o_proj",
     norm="pre",
+    takes=Takes(special_tokens=lambda c: 1),
 )
 
 DEIT = derive(
@@ -63,4 +65,5 @@ DEIT = derive(
     prefixes=("deit.", ""),
     outer=(Tensor("embeddings.distillation_token", "embedding", "1 1 width"), *VIT.outer),
     sizes={**VIT.sizes, "tokens": lambda c: patches(c) + 2},
+    takes=Takes(special_tokens=lambda c: 2),
 )

@@ -11,18 +11,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.measure.data import inputs
 from leansurgeon.shape import Shape
 
-# Families whose every block is full attention of all tokens with all tokens and an MLP on each of them. The others
-# (pyramids, windows, landmarks, class attention) are counted by torch alone.
-PLAIN = {
-    "bart", "mbart", "bert", "roberta", "clip_vision_model", "crammed_bert", "llama", "mistral", "qwen2", "qwen3",
-    "gemma", "smollm3", "vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit", "distilbert", "electra", "gpt2",
-    "gpt_neox", "modernbert", "opt", "t5", "mt5", "timm_vit", "tinystories_gpt",
-}  # fmt: skip
 ATTENTION = ("q", "k", "v", "qk", "qkv", "vkq", "o")
 MLP = ("up", "gate", "down")
 TABLES = ("vocab", "positions", "types", "tokens", "registers", "1")  # first axes of what is looked up, not multiplied
@@ -49,21 +41,16 @@ class Flops:
         return asdict(self) | {"total": self.total}
 
 
-def is_plain(name: str) -> bool:
-    """Whether a family is plain; its form with a free head_dim is then, too."""
-    known = architectures.known()
-    return name in PLAIN or any(known[family].decoupled == name for family in PLAIN)
-
-
 def closed_form(
     specs: Iterable[TensorSpec], shape: Shape, config: Config, architecture: Architecture, tokens: int | None = None
 ) -> Flops | None:
-    """Operations from the sizes of the tensors alone; None for families that are not plain.
+    """Operations from the sizes of the tensors alone; None for families that are not plain (pyramids, windows,
+    landmarks, class attention), which torch alone counts.
 
     A matrix of an attention or MLP is multiplied with every token: 2 * rows * columns * N. Queries with keys and
     weights with values: 4 * N^2 * heads * head_dim for every attention (a causal mask saves nothing that is counted).
     """
-    if not is_plain(architecture.name):
+    if not architecture.plain:
         return None
     specs = list(specs)
     n, patches = sample_tokens(specs, config, architecture, tokens)
@@ -89,11 +76,7 @@ def sample_tokens(
     _, height, width = inputs.image_size(config, architecture)
     down, right = next(s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4)
     patches = (height // down) * (width // right)
-    # Class, distillation and register tokens are tensors of their own, `1 1 width` or `1 registers width`.
-    single = ("cls_token", "class_embedding", "dist_token", "distillation_token")
-    extra = sum(s.name.endswith(single) for s in specs if s.layer is None)
-    extra += sum(s.shape[1] for s in specs if s.name.endswith("register_tokens"))
-    return patches + extra, patches
+    return patches + architecture.takes.special_tokens(architecture.flat(config)), patches
 
 
 def outside(specs: list[TensorSpec], config: Config, architecture: Architecture, n: int, patches: int) -> int:

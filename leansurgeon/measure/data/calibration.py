@@ -19,7 +19,7 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import images
+from leansurgeon.measure.data import images, inputs
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def head_of(source: Source) -> str | None:
         return "causal-lm"
     if name.endswith("ForMaskedLM"):
         return "masked-lm"
-    takes_images = any(key in source.config for key in ("patch_size", "num_channels"))
-    return "image-classification" if takes_images else None
+    return "image-classification" if inputs.takes_images(source.config, source.architecture) else None
 
 
 def outputs(source: Source) -> int:
@@ -161,19 +160,12 @@ def window(source: Source) -> int:
 
 def longest(source: Source) -> int | None:
     """Most tokens that the source has positions for; None where nothing limits them."""
-    flat = source.architecture.flat(source.config)
-    keys = ("max_position_embeddings", "n_positions", "block_size")
-    room = [flat[k] for k in keys if isinstance(flat.get(k), int) and flat[k] > 0]
-    # RoBERTa's first position stands behind that of the padding token (1, where the config does not say).
-    skipped = flat.get("pad_token_id", 1) + 1 if source.architecture.name.endswith("roberta") else 0
-    return min(room) - skipped if room else None
+    return inputs.room(source.config, source.architecture)[1]
 
 
 def only_length(source: Source) -> int | None:
-    """The one number of tokens that Nystromformer's landmarks are cut for; None for models that take any."""
-    flat = source.architecture.flat(source.config)
-    length = flat.get("segment_means_seq_len")
-    return None if length == flat.get("num_landmarks") else length  # then the attention is an ordinary one
+    """The one number of tokens that the source takes; None for models that take any."""
+    return inputs.room(source.config, source.architecture)[0]
 
 
 # -- from a task ----------------------------------------------------------------------------------
@@ -287,7 +279,7 @@ def check_kind(task: Task, source: Source) -> None:
     flat = source.architecture.flat(source.config)
     for key, other in (("image_size", "img_size"), ("num_channels", "in_chans")):
         asked, have = task.model_overrides().get(key), flat.get(key, flat.get(other))
-        any_size = key == "image_size" and source.config.get("model_type") in images.ANY_SIZE
+        any_size = key == "image_size" and source.architecture.takes.any_image_size
         if asked and isinstance(have, int) and asked != have and not any_size:
             raise UsageError(f"The images of task {task.name} have {key} {asked}, and {source.name} takes {have}.")
     vocabulary, have = task.model_overrides().get("vocab_size"), flat.get("vocab_size")
@@ -359,7 +351,7 @@ def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:
     only = only_length(source)
     how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
     whole = tokenizer(texts, truncation=True, max_length=only or min(LINE_TOKENS, window(source)))
-    # GPT-2 takes token types, too, and adds them as if they were words.
+    # A model without a table of token types may add them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]
     order = sorted(range(len(texts)), key=lambda i: (len(whole["input_ids"][i]), texts[i]))

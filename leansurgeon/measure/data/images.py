@@ -12,7 +12,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
-ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit")  # positions are interpolated to the image
 
 
 def folder_options(source: Source) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def of_transformers(source: Source) -> dict[str, Any]:
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
     cropped = cropped if said.get("do_center_crop") else None
     size = source.config.get("image_size")
-    if size is None or source.config.get("model_type") in ANY_SIZE:
+    if size is None or source.architecture.takes.any_image_size:
         size = cropped or resized or size
     crop_pct = None
     if said:

@@ -33,16 +33,11 @@ def default_tokens(config: Config, architecture: Architecture) -> int:
 
 
 def room(config: Config, architecture: Architecture) -> tuple[int | None, int | None]:
-    """The one number of tokens that a model takes (Nystromformer's landmarks are cut for it), and the most that it has
-    positions for; None where there is no such limit.
+    """The one number of tokens that a model takes, and the most that it has positions for; None where there is no such
+    limit.
     """
     flat = architecture.flat(config)
-    only = flat.get("segment_means_seq_len")
-    only = None if only == flat.get("num_landmarks") else only  # then the attention is an ordinary one
-    found = [flat[k] for k in ("max_position_embeddings", "n_positions", "block_size") if isinstance(flat.get(k), int)]
-    # RoBERTa's first position stands behind that of the padding token.
-    skipped = flat.get("pad_token_id", 1) + 1 if architecture.name.endswith("roberta") else 0
-    return only, min((n - skipped for n in found if n > 0), default=None)
+    return architecture.takes.only_tokens(flat), architecture.takes.most_tokens(flat)
 
 
 def check_tokens(tokens: int, config: Config, architecture: Architecture) -> None:
@@ -80,7 +75,7 @@ def make(config: Config, architecture: Architecture, batch: int, tokens: int, de
     ids = torch.zeros(batch, tokens, dtype=torch.int64, device=device)
     if flat.get("is_encoder_decoder") and architecture.stages[-1].keys and len(architecture.stages) > 1:
         return {"input_ids": ids, "decoder_input_ids": ids.clone()}
-    if flat.get("dual_input"):
+    if flat.get(architecture.takes.second_text):
         return {"input_ids": ids, "input_ids_2": ids.clone()}
     return {"input_ids": ids}
 

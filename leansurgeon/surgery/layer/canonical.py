@@ -27,24 +27,6 @@ from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.planning import target_specs
 
 Array = np.ndarray
-# Families whose q, k and v play other parts than in `softmax(q k) v` over tokens.
-OTHERWISE = {
-    "timm_xcit": "attends between channels, not between tokens, so the columns of a head's values are not independent",
-}
-OTHERWISE["leansurgeon_xcit"] = OTHERWISE["timm_xcit"]
-# Words in the names of families whose heads cannot become heads of another size, and why (`splittable`).
-LIMITED = {
-    "swin": "attends within windows, not over all tokens",
-    "nystromformer": "attends by way of landmarks, not from token to token",
-    **dict.fromkeys(("beit", "eva"), "reads q, k and v by one matrix that is no module call, so its input is not seen"),
-}
-# Families whose scores are q . k itself.
-UNSCALED = ("t5", "mt5")
-# Config keys with which libraries replace the scale 1/sqrt(head_dim) by a number of its own.
-SCALE_KEYS = {
-    "attention_multiplier": lambda value: value,
-    "query_pre_attn_scalar": lambda value: value**-0.5,
-}
 
 
 @dataclass(frozen=True)
@@ -103,8 +85,8 @@ class Layer:
 def supported(source: Source) -> str | None:
     """Why this model's blocks have no canonical form, in one sentence; None where they have."""
     arch = source.architecture
-    if arch.name in OTHERWISE:
-        return f"{arch.name} {OTHERWISE[arch.name]}."
+    if arch.heads_entangled:
+        return f"{arch.name} {arch.heads_entangled}."
     for number in range(len(source.shape.stages)):
         inside = [s for s in source.specs if s.layer is not None and s.stage == number]
         roles = {s.role for s in inside}
@@ -137,8 +119,8 @@ def splittable(source: Source) -> str | None:
         return f"{arch.name} normalises queries and keys, each over the entries of a head."
     if any(s.role in (*ATTENTION_ROLES, "o") for s in source.specs if s.layer is None):
         return f"{arch.name} has an attention outside its blocks, whose heads would have to follow."
-    if reason := next((LIMITED[part] for part in arch.name.split("_") if part in LIMITED), None):
-        return f"{arch.name} {reason}."
+    if arch.heads_unsplittable:
+        return f"{arch.name} {arch.heads_unsplittable}."
     if any(config.get(key) for key in ("window_size", "sliding_window", "local_attention")):
         return f"The attention of {arch.name} sees a window of the tokens, not all of them."
     return None
@@ -154,32 +136,26 @@ def score_scale(source: Source, stage: int = 0) -> float:
 
     Raises `UnsupportedModel` where the scores are no multiple of q . k that is the same in every layer.
     """
-    config = source.architecture.flat(source.config)
-    if config.get("scale_attn_by_inverse_layer_idx"):
-        raise UnsupportedModel(
-            "This model's config sets scale_attn_by_inverse_layer_idx: every layer has a score scale of its own."
-        )
+    arch = source.architecture
+    config = arch.flat(source.config)
+    if key := next((key for key in arch.depends_on_index if config.get(key)), None):
+        raise UnsupportedModel(f"This model's config sets {key}: every layer has a score scale of its own.")
     if config.get("attn_logit_softcapping"):
         raise UnsupportedModel("This model caps its scores (attn_logit_softcapping), which no change of q and k keeps.")
-    if source.architecture.name in UNSCALED or config.get("scale_attn_weights") is False:
-        return 1.0
-    found = next((key for key in SCALE_KEYS if config.get(key) is not None), None)
-    if found:
-        return float(SCALE_KEYS[found](config[found]))
-    return source.shape.stages[stage].head_dim ** -0.5
+    scale = arch.score_scale(config)
+    return source.shape.stages[stage].head_dim ** -0.5 if scale is None else scale
 
 
 def scale_is_derived(source: Source) -> bool:
     """Whether the library takes the score scale from head_dim, so that it changes when head_dim does."""
-    config = source.architecture.flat(source.config)
-    fixed = source.architecture.name in UNSCALED or config.get("scale_attn_weights") is False
-    return not fixed and all(config.get(key) is None for key in SCALE_KEYS)
+    arch = source.architecture
+    return arch.score_scale(arch.flat(source.config)) is None
 
 
 def rotary(source: Source) -> bool:
     """Whether positions rotate queries and keys, so that a change of basis within a head is not free."""
-    config = source.architecture.flat(source.config)
-    return source.architecture.positions.startswith("rope") or bool(config.get("use_rot_pos_emb"))
+    arch = source.architecture
+    return arch.positions.startswith("rope") or bool(arch.flat(source.config).get(arch.rotates_when))
 
 
 # -- from the file ---------------------------------------------------------------------------------

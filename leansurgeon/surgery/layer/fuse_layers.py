@@ -28,7 +28,6 @@ from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.layer.canonical import MLP, Attention, Layer
 
 Array = np.ndarray
-ONE_PLUS = ("gemma",)  # families whose norms multiply by 1 + weight
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def norms_of(source: Source, stage: int = 0) -> Norms:
     """Raises `UnsupportedModel` where `supported` has a reason."""
     if reason := supported(source):
         raise UnsupportedModel(f"Layers cannot be fused: {reason}", "Use another --method.")
-    return Norms(*stems(source, stage), offset=float(source.architecture.name in ONE_PLUS))
+    return Norms(*stems(source, stage), offset=source.architecture.norm_offset)
 
 
 # -- norms -----------------------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""What the tool knows of a family stands in its declaration, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from leansurgeon import architectures
+
+PACKAGE = Path(architectures.__file__).parent.parent
+# Declarations, what they name, and the tables of the paper; a reader of one published layout, which is its family's.
+HOMES = {"architectures", "models", "paper"}
+LAYOUT = "checkpoints/crammed_bert_layout.py"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in HOMES)
+
+
+def family_names() -> set[str]:
+    """Names of all families and of the model types that they serve, and the parts of timm's."""
+    known = architectures.known().values()
+    names = {name for family in known for name in (family.name, *family.model_types)}
+    parts = {part for name in names if name.startswith(("timm_", "leansurgeon_")) for part in name.split("_")[1:]}
+    return {re.sub(r"[_*]+$", "", name) for name in names} | parts
+
+
+def texts(path: Path) -> list[tuple[int, str]]:
+    """The strings of a file with their lines, docstrings aside."""
+    tree = ast.parse(path.read_text())
+    plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return [(node.lineno, node.value) for node in strings if id(node) not in plain]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_holds_the_name_of_a_family(path):
+    names = family_names() - ({"crammed_bert"} if str(path).endswith(LAYOUT) else set())
+    assert {"bert", "timm_vit", "swin", "nystromformer_lra", "t5"} <= family_names()
+    assert [(line, text) for line, text in texts(path) if text.strip("_*") in names] == []
