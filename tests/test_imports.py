@@ -25,6 +25,7 @@ ORDER = [
     "shape",
     "reading",
     "errors",
+    "words",
     "ending",
 ]
 GROUND = {"models": set(), "tasks": {"errors", "reading"}}

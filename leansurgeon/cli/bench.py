@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError, plural, short
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.measure.costs.bench import Row
@@ -119,7 +119,3 @@ def chosen_backends(text: str, known: tuple[str, ...]) -> list[str]:
     if unknown:
         raise UsageError(f"--backends {unknown[0]}: known are {', '.join(known[1:])}.", "Or give all or none.")
     return [word for word in dict.fromkeys(words) if word != "auto"]
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

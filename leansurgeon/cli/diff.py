@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from leansurgeon.cli.text import runs, wrap
-from leansurgeon.errors import short
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.diff import Compared, Diff
-
-COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
-ROOM = 24  # columns of the terminal for a value of the config
-LEGEND = (
-    "Numbers are |B - A| / |A|; 'same' is every bit; 'shape': the sizes differ; 'rest' are norms, positions and "
-    "scales of a layer."
-)
 
 
 def diff(
@@ -34,6 +21,7 @@ def diff(
 
     from leansurgeon.checkpoints.diff import diff as compare
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.report.tables.diff import describe
 
     with ExitStack() as keep:
         sources = [open_source(name, allow_pickle=allow_pickle, keep=keep) for name in (a, b)]
@@ -42,125 +30,3 @@ def diff(
         print(json.dumps({"schema_version": 1, **found.as_dict()}))
     else:
         print("\n".join(describe(found)))
-
-
-def describe(found: Diff) -> list[str]:
-    """The comparison as a person reads it, at most 80 columns."""
-    lines = [
-        line
-        for letter, source in (("A", found.a), ("B", found.b))
-        for line in wrap(f"{letter}  {short(source.name, 50)}: {source.architecture.name}", indent="   ")
-    ]
-    lines += ["", *numbers(found), ""]
-    if found.config:
-        lines += [*configs(found), ""]
-    if not found.tensors:
-        return [*lines, "No tensors are compared: one of the two is a preset and has no weights."]
-    lines += [*blocks(found), "", *outside(found)]
-    counts = ", ".join(f"{n} {state}" for state, n in sorted(found.counts.items(), key=lambda pair: -pair[1]))
-    return lines + wrap(f"{len(found.tensors)} tensors: {counts}. Layers matched by {found.how.removeprefix('by ')}.")
-
-
-def numbers(found: Diff) -> list[str]:
-    """Shape and parameters."""
-    from tabulate import tabulate
-
-    a, b = found.a, found.b
-    rows = [
-        [label, *(s.shape.column(key) for s in (a, b)), ""]
-        for label, key in (
-            ("layers", "depth"),
-            ("heads", "heads"),
-            ("head_dim", "head_dim"),
-            ("key/value heads", "kv_heads"),
-            ("inner width", "inner"),
-            ("MLP", "mlp_dim"),
-            ("width", "width"),
-        )
-    ]
-    old, new = a.parameters, b.parameters
-    for part, label in (("embeddings",) * 2, ("attention",) * 2, ("mlp", "MLP"), ("rest",) * 2, ("total", "all")):
-        x, y = getattr(old, part), getattr(new, part)
-        percent = "" if x == y or not x else f"{100 * (y / x - 1):+.1f} %"
-        rows.append([f"parameters, {label}", f"{x:,}", f"{y:,}", percent])
-    aligned = ("left", "right", "right", "right")
-    return tabulate(rows, headers=["", "A", "B", ""], colalign=aligned, disable_numparse=True).splitlines()
-
-
-def configs(found: Diff) -> list[str]:
-    from tabulate import tabulate
-
-    rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in found.config]
-    return tabulate(rows, headers=["config", "A", "B"], disable_numparse=True).splitlines()
-
-
-def text(value: object) -> str:
-    from leansurgeon.checkpoints.diff import ABSENT
-
-    return "-" if value is ABSENT else json.dumps(value)
-
-
-def blocks(found: Diff) -> list[str]:
-    """One line for each run of layers that fare alike."""
-    from tabulate import tabulate
-
-    rows: list[tuple[list[tuple[int, int]], dict[str, list[Compared]]]] = []
-    for pair in found.layers:
-        here = [t for t in found.tensors if (t.layer_a, t.layer_b) in (pair, (pair[0], None), (None, pair[1]))]
-        cells = {name: [t for t in here if column(t.role) == name] for name in (*COLUMNS, "rest")}
-        alike = rows and all(kinds(cells[name]) == kinds(rows[-1][1][name]) for name in cells)
-        steady = rows and [x - y for x, y in zip(pair, rows[-1][0][-1], strict=True)] == [1, 1]
-        if alike and steady:
-            rows[-1][0].append(pair)
-            rows[-1] = (rows[-1][0], {name: rows[-1][1][name] + cells[name] for name in cells})
-        else:
-            rows.append(([pair], cells))
-    table = [
-        [runs([b for _, b in run]), runs([a for a, _ in run]), *(cell(cells[name]) for name in cells)]
-        for run, cells in rows
-    ]
-    lines = tabulate(table, headers=["layer", "of A", *COLUMNS, "rest"], disable_numparse=True).splitlines()
-    paired = {"A": {a for a, _ in found.layers}, "B": {b for _, b in found.layers}}
-    for letter, source in (("A", found.a), ("B", found.b)):
-        alone = [i for i in range(source.shape.depth) if i not in paired[letter]]
-        if alone:
-            lines += wrap(f"Only in {letter}: layer{'s' if len(alone) > 1 else ''} {runs(alone)}.")
-    return lines + wrap(LEGEND)
-
-
-def column(role: str) -> str:
-    return next((name for name, roles in COLUMNS.items() if role in roles), "rest")
-
-
-def kinds(tensors: list[Compared]) -> frozenset[str]:
-    return frozenset(t.state for t in tensors)
-
-
-def cell(tensors: list[Compared]) -> str:
-    """What became of some tensors, the strongest first: only in one model, another shape, changed, same."""
-    states = kinds(tensors)
-    for state, word in (("only in A", "only A"), ("only in B", "only B"), ("other shape", "shape")):
-        if state in states:
-            return word
-    if "changed" in states:
-        return between([t.change for t in tensors if t.state == "changed"])
-    return "same" if tensors else ""
-
-
-def between(changes: list[float | None]) -> str:
-    if None in changes:
-        return "not finite"
-    low, high = min(changes), max(changes)
-    return f"{high:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g}-{high:.2g}"
-
-
-def outside(found: Diff) -> list[str]:
-    """Tensors outside the blocks, those that are the same as a number only."""
-    from tabulate import tabulate
-
-    here = [t for t in found.tensors if t.layer_a is None and t.layer_b is None]
-    rows = [[short(t.name, 50), cell([t])] for t in here if t.state != "same"]
-    same = len(here) - len(rows)
-    lines = tabulate(rows, headers=["outside the layers", ""], disable_numparse=True).splitlines() if rows else []
-    said = f"{same} of {len(here)} tensors outside the layers are the same." if here else ""
-    return [*lines, *wrap(said), ""] if here else lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError, short
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -273,7 +273,3 @@ def outcome(found: dict[str, Any]) -> list[str]:
     else:
         lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
     return lines
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import kappa
-from leansurgeon.cli.text import wrap
 from leansurgeon.errors import short
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source

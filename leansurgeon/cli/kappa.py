@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError, plural, short
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -169,7 +169,3 @@ def tables(measured: dict[str, Any]) -> list[str]:
     for block in blocks:
         lines += ["", *block] if lines and block else block
     return lines
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

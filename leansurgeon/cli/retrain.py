@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leansurgeon.cli.common import say
 from leansurgeon.errors import Terminated, UsageError
 from leansurgeon.reading import jsonfile
 
@@ -94,7 +94,7 @@ def retrain(
     if seed is not None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": seed})})
     if model is None or recipe is None:
-        _say(f"Model {folder}, recipe {name}.")
+        say(f"Model {folder}, recipe {name}.")
     processes = gpus or cpu_processes or 1
     cpu = cpu_processes is not None
     if gpus is not None and not (dry_run or launch.is_worker()):
@@ -103,7 +103,7 @@ def retrain(
         from leansurgeon.training import preview
 
         show = preview.dry_run if dry_run else preview.evaluation
-        show(settings, folder, processes, cpu=cpu, limit_batches=limit_batches, as_json=as_json, say=_say)
+        show(settings, folder, processes, cpu=cpu, limit_batches=limit_batches, as_json=as_json, say=say)
         return
     new = launch.agree(str(_run_folder(out, workspace, settings, folder, resume)), cpu=cpu)
     with sigterm_as_exception():
@@ -202,12 +202,5 @@ def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, fol
     if found is not None and resume == "auto":
         return found
     if found is not None:
-        _say(f"An interrupted run of this recipe is in {found}; --resume auto goes on with it.")
+        say(f"An interrupted run of this recipe is in {found}; --resume auto goes on with it.")
     return new
-
-
-def _say(text: str) -> None:
-    from leansurgeon.training.processes import launch
-
-    if launch.rank() == 0:
-        print(text, file=sys.stderr, flush=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError
 
 
@@ -90,9 +89,3 @@ def seed_list(text: str) -> list[int]:
     if len(set(found)) < len(found):
         raise UsageError(f"--seeds {text} names a seed twice.")
     return found
-
-
-def say(text: str) -> None:
-    """Talk, in lines of 80 columns."""
-    for line in text.split("\n"):
-        print("\n".join(wrap(line)), file=sys.stderr, flush=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leansurgeon.cli.common import say
 from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
-from leansurgeon.cli.text import wrap
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -336,9 +336,3 @@ def dry_document(opened: Source, found: Any, ranked: list[Candidate]) -> dict[st
     shapes = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
     counts = {"shapes": found.looked_at, "too_large": found.too_large, "refused": found.refused}
     return {"schema_version": 1, "dry_run": True, "source": opened.name, "space": counts, "candidates": shapes}
-
-
-def say(text: str) -> None:
-    """Talk, in lines of 80 columns."""
-    for line in text.split("\n"):
-        print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)

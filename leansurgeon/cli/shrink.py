@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError
+from leansurgeon.words import wrap
 
 
 def shrink(
@@ -84,7 +84,7 @@ def shrink(
     from leansurgeon.checkpoints.output import check_apart, check_free
     from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.cli.decided import table as decided_table
+    from leansurgeon.report.tables.decided import table as decided_table
     from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.planning import plan
@@ -187,7 +187,3 @@ def closing(folder: Path, proof: dict) -> str:
 def default_name(slug: str, steps) -> str:
     shape = steps.after
     return f"{slug}-h{shape.column('heads')}-l{shape.column('depth')}"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.text import wrap
+from leansurgeon.cli.common import say
+from leansurgeon.words import wrap
 
 
 def undo(
@@ -34,7 +34,7 @@ def undo(
     if not dry_run:
         check_free(out, force=force)
         check_apart(out, source.folder)
-    record = None if dry_run else carry_out(steps, out, force=force, say=lambda text: print(text, file=sys.stderr))
+    record = None if dry_run else carry_out(steps, out, force=force, say=say)
     verified = record["decided"]["verified"] if record else None
     if as_json:
         document = {"schema_version": 1, "dry_run": dry_run, "out": None if dry_run else str(out)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 
 from leansurgeon.paper.audit import Alternative, Audited
 from leansurgeon.paper.base import UNITS, Exhibit
 from leansurgeon.paper.document import Found, summary
 from leansurgeon.shape import Shape
+from leansurgeon.words import wrap
 
 WIDTH = 80
 STYLES = {"markdown": "pipe", "latex": "latex_booktabs"}
@@ -248,7 +248,3 @@ def plain(grid: Grid) -> str:
         ).rstrip()
         for line in lines
     )
-
-
-def wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

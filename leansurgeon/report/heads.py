@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from leansurgeon.errors import plural
+from leansurgeon.words import wrap
 
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
@@ -46,10 +47,6 @@ def describe(document: dict[str, Any]) -> list[str]:
     if "curve" in document:
         lines += ["", *curve(document)]
     return lines
-
-
-def wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, 80, break_long_words=False, break_on_hyphens=False)
 
 
 def heads_of(document: dict[str, Any]) -> int:

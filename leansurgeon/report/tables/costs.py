@@ -5,8 +5,9 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from leansurgeon.measure.costs.memory import PARTS
-from leansurgeon.report.tables.plan import change, giga, wrap
+from leansurgeon.report.tables.plan import change, giga
 from leansurgeon.surgery.plan.costs import STEPS, Cost, Costs
+from leansurgeon.words import wrap
 
 SHAPE = (("layers", "depth"), ("heads", "heads"), ("head_dim", "head_dim"), ("MLP", "mlp_dim"))
 PARAMETERS = (("embeddings", "embeddings"), ("attention", "attention"), ("MLP", "mlp"), ("rest", "rest"))

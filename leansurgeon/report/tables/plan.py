@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from tabulate import tabulate
 
 from leansurgeon.surgery.plan.planning import Plan
+from leansurgeon.words import wrap
 
 
 def plan_table(plan: Plan) -> str:
@@ -63,7 +62,3 @@ def giga(value: int) -> str:
 
 def change(before: int, after: int) -> str:
     return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"
-
-
-def wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, 80, subsequent_indent=indent)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from leansurgeon.cli.text import runs, wrap
 from leansurgeon.errors import short
+from leansurgeon.words import ranges, wrap
 
 
 def table(decided: dict[str, Any]) -> str:
@@ -35,7 +35,7 @@ def tried(decided: dict[str, Any]) -> str:
         mark = "*" if same and i == same[-1] else ""
         judged_on = c.get("data", "all")
         rows.append(
-            [mark, short(runs(c["kept"]), 15), c["criterion"], ", ".join(also), judged_on, f"{c['judged_by']:.4f}"]
+            [mark, short(ranges(c["kept"]), 15), c["criterion"], ", ".join(also), judged_on, f"{c['judged_by']:.4f}"]
         )
     judged, what = ("divergence", "predictions") if "guard_divergence" in found[-1] else ("error", "outputs")
     head = ["", "layers kept", "chosen by", "also refitted", "data", judged]
@@ -53,7 +53,7 @@ def changed(decisions: list[dict[str, Any]]) -> str:
         kept = (
             [name for name, r in refit.items() if isinstance(r, dict) and r["kept"]] if isinstance(refit, dict) else []
         )
-        source = runs(range(d["from"], d["until"] + 1))
+        source = ranges(range(d["from"], d["until"] + 1))
         error = f"{d['error_after']:.4f}" if "error_after" in d else ""
         rows.append([d["layer"], source, short(made(d), 42), ", ".join(kept), error])
     if not rows:
@@ -69,7 +69,7 @@ def made(decision: dict[str, Any]) -> str:
     if "fused" in decision:
         found.append("fused " + "+".join(map(str, decision["fused"])))
     if "heads" in decision:
-        found.append(f"heads {runs(decision['heads']['kept'])}")
+        found.append(f"heads {ranges(decision['heads']['kept'])}")
     if "split" in decision:
         found.append(f"split, {100 * decision['split']['kept']:.1f} % of scores kept")
     if "mlp" in decision:
@@ -81,5 +81,5 @@ def made(decision: dict[str, Any]) -> str:
 
 def weighed(kept: dict[str, list[int]]) -> str:
     """Heads that stay because of their weights alone."""
-    rows = [[layer, short(runs(heads), 60)] for layer, heads in kept.items()]
+    rows = [[layer, short(ranges(heads), 60)] for layer, heads in kept.items()]
     return tabulate(rows, headers=["source layer", "heads kept"], disable_numparse=True) if rows else ""

@@ -1,4 +1,4 @@
-"""Text for a terminal of 80 columns."""
+"""Words and numbers in lines of 80 columns, for every room that prints."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def runs(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Neighbours as a range.
 
-    >>> runs([0, 1, 2, 5])
+    >>> ranges([0, 1, 2, 5])
     '0-2, 5'
     """
     found: list[list[int]] = []

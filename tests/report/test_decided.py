@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leansurgeon.cli import decided
-from leansurgeon.cli.text import runs
+from leansurgeon.report.tables import decided
+from leansurgeon.words import ranges
 
 
 def candidate(kept, criterion, score, *, attention=False, later=False) -> dict:
@@ -55,4 +55,4 @@ def test_heads_by_weight_are_shown_without_sample_data():
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([4], "4"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")])
 def test_runs(numbers, text):
-    assert runs(numbers) == text
+    assert ranges(numbers) == text
