@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 SPLITS = ("train", "eval")
+
+Batch: TypeAlias = "dict[str, Tensor]"  # what a model takes by name, "labels", and what only `score` reads, by "_..."
+Overrides: TypeAlias = dict[str, Any]  # config keys of a model
+Description: TypeAlias = dict[str, Any]  # what `summary.json` says of the data
+Metrics: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -99,28 +104,30 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
         """The samples `indices` (B,) of a split ("train" or "eval") as model inputs and "labels".
 
         A name that begins with "_" is for `score` and not for the model. Pure: what chance does to a sample follows
         from (seed, epoch, index) alone; in "eval" nothing depends on seed or epoch.
         """
 
-    @abstractmethod
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> Score:
-        """Loss and metric sums of one batch; loss_sum / loss_count is the mean loss (of samples or, in language
-        models, tokens). Nothing in here waits for the device.
+    def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Score:
+        """Loss and metric sums of one batch, those of a classification unless the task says otherwise.
+
+        loss_sum / loss_count is the mean loss (of samples or, in language models, tokens). Nothing in here waits for
+        the device.
 
         In image classification "labels" may be (B, C) shares of classes, as mixup makes them. Regression has no use for
         `label_smoothing`.
         """
+        return classification_score(logits, batch["labels"], label_smoothing)
 
     @abstractmethod
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> Overrides:
         """Config keys that a fresh head, or a preset, needs for this data."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Sizes, source and licence of the data: goes into `summary.json`."""
 
     def size(self, split: str) -> int:
@@ -133,7 +140,7 @@ class Task(ABC):
         """Names of the splits: "train", "eval", and "test" where a third one is published, to be read at the end."""
         return tuple(self._info.get("sizes", SPLITS))
 
-    def metric_value(self, sums: Sums) -> dict[str, float]:
+    def metric_value(self, sums: Sums) -> Metrics:
         """All metrics of a whole split by name, the one under `metric.key` among them, from the sums of its scores."""
         return {self.metric.key: sums.metric_sum / max(sums.metric_count, 1)}
 
@@ -142,7 +149,7 @@ class Task(ABC):
         """Length of `Score.extra` in evaluation: every process must know it, also one that has no batch."""
         return 0
 
-    def token_mask(self, batch: dict[str, Tensor]) -> Tensor | None:
+    def token_mask(self, batch: Batch) -> Tensor | None:
         """(B, T) bool, true for the tokens that are real; None where all are."""
         mask = batch.get("attention_mask")
         return None if mask is None else mask.bool()

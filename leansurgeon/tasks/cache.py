@@ -84,10 +84,12 @@ class ArrayWriter:
         self.length = 0
 
     def append(self, values: np.ndarray) -> None:
+        """Write `values` behind what is there already, as the array's dtype."""
         self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
         self.length += len(values)
 
     def close(self) -> None:
+        """Write the header, which only now knows the length, and close the file."""
         fields = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.length,)}
         text = repr(fields).encode("latin1")
         body = self._HEADER - 10

@@ -7,7 +7,7 @@ import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -18,9 +18,6 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import shifts
 from leansurgeon.tasks.images import tables as image_tables
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
 SHIFT = 4
@@ -56,6 +53,7 @@ class Cifar10(base.Task):
     Options = Options
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read the published batches, or an image folder of the same split, into the cache once."""
         self._open(entry(cache, self.options.data, say))
         for split, limit in self._limits.items():
             if limit is not None and limit > self._info["sizes"][split]:
@@ -67,9 +65,11 @@ class Cifar10(base.Task):
         return {"train": self.options.train_samples, "eval": self.options.eval_samples}
 
     def size(self, split: str) -> int:
+        """Number of images of a split, no more than `train_samples` or `eval_samples` asks for."""
         return min(super().size(split), self._limits[split] or 1 << 62)
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`pixel_values` (B, 3, 32, 32), standardised, and `labels` (B,); training images are shifted and mirrored."""
         import torch
 
         indices = self._indices(split, indices)
@@ -81,13 +81,12 @@ class Cifar10(base.Task):
         pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
         return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """Ten classes, 32 pixels, three channels."""
         return {"num_labels": 10, "image_size": 32, "num_channels": 3}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, source and licence of the data."""
         return {
             "train_samples": self.size("train"),
             "eval_samples": self.size("eval"),
@@ -205,6 +204,7 @@ class _Unpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        """Only what a published batch is made of; raises `UnpicklingError` for anything else."""
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 needs")
         return super().find_class(module, name)

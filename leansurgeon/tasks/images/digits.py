@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EVAL_IMAGES = 360
 
@@ -33,10 +30,12 @@ class Digits(base.Task):
     Options = Options
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
         key = {"version": 1, "split_seed": self.options.split_seed}
         self._open(disk.entry(cache, "digits", key, lambda folder: _split(folder, self.options.split_seed)))
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`pixel_values` (B, 1, 8, 8) from -1 to 1 and `labels` (B,)."""
         import torch
 
         split, indices = self._checked(split), np.asarray(indices)
@@ -44,13 +43,12 @@ class Digits(base.Task):
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
         return {"pixel_values": torch.from_numpy(pixels[:, None]), "labels": torch.from_numpy(labels)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """Ten classes, 8 pixels, one channel."""
         return {"num_labels": 10, "image_size": 8, "num_channels": 1}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, source and licence of the data."""
         return {
             "train_samples": self.size("train"),
             "eval_samples": self.size("eval"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -15,9 +15,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import idx, shifts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
 FILES = {"train": "train", "eval": "t10k"}
@@ -45,6 +42,7 @@ class FashionMnist(base.Task):
     Options = Options
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read the four published idx files into the cache once."""
         o = self.options
         paths = {(split, kind): _find(Path(o.data), split, kind) for split in FILES for kind in ("images", "labels")}
         # Size and time stand for the content: hashing 30 MB at every start would cost more than it guards against.
@@ -58,7 +56,8 @@ class FashionMnist(base.Task):
 
         self._open(disk.entry(cache, "fashion-mnist", key, build))
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`pixel_values` (B, 1, 28, 28), standardised, and `labels` (B,); training images are shifted and mirrored."""
         import torch
 
         split, indices = self._checked(split), np.asarray(indices)
@@ -69,13 +68,12 @@ class FashionMnist(base.Task):
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
         return {"pixel_values": torch.from_numpy(pixels[:, None]), "labels": torch.from_numpy(labels)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """Ten classes, 28 pixels, one channel."""
         return {"num_labels": 10, "image_size": 28, "num_channels": 1}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, source and licence of the data."""
         return {
             "train_samples": self.size("train"),
             "eval_samples": self.size("eval"),

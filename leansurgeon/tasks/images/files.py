@@ -61,6 +61,7 @@ class Index:
     label: list[int] = field(default_factory=list)
 
     def add(self, file: int, start: int, size: int, label: int) -> None:
+        """One image more: `size` bytes from `start` in file number `file`, of class `label`."""
         self.file.append(file)
         self.start.append(start)
         self.size.append(size)
@@ -144,6 +145,7 @@ class Reader:
         return path if size[index] == _WHOLE else f"{path} (byte {int(start[index]):,})"
 
     def read(self, index: int) -> bytes:
+        """The encoded bytes of image `index`. Raises `OSError` where the file is shorter than it was."""
         file, start, size, *_ = (part[index] for part in self._parts[:3])
         if size == _WHOLE:
             with open(self._path(int(file)), "rb") as whole:
@@ -225,6 +227,9 @@ def _by_name(files: list[Path], root: Path) -> dict[str, list[Path]]:
 
 
 def stamp(place: Any) -> list[Any]:
+    """What stands for the content of a file, folder or hub data set without reading it all: sizes and times, or a
+    digest.
+    """
     if not isinstance(place, Path):
         return [hub.digest(place)]
     stat = place.stat()

@@ -94,6 +94,7 @@ class ImageFolder(base.Task):
     draws_globally = True  # timm's and torchvision's transforms
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """List the images and their classes into the cache once; the images stay where they are."""
         o = self.options
         _check_transform(o)
         found = image_files.find(o.data, o.eval_data)
@@ -127,10 +128,14 @@ class ImageFolder(base.Task):
         return rows
 
     def size(self, split: str) -> int:
+        """Number of images of a split, of the classes and the part that the options choose."""
         rows = self._rows[split] if split in base.SPLITS and self._folder else None
         return super().size(split) if rows is None else len(rows)
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`pixel_values` (B, C, H, W) as the options crop and standardise them, and `labels` (B,) where there are
+        classes.
+        """
         import torch
 
         indices = self._indices(split, indices)
@@ -143,24 +148,28 @@ class ImageFolder(base.Task):
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+    def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
+        """Cross-entropy, top-1, and top-5 in `extra`."""
         return base.classification_score(logits, batch["labels"], label_smoothing, top=5)
 
     @property
     def extra_sums(self) -> int:
+        """One: the number of samples whose class is among the five best."""
         return 1
 
-    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
         """Top-1 accuracy, and the share of samples whose class is among the five best."""
         return super().metric_value(sums) | {"top5": float(sums.extra[0]) / max(sums.metric_count, 1)}
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """As many classes as there are folders, the image size and the channels."""
         o, overrides = self.options, {}
         if self._info["classes"] > 0:  # images without classes ask for no head
             overrides["num_labels"] = self._info["classes"]
         return overrides | {"image_size": o.image_size, "num_channels": o.channels}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, number of classes, source and licence of the data."""
         return {
             "train_samples": self.size("train"),
             "eval_samples": self.size("eval"),
@@ -199,7 +208,8 @@ class ImageNet(ImageFolder):
 
     name = "imagenet"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, number of classes, source and licence of the data."""
         return super().describe() | {"licence": "ImageNet terms of access: non-commercial research and education"}
 
 

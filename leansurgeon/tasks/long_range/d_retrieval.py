@@ -50,11 +50,13 @@ class DRetrieval(base.Task):
         self._whole: dict[str, tuple[Tensor, Tensor]] = {}  # split -> values and labels
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Generate the sequences and their targets once, from the options alone."""
         o = self.options
         key = {"version": _VERSION, **o.model_dump()}
         self._open(disk.entry(cache, "d-retrieval", key, lambda folder: _store(folder, o)))
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_values` (B, T, D) and the targets `labels` (B, 1)."""
         import torch
 
         values, labels = self._whole.get(split) or self._read(split)
@@ -69,7 +71,7 @@ class DRetrieval(base.Task):
         self._whole[split] = values, labels
         return values, labels
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+    def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Squared errors; smoothing has no meaning here."""
         import torch
 
@@ -79,15 +81,17 @@ class DRetrieval(base.Task):
         count = valid.sum().float()
         return base.Score(errors, count, errors.detach(), count)
 
-    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
         """Mean squared error over the variance of the evaluation labels: 1 is what the mean alone gives."""
         mse = sums.metric_sum / max(sums.metric_count, 1)
         return {"nmse": mse / self._info["variance"]}
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """One number comes out."""
         return {"num_labels": 1}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes and how the data was generated."""
         o = self.options
         return {
             "train_samples": o.train,

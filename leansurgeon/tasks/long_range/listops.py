@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -28,9 +28,6 @@ from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, command, read_chunk
 from leansurgeon.tasks.text import vocab
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
 _VERSION = 1  # of the generator: a change that changes the data changes this
@@ -68,6 +65,7 @@ class ListOps(base.Task):
     Options = Options
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Generate the trees once, in `workers` processes; what comes out depends on the seed alone."""
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
         grammar = Grammar(o.max_depth, o.max_args, o.min_length, o.max_length)
@@ -77,7 +75,8 @@ class ListOps(base.Task):
             disk.entry(cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say))
         )
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
         import torch
 
         rows = self._indices(split, indices) + self._info["first"][split]
@@ -91,13 +90,12 @@ class ListOps(base.Task):
         """Tokens per sample after padding."""
         return self.options.seq_len or 1 << (self.options.max_length - 1).bit_length()
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """Ten classes, the digits."""
         return {"num_labels": 10}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes and the grammar that the data follows."""
         o = self.options
         return {
             "train_samples": o.train,

@@ -235,6 +235,7 @@ def command(grammar: Grammar, seed: int, first: int, step: int) -> list[str]:
 
 
 def main() -> None:
+    """A process of generation: chunks go to stdout until nobody reads them any more."""
     job = json.loads(sys.argv[1])
     number = job["first"]
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -22,9 +22,6 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.text import vocab
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IMDB = "hub:stanfordnlp/imdb"
 IMDB_BY_HAND = (
@@ -82,6 +79,7 @@ class _Sequences(base.Task):
     source, licence = "", ""
 
     def size(self, split: str) -> int:
+        """Number of sequences of a split, no more than the options ask for."""
         return min(super().size(split), self._limit(split) or 1 << 62)
 
     def _limit(self, split: str) -> int | None:
@@ -95,13 +93,12 @@ class _Sequences(base.Task):
                     f"Task '{self.name}' holds {there:,} samples where {split}_samples asks for {limit:,}."
                 )
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """The number of classes, and of bytes with the padding where the input is text."""
         return {"num_labels": self.classes}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, source and licence of the data."""
         sizes = {f"{split}_samples": self.size(split) for split in self._info["sizes"]}
         return {**sizes, "source": self.source, "licence": self.licence}
 
@@ -111,7 +108,8 @@ class _Bytes(_Sequences):
 
     texts = ("",)  # suffixes of the arrays, and of the inputs that they become
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""
         import torch
 
         rows, o = self._indices(split, indices), self.options
@@ -130,10 +128,12 @@ class _Bytes(_Sequences):
         arrays["labels"] = self._array(f"{split}-labels")[rows].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """The number of classes, and of bytes with the padding where the input is text."""
         return super().model_overrides() | {"vocab_size": 257}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, source and licence of the data."""
         return super().describe() | {"max_length": self.options.max_length, "seq_len": self.options.seq_len}
 
 
@@ -147,6 +147,7 @@ class LraText(_Bytes):
     source, licence = "IMDb reviews (Maas et al., 2011), its published split", "none stated by its authors"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
         data = self.options.data
         splits = _imdb(data)
@@ -178,6 +179,7 @@ class LraRetrieval(_Bytes):
     source, licence = "AAN pairs of the Long Range Arena release", "as its authors say"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
         files = _pairs_files(Path(self.options.data).expanduser())
         key = {"version": 1, "files": {split: image_files.stamp(path) for split, path in files.items()}}
@@ -204,6 +206,7 @@ class LraImage(_Sequences):
     source, licence = "CIFAR-10 (Krizhevsky, 2009), grey", "none stated by its authors"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read the published files into the cache once, as bytes."""
         vocab.check_length(32 * 32, model_dir)
         self._open(cifar10.entry(cache, self.options.data, say))
         there = self._info["sizes"]
@@ -211,7 +214,8 @@ class LraImage(_Sequences):
         self._info = {**self._info, "sizes": {"train": there["train"] - held, "eval": held, "test": there["eval"]}}
         self._check_limits()
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""
         import torch
 
         rows = self._indices(split, indices)
@@ -222,7 +226,8 @@ class LraImage(_Sequences):
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
         return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """The number of classes, and of bytes with the padding where the input is text."""
         return super().model_overrides() | {"vocab_size": 256}
 
 

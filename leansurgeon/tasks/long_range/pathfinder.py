@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,9 +28,6 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range.pathfinder_dashes import Style
 from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk, command, read_chunk
 from leansurgeon.tasks.text import vocab
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _VERSION = 1  # of the generator: a change that changes the data changes this
 GENERATED = "generated"
@@ -62,6 +59,7 @@ class Pathfinder(base.Task):
     Options = Options
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Generate the images once, in `workers` processes, or read the published ones."""
         o = self.options
         vocab.check_length(TOKENS, model_dir)
         if o.data == GENERATED:
@@ -77,20 +75,20 @@ class Pathfinder(base.Task):
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
         self._open(disk.entry(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say)))
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` (B, 1024), a grey level for each pixel, and `labels` (B,)."""
         import torch
 
         rows = self._indices(split, indices) + self._info["first"][split]
         input_ids = torch.from_numpy(self._array("images")[rows].astype(np.int64))
         return {"input_ids": input_ids, "labels": torch.from_numpy(self._array("labels")[rows].astype(np.int64))}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """Two classes, 256 grey levels."""
         return {"num_labels": 2, "vocab_size": 256}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, difficulty and source of the images."""
         o, made = self.options, self.options.data == GENERATED
         return {
             **{f"{split}_samples": self.size(split) for split in self._info["sizes"]},

@@ -40,10 +40,12 @@ class Style:
 
     @property
     def distractor_length(self) -> int:
+        """Dashes of a distractor: a third of the contour's."""
         return self.contour_length // 3
 
     @property
     def distractors(self) -> int:
+        """How many distractors there are: 20 dashes in all."""
         return 20 // self.distractor_length
 
 

@@ -99,6 +99,7 @@ class _Board:
     kinds: np.ndarray  # (N, 2, dashes): the angle in degrees of a first dash, the number of the end of any other
 
     def keep(self, rows: np.ndarray) -> None:
+        """Go on with these boards only."""
         self.mask, self.kinds = self.mask[rows], self.kinds[rows]
         self.tips, self.dashes = self.tips[rows], self.dashes[rows]
 
@@ -319,6 +320,7 @@ def command(style: Style, seed: int, first: int, step: int) -> list[str]:
 
 
 def main() -> None:
+    """A process of generation: chunks go to stdout until nobody reads them any more."""
     job = json.loads(sys.argv[1])
     number = job["first"]
     try:

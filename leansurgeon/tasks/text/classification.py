@@ -16,7 +16,6 @@ from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 
@@ -56,6 +55,7 @@ class TextClassification(base.Task):
     _tokenizer: PreTrainedTokenizerBase | None = None
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read, split and tokenise the tables into the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
         files = text_files.find(o.train)
@@ -99,7 +99,8 @@ class TextClassification(base.Task):
         self._open(disk.entry(cache, "texts", key, build))
         self._sources = [path.name for path in files + (eval_files or [])]
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
         import torch
 
         indices = self._indices(split, indices)
@@ -117,10 +118,8 @@ class TextClassification(base.Task):
             arrays["token_type_ids"] = ragged.padded(self._array(f"{split}-types"), starts, indices, width, 0)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        return base.classification_score(logits, batch["labels"], label_smoothing)
-
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """The classes with their names, and the vocabulary where the tokenizer is the task's own."""
         names = self._info["labels"]
         o, overrides = self.options, {"num_labels": len(names), "id2label": dict(enumerate(names))}
         if o.tokenizer != "model":
@@ -128,11 +127,13 @@ class TextClassification(base.Task):
         return overrides
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the data, to be saved beside the trained model."""
         if self._tokenizer is None:
             self._tokenizer = vocab.load(self._folder / "tokenizer")
         return self._tokenizer
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, classes, tokenizer, source and licence of the data."""
         return {
             "train_samples": self.size("train"),
             "eval_samples": self.size("eval"),

@@ -36,9 +36,11 @@ class Corpus:
 
     @property
     def names(self) -> list[str]:
+        """Names of the files, or of the hub data set."""
         return [path.name for path in self.files] if self.rows is None else [str(self.rows.info.dataset_name)]
 
     def key(self) -> list[Any]:
+        """What the content follows from, for the name of the cache entry."""
         if self.rows is not None:
             return [hub.digest(self.rows), self.column, self.first]
         small = [path.stat().st_size <= _HASHED for path in self.files]
@@ -51,9 +53,11 @@ class Corpus:
         return _Part(self, held, False), _Part(self, held, True)
 
     def whole(self) -> _Part:
+        """All documents as one part."""
         return _Part(self, None, False)
 
     def all_rows(self) -> Iterator[Document]:
+        """The documents one by one, no more than `first`."""
         if self.rows is not None:
             source = (row for _, (row,) in hub.rows(self.rows, [self.column], self.names[0]))
         else:

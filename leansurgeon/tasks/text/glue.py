@@ -115,6 +115,7 @@ class Glue(TextClassification):
         self.metric = self.kind.metric
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read and tokenise the published files of one task into the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
         places = _places(o.data, o.task)
@@ -150,7 +151,8 @@ class Glue(TextClassification):
         self._open(disk.entry(cache, "glue", key, build))
         self._sources = [f"GLUE {self.kind.folder} (Wang et al., 2018)"]
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `attention_mask` (B, T), `labels` (B,): classes, or scores for STS-B."""
         import torch
 
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
@@ -162,7 +164,8 @@ class Glue(TextClassification):
             batch["_group"] = torch.from_numpy((np.asarray(indices) >= self._info["matched"]).astype(np.int64))
         return batch
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+    def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
+        """Cross-entropy, or squared error for STS-B, with the sums that the task's own metrics need."""
         labels = batch["labels"]
         if self.options.task == "stsb":
             return self._regression(logits.float().reshape(-1), labels.float(), batch.get("_index"))
@@ -191,11 +194,12 @@ class Glue(TextClassification):
 
     @property
     def extra_sums(self) -> int:
+        """Predictions and answers of STS-B, the confusion matrix of tasks with F1 or MCC, else nothing."""
         if self.options.task == "stsb":
             return 2 * self.size("eval")
         return 0 if self.kind.metrics == ("accuracy",) else 4
 
-    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
         """The metrics of this task, 0..1 (correlations -1..1; 0 where predictions are all alike)."""
         task = self.options.task
         if task == "stsb":
@@ -211,13 +215,15 @@ class Glue(TextClassification):
             every |= of_confusion(sums.extra.reshape(2, 2))
         return {name: every[name] for name in self.kind.metrics}
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """The number of classes; one, without names, for STS-B."""
         if self.options.task != "stsb":
             return super().model_overrides()
         overrides = super().model_overrides() | {"num_labels": 1}
         return {name: value for name, value in overrides.items() if name != "id2label"}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Sizes, task, source and licence, and lines that were left out."""
         told = super().describe() | {"task": self.options.task, "licence": "as the task's own authors say"}
         if self.options.task == "mnli":
             told["eval_matched"] = self._info["matched"]

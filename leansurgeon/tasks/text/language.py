@@ -70,6 +70,7 @@ class CausalLM(base.Task):
     _tokenizer: PreTrainedTokenizerBase | None = None
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Tokenise the documents and pack them into one long array in the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
         data = corpus.find(o.data, o.text, first=o.documents)
@@ -102,11 +103,13 @@ class CausalLM(base.Task):
                 )
 
     def size(self, split: str) -> int:
+        """Number of windows of `seq_len` tokens in a split."""
         split = self._checked(split)
         offsets = self.options.seq_len - 1 if split == "train" and self.options.random_windows else 0
         return max(0, self._info["tokens"][split] - offsets) // self.options.seq_len
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
         import torch
 
         tokens_BT = self._windows(split, np.asarray(indices), seed, epoch)
@@ -115,29 +118,32 @@ class CausalLM(base.Task):
         input_ids, labels = torch.from_numpy(both)
         return {"input_ids": input_ids, "labels": labels}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+    def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Token t is scored against the logits of position t - 1; the first token of a window is not scored."""
         from torch.nn import functional as F
 
         # Labels are moved and not logits: a part of those would be copied, and they are as wide as the vocabulary.
         return base.token_score(logits, F.pad(batch["labels"][:, 1:], (0, 1), value=base.IGNORED), label_smoothing)
 
-    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
         """Perplexity from the mean negative log-likelihood of a token (nats); infinite where a float cannot hold it."""
         mean = sums.metric_sum / max(sums.metric_count, 1)
         return {self.metric.key: math.exp(mean) if mean < 709 else math.inf}
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
+        """The vocabulary, where the tokenizer is the task's own."""
         if self.options.tokenizer == "model":
             return {}
         return {"vocab_size": vocab.config_size(self.options.tokenizer, self.options.vocab_size, self._info["vocab"])}
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the data, to be saved beside the trained model."""
         if self._tokenizer is None:
             self._tokenizer = vocab.load(self._folder / "tokenizer")
         return self._tokenizer
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
+        """Windows, tokens, characters, source and licence of the data."""
         packaged = self._sources == [text_files.PACKAGED["austen"].name]
         return {
             "train_samples": self.size("train"),
@@ -188,6 +194,7 @@ class MaskedLM(CausalLM):
     Options = MaskedOptions
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Tokenise the documents and pack them into one long array in the cache once."""
         super().prepare(cache, model_dir, workers=workers, say=say)
         tokenizer = self.tokenizer()
         if tokenizer.mask_token_id is None:
@@ -198,7 +205,8 @@ class MaskedLM(CausalLM):
         self._mask_id, self._special = tokenizer.mask_token_id, np.zeros(len(tokenizer), dtype=bool)
         self._special[tokenizer.all_special_ids] = True
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
         import torch
 
         indices = np.asarray(indices)
@@ -211,7 +219,8 @@ class MaskedLM(CausalLM):
         names = ("input_ids", "labels", "_places")
         return {name: torch.from_numpy(array) for name, array in zip(names, hidden, strict=True)}
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
+    def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
+        """Cross-entropy of the hidden tokens alone."""
         return base.token_score(logits, batch["labels"], label_smoothing)
 
 
