@@ -13,7 +13,8 @@ from typing import Any
 
 from leansurgeon.architectures import timm_presets
 from leansurgeon.architectures.base import Config
-from leansurgeon.architectures.timm_vit import folder_config
+from leansurgeon.architectures.timm_models import folder_config
+from leansurgeon.architectures.timm_vit import TIMM_VIT
 from leansurgeon.errors import UsageError, did_you_mean
 
 
@@ -158,7 +159,7 @@ def timm_vit(
         "fc_norm": False,
     }
     imagenet = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    return folder_config(architecture, args, imagenet if deit else None)
+    return folder_config(TIMM_VIT, architecture, args, imagenet if deit else None)
 
 
 def small_vit(image: int, patch: int) -> Config:

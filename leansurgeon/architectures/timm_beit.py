@@ -8,8 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.timm_models import BEIT_OUTER, HIDDEN_INPUT, TimmModels, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, grid, is_norm, plain_numbers, tokens
+from leansurgeon.architectures.timm_models import (
+    BEIT_OUTER,
+    DEFAULTS,
+    HIDDEN_INPUT,
+    PATCH_SIZES,
+    TimmModels,
+    grid,
+    is_norm,
+    linear,
+    mlp,
+    norm,
+    plain_numbers,
+    tokens,
+)
 
 
 def offsets(config: Config) -> int:

@@ -12,8 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, class_attention, class_inner, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, plain_numbers, tokens
+from leansurgeon.architectures.timm_models import (
+    DEFAULTS,
+    PATCH_SIZES,
+    TimmModels,
+    class_attention,
+    class_inner,
+    linear,
+    mlp,
+    norm,
+    plain_numbers,
+    tokens,
+)
 
 
 def reads(model: Any) -> Config:

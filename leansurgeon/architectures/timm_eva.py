@@ -11,16 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.timm_models import BEIT_OUTER, HIDDEN_INPUT, TimmModels, linear, norm
-from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, is_norm, plain_numbers, tokens
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.architectures.timm_models import (
+    BEIT_OUTER,
+    DEFAULTS,
+    HIDDEN_INPUT,
+    PATCH_SIZES,
+    TimmModels,
+    is_norm,
+    linear,
+    norm,
+    plain_numbers,
+    tokens,
+)
 
 
 def reads(model: Any) -> Config:
     """The constructor's arguments of a built Eva."""
     block, rope = model.blocks[0], model.rope
-    if type(block).__name__ != "EvaBlock":
-        raise UnsupportedModel(f"This EVA has blocks of the kind {type(block).__name__}, which are not declared.")
     reference = getattr(rope, "ref_feat_shape", None)
     return {
         **plain_numbers(model),
@@ -31,6 +38,12 @@ def reads(model: Any) -> Config:
         "ref_feat_shape": list(reference) if reference else None,
         "use_fc_norm": is_norm(model.fc_norm),
     }
+
+
+def unlike(model: Any) -> str | None:
+    """The parts of an Eva that the declaration does not know, in words."""
+    kinds = {type(block).__name__ for block in getattr(model, "blocks", ())} - {"EvaBlock"}
+    return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None
 
 
 TIMM_EVA = Architecture(
@@ -68,7 +81,7 @@ TIMM_EVA = Architecture(
     heads_unsplittable=HIDDEN_INPUT,
     init_std=0.02,
     decoupled="leansurgeon_eva",
-    timm=TimmModels("Eva", reads, "patch_embed.proj"),
+    timm=TimmModels("Eva", reads, "patch_embed.proj", unlike=unlike),
 )
 
 LEAN_TIMM_EVA = derive(

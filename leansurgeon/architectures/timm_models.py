@@ -4,23 +4,25 @@ forms for the tensors of common layers. No timm import at module level.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from leansurgeon.architectures.base import Architecture, Config, Tensor
-from leansurgeon.architectures.timm_vit import pair
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.architectures.base import Architecture, Config, Tensor, exact_ratio
+from leansurgeon.errors import UnsupportedModel, did_you_mean
 
 # Why heads of BEiT and EVA cannot become heads of another size.
 HIDDEN_INPUT = "reads q, k and v by one matrix that is no module call, so its input is not seen"
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
+VARIANTS = "Variants need a declaration of their own; see leansurgeon/architectures/base.py."
+
 
 @dataclass(frozen=True)
 class TimmModels:
     """`kind` is the class in timm, and `reads` gives the constructor's arguments of a built model; `first_conv` and
-    `classifier` are the names that timm's `pretrained_cfg` asks for.
+    `classifier` are the names that timm's `pretrained_cfg` asks for, `pixels` the usual mean and deviation of images.
+    `unlike` names the parts of a built model that the declaration does not know.
     """
 
     kind: str
@@ -28,6 +30,35 @@ class TimmModels:
     first_conv: str
     classifier: str = "head"
     fixed_input_size: bool = True
+    pixels: Mapping[str, list[float]] = field(default_factory=lambda: IMAGENET)
+    unlike: Callable[[Any], str | None] = lambda model: None
+
+
+def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image or patch, which timm lets be one number."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def grid(config: Config) -> tuple[int, int]:
+    """Rows and columns of patches."""
+    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
+    return height // down, width // right
+
+
+def tokens(config: Config) -> int:
+    """Rows of the position table: patches and the class token (which only a ViT may lack)."""
+    rows, columns = grid(config)
+    return rows * columns + bool(config.get("class_token", True))
+
+
+# What timm's descendants of the ViT (BEiT, EVA, CaiT, Swin) have in common with it.
+PATCH_SIZES = {
+    "channels": "in_chans",
+    "patch_height": lambda c: pair(c["patch_size"])[0],
+    "patch_width": lambda c: pair(c["patch_size"])[1],
+    "labels": "num_classes",
+}
+DEFAULTS = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "qkv_bias": True}
 
 
 def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg: Config | None = None) -> Config:
@@ -50,7 +81,7 @@ def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg:
             "classifier": family.timm.classifier,
             "interpolation": "bicubic",
             "crop_pct": 0.9,
-            **IMAGENET,
+            **family.timm.pixels,
             **{k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()},
         },
     }
@@ -60,9 +91,11 @@ def source_config(family: Architecture, name: str, model: Any) -> Config:
     """The complete config of a built timm model. Raises `UnsupportedModel` for parts that the declaration does not
     know.
     """
-    if type(model).__name__ != family.timm.kind:
+    kind = type(model).__name__
+    strange = family.timm.unlike(model) or (f"the class {kind}" if kind != family.timm.kind else None)
+    if strange:
         raise UnsupportedModel(
-            f"timm/{name} is of the class {type(model).__name__}, and {family.name} declares {family.timm.kind}."
+            f"timm/{name} has {strange}, which leansurgeon's declaration of {family.name} does not know.", VARIANTS
         )
     config = folder_config(family, name.split(".")[0], family.timm.reads(model), model.pretrained_cfg)
     declared = {spec.name: spec.shape for spec in family.tensors(config)}
@@ -72,9 +105,55 @@ def source_config(family: Architecture, name: str, model: Any) -> Config:
             raise UnsupportedModel(
                 f"timm/{name} differs from leansurgeon's declaration of {family.name} in '{key}': "
                 f"{built.get(key, 'missing')} where {declared.get(key, 'nothing')} is declared.",
-                "Variants need a declaration of their own; see leansurgeon/architectures/base.py.",
+                VARIANTS,
             )
     return config
+
+
+def skeleton(name: str, args: Config | None = None) -> Any:
+    """A timm model, built with `args`, on the meta device; timm 1.0.20 cannot build it so, and it costs its weights for
+    a moment. Raises `UnsupportedModel` for a name that timm does not have, and arguments that it does not take.
+    """
+    import timm
+    import torch
+
+    if not timm.is_model(name):
+        near = did_you_mean(name, timm.list_models())
+        raise UnsupportedModel(f"timm has no model named '{name}'{near}.")
+    try:
+        with torch.device("meta"):
+            return timm.create_model(name, **(args or {}))
+    except (RuntimeError, NotImplementedError):
+        return timm.create_model(name, **(args or {}))
+    except TypeError as error:
+        if not args:
+            raise
+        raise UnsupportedModel(f"timm cannot build {name} with the model_args of config.json: {error}.") from None
+
+
+def plain_numbers(model: Any) -> Config:
+    """The constructor's arguments that every descendant of the ViT has, read from a built model."""
+    embed = model.patch_embed
+    return {
+        "img_size": square(embed.img_size),
+        "patch_size": square(embed.patch_size),
+        "in_chans": embed.proj.in_channels,
+        "num_classes": model.num_classes,
+        "global_pool": model.global_pool,
+        "embed_dim": model.embed_dim,
+        "depth": len(model.blocks),
+        "num_heads": model.blocks[0].attn.num_heads,
+        "mlp_ratio": exact_ratio(model.blocks[0].mlp.fc2.in_features, model.embed_dim),
+    }
+
+
+def square(size: tuple[int, int]) -> int | list[int]:
+    """One number where both sides agree, as users write it."""
+    return size[0] if size[0] == size[1] else list(size)
+
+
+def is_norm(module: Any) -> bool:
+    return bool(list(module.parameters()))
 
 
 def linear(name: str, role: str, out: str, into: str, *, bias: str | bool = True, **more: Any) -> tuple[Tensor, ...]:

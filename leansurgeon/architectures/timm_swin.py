@@ -12,8 +12,7 @@ from math import log
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import DEFAULTS, PATCH_SIZES, grid, square
+from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, linear, mlp, norm, square
 
 STAGES = 4
 

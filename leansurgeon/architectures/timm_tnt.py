@@ -10,8 +10,7 @@ from math import ceil
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
-from leansurgeon.architectures.timm_vit import pair, square
+from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm, pair, square
 
 
 def pixel_grid(config: Config) -> tuple[int, int]:

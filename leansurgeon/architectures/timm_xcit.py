@@ -20,8 +20,8 @@ from leansurgeon.architectures.timm_models import (
     linear,
     mlp,
     norm,
+    square,
 )
-from leansurgeon.architectures.timm_vit import square
 
 
 def reads(model: Any) -> Config:

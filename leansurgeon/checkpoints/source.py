@@ -306,13 +306,10 @@ def timm_config(name: str, args: Config | None = None) -> Config:
     """The complete config of a timm model by its name, `args` given to its constructor. Raises `UnsupportedModel` for
     an unknown name or variant.
     """
-    from leansurgeon.architectures import timm_models, timm_vit
+    from leansurgeon.architectures import timm_models
 
-    model = timm_vit.skeleton(name, args)
-    family = architectures.of({"architecture": name.split(".")[0]})
-    if family.timm is None:
-        return timm_vit.source_config(name, model)
-    return timm_models.source_config(family, name, model)
+    model = timm_models.skeleton(name, args)
+    return timm_models.source_config(architectures.of({"architecture": name.split(".")[0]}), name, model)
 
 
 def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:

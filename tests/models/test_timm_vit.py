@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 
 import leansurgeon.models.timm_vit  # noqa: F401  registers the entry point
 from leansurgeon import architectures
-from leansurgeon.architectures import timm_vit as declaration
+from leansurgeon.architectures.timm_models import folder_config, skeleton, source_config
+from leansurgeon.architectures.timm_vit import LEAN_TIMM_VIT, TIMM_VIT
 from leansurgeon.checkpoints.model import load
-from leansurgeon.checkpoints.source import complete, open_source
+from leansurgeon.checkpoints.source import complete, open_source, timm_config
 from leansurgeon.errors import UnsupportedModel
 
 TINY = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=4, mlp_ratio=2, num_classes=5)
@@ -87,7 +88,7 @@ def test_a_folder_loads_with_create_model(tmp_path, changes):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    config = declaration.folder_config("leansurgeon_vit", args)
+    config = folder_config(LEAN_TIMM_VIT, "leansurgeon_vit", args)
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     channels = args.get("in_chans", 3)
@@ -114,7 +115,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "parameters"), NAMES.items())
 def test_numbers_of_timm_models_are_read_from_the_models(name, parameters):
-    config = declaration.source_config(name)
+    config = timm_config(name)
     architecture = architectures.of(config)
     assert architecture.name == "timm_vit"
     with torch.device("meta"):
@@ -178,9 +179,9 @@ def test_model_args_that_timm_does_not_take_are_one_sentence():
 )
 def test_variants_that_are_not_a_plain_vit_are_named(name, words):
     with pytest.raises(UnsupportedModel, match=words):
-        declaration.source_config(name)
+        source_config(TIMM_VIT, name, skeleton(name))
 
 
 def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(UnsupportedModel, match="did you mean 'vit_base_patch16_224'"):
-        declaration.source_config("vit_base_patch16_24")
+        timm_config("vit_base_patch16_24")

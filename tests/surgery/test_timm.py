@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.architectures import timm_vit
+from leansurgeon.architectures.timm_models import source_config
+from leansurgeon.architectures.timm_vit import TIMM_VIT
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.plan.planning import plan
@@ -31,7 +32,7 @@ def folder(tmp_path):
     path = tmp_path / "source"
     path.mkdir()
     save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
-    config = timm_vit.folder_config("vit_tiny_patch16_224", timm_vit.numbers("vit_tiny_patch16_224", model))
+    config = source_config(TIMM_VIT, "vit_tiny_patch16_224", model)
     (path / "config.json").write_text(json.dumps(config))
     return path, model
 
