@@ -227,43 +227,27 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
     """A folder whose weights are a pickle: refused, or read with `weights_only=True` into a temporary safetensors
     copy. Returns the copy and the pickles.
     """
-    pickles = sorted([*path.glob("pytorch_model*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
-    if not pickles:
+    found = sorted([*path.glob("pytorch_model*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
+    if not found:
         raise UnsupportedModel(
             f"There is no model.safetensors in {path}.", "A folder needs config.json and safetensors weights."
         )
     if not allow_pickle:
         raise UnsupportedModel(
-            f"{pickles[0].name} is a pickle, and reading a pickle can run foreign code.",
+            f"{found[0].name} is a pickle, and reading a pickle can run foreign code.",
             "If you trust it, --allow-pickle reads it with weights_only=True.",
         )
-    import pickle
-    import warnings
+    from leansurgeon.reading.pickles import read_tensors
 
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-    for file in pickles:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loaded = torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
-            # torch's own text advises to read it with weights_only=False; we do not.
-            raise UnsupportedModel(
-                f"{file.name} is damaged or holds more than tensors, so weights_only=True refuses it.",
-                "Do not load it any other way unless you know who wrote it.",
-            ) from None
-        tensors |= loaded.get("state_dict", loaded.get("model", loaded)) if isinstance(loaded, dict) else {}
-    tensors = {k: v.contiguous().clone() for k, v in tensors.items() if isinstance(v, torch.Tensor)}
+    tensors = {name: tensor for file in found for name, tensor in read_tensors(file).items()}
     if not tensors:
-        raise UnsupportedModel(f"{pickles[0].name} holds no tensors.")
+        raise UnsupportedModel(f"{found[0].name} holds no tensors.")
     from safetensors.torch import save_file
 
     copy = temporary(keep)
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     copy_companions(path, copy, also=("config.json",))
-    return copy, tuple(pickles)
+    return copy, tuple(found)
 
 
 def published_crammed_bert(config: Config, weights: Weights) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full
+from leansurgeon.reading.tensorfile import INDEX, Entry, read_header, shards
 
 # Bytes of each dtype, and the numpy type that holds its raw bits. bf16 and fp8 have no numpy type: their bits travel
 # as integers.
@@ -28,70 +29,8 @@ RAW = {
     "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
-HEADER_LIMIT = 100_000_000  # the format's own limit
 CHUNK = 16 << 20
 SHARD_BYTES = 5_000_000_000  # as transformers shards
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor in a file: its dtype, sizes and absolute byte range."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors of one safetensors file. Raises `UnsupportedModel` when it is truncated, foreign or damaged."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(8)
-            if len(head) < 8:
-                raise UnsupportedModel(
-                    f"{path.name} has {size} bytes, too few for a safetensors file.", "Fetch it again."
-                )
-            (length,) = struct.unpack("<Q", head)
-            if length > min(HEADER_LIMIT, size - 8):
-                raise UnsupportedModel(
-                    f"{path.name} is no safetensors file: its first 8 bytes ask for a header of "
-                    f"{length:,} bytes in a file of {size:,}.",
-                    "Is it a pickle, or a pointer of Git LFS?",
-                )
-            header = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise UnsupportedModel(f"{path} does not exist.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise UnsupportedModel(
-            f"{path.name} is no safetensors file: its header is not JSON.", "Is it a pickle?"
-        ) from None
-    if not isinstance(header, dict):
-        raise UnsupportedModel(f"{path.name} is no safetensors file: its header is no JSON object.")
-    header.pop("__metadata__", None)
-    entries, base, expected = {}, 8 + length, 0
-    try:
-        for name, item in sorted(header.items(), key=lambda pair: pair[1]["data_offsets"][0]):
-            dtype, shape, (start, end) = item["dtype"], tuple(item["shape"]), item["data_offsets"]
-            if dtype not in RAW:
-                raise UnsupportedModel(f"'{name}' in {path.name} has the dtype {dtype}, which is not supported.")
-            if start != expected or end - start != prod(shape) * RAW[dtype].itemsize:
-                raise UnsupportedModel(
-                    f"{path.name} is damaged: '{name}' ({dtype} {list(shape)}) claims bytes {start}-{end}, "
-                    f"expected from {expected}."
-                )
-            entries[name] = Entry(path, dtype, shape, base + start, base + end)
-            expected = end
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnsupportedModel(f"{path.name} is damaged: an entry of its header cannot be read ({error}).") from None
-    if base + expected > size:
-        raise UnsupportedModel(
-            f"{path.name} is truncated: its header asks for {base + expected:,} bytes, and the file has {size:,}.",
-            "Fetch it again.",
-        )
-    return entries
 
 
 class Weights:
@@ -103,26 +42,13 @@ class Weights:
     @classmethod
     def open(cls, folder: Path) -> Weights:
         """`model.safetensors`, or the shards named by `model.safetensors.index.json`."""
-        single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+        single, index = folder / "model.safetensors", folder / INDEX
         if single.exists():
             return cls(read_header(single))
         if index.exists():
-            try:
-                where = json.loads(index.read_text())["weight_map"]
-                shards = sorted(set(where.values()))
-            except (json.JSONDecodeError, KeyError, AttributeError, TypeError):
-                raise UnsupportedModel(f"{index.name} cannot be read.", "Fetch it again.") from None
-            strange = [s for s in shards if not isinstance(s, str) or "/" in s or "\\" in s]
-            if strange:
-                raise UnsupportedModel(f"{index.name} points outside its folder, to {strange[0]!r}.", "Fetch it again.")
-            missing = [s for s in shards if not (folder / s).exists()]
-            if missing:
-                raise UnsupportedModel(
-                    f"{len(missing)} of {len(shards)} shards are missing, the first is {missing[0]}.", "Fetch it again."
-                )
             entries: dict[str, Entry] = {}
-            for shard in shards:
-                entries |= read_header(folder / shard)
+            for shard in shards(folder):
+                entries |= read_header(shard)
             return cls(entries)
         raise UnsupportedModel(
             f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."
@@ -180,7 +106,9 @@ def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
     """Float32 to the bits of a floating dtype, rounded to nearest even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        # The sum carries the bits of a NaN over into the sign; NaN stays NaN, with its sign and its first bits.
+        return np.where(np.isnan(bits.view(np.float32)), (bits >> 16).astype(np.uint16) | 0x40, rounded)
     if dtype not in FLOATS:
         raise UnsupportedModel(f"New values cannot be written in {dtype}.", "Use a checkpoint in fp32, fp16 or bf16.")
     return values.astype(RAW[dtype])
@@ -216,7 +144,7 @@ def write(folder: Path, tensors: Iterable[Out], shard_bytes: int = SHARD_BYTES) 
         "metadata": {"total_size": sum(t.nbytes for shard in shards for t in shard)},
         "weight_map": {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard},
     }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    (folder / INDEX).write_text(json.dumps(index, indent=2))
     return paths
 
 

@@ -77,14 +77,14 @@ def header(entries: dict, data: bytes = b"") -> bytes:
     [
         (b"", "has 0 bytes"),
         (b"\x80\x02}q\x00(X\x06\x00\x00\x00weight", "ask for a header of"),
-        (struct.pack("<Q", 8) + b"notjson!", "header is not JSON"),
+        (struct.pack("<Q", 8) + b"notjson!", "JSON"),
         (header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234"), "truncated"),
         (header({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, b"12345678"), "damaged"),
         (header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, b"12345678"), "damaged"),
-        (header({"a": {"dtype": "Q4", "shape": [1], "data_offsets": [0, 1]}}, b"1"), "dtype Q4"),
+        (header({"a": {"dtype": "Q4", "shape": [1], "data_offsets": [0, 1]}}, b"1"), "dtype 'Q4'"),
         (header({"a": {"dtype": "F32", "shape": [1]}}), "damaged"),
         (header({"a": 3}), "damaged"),
-        (header([1, 2]), "header is no JSON object"),
+        (header([1, 2]), "header is a list"),
     ],
 )
 def test_damaged_and_foreign_files_are_refused_in_one_sentence(content, says, tmp_path):
@@ -93,11 +93,82 @@ def test_damaged_and_foreign_files_are_refused_in_one_sentence(content, says, tm
         w.Weights.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("item", "extra"),
+    [
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, b"behind"),
+        ({"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}, b""),
+        ({"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}, b""),
+        ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, b""),
+        ({"dtype": "F32", "shape": [0, 10**30], "data_offsets": [0, 0]}, b""),
+        ({"dtype": "F32", "shape": [2**47, 2**47], "data_offsets": [0, 8]}, b""),
+        ({"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}, b""),
+        ({"dtype": "F32", "shape": [2], "data_offsets": []}, b""),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 8]}, b""),
+        ({"dtype": "F32", "shape": [2], "data_offsets": ["0", 8]}, b""),
+        ({"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}, b""),
+        ({"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}, b""),
+        ({"dtype": "F32", "shape": {}, "data_offsets": [0, 8]}, b""),
+        ([], b""),
+    ],
+    ids=str,
+)
+def test_entries_that_the_format_forbids(item, extra, tmp_path):
+    """The library refuses each of them, too, but for some that it reads as something else."""
+    (tmp_path / "model.safetensors").write_bytes(header({"a": item}, bytes(8) + extra))
+    with pytest.raises(UnsupportedModel):
+        w.Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("start", ["[" * 10_000, '{"a": 1, "a": 2}', "9" * 5000, '{"\\ud800": 1}'])
+def test_headers_that_json_itself_forbids_or_that_nothing_holds(start, tmp_path):
+    content = start.encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(content)) + content)
+    with pytest.raises(UnsupportedModel):
+        w.Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {},
+        {"weight_map": []},
+        {"weight_map": {}},
+        {"weight_map": {"a": 5}},
+        {"weight_map": {"a": None, "b": "b.safetensors"}},
+        {"weight_map": {"a": "../a.safetensors"}},
+        {"weight_map": {"a": "a\0.safetensors"}},
+        {"weight_map": {"a": "a" * 5000}},
+        {"weight_map": {"a": ".."}},
+        {"weight_map": {"a": "folder.safetensors"}},
+    ],
+    ids=lambda index: str(index)[:40],
+)
+def test_an_index_that_leads_nowhere(index, tmp_path):
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModel) as refused:
+        w.Weights.open(tmp_path)
+    assert len(str(refused.value)) < 400
+
+
+def test_bf16_is_rounded_as_torch_rounds_it_and_nan_stays_nan():
+    """Every pattern of the upper half with lower halves around the ties, NaNs and infinities among them."""
+    upper = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    values = (upper | lower).view(np.float32).ravel()
+    ours = torch.from_numpy(w.from_float32(values, "BF16").view(np.int16)).view(torch.bfloat16)
+    theirs = torch.from_numpy(values).bfloat16()
+    nan = torch.isnan(theirs)
+    assert torch.equal(torch.isnan(ours), nan) and bool(nan.any())
+    assert torch.equal(ours[~nan].view(torch.int16), theirs[~nan].view(torch.int16))
+
+
 def test_a_missing_shard_is_named(tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({"a": torch.zeros(1)}, tmp_path / "model-1.safetensors")
-    with pytest.raises(UnsupportedModel, match=r"1 of 2 shards are missing, the first is model-2\.safetensors"):
+    with pytest.raises(UnsupportedModel, match=r"1 of 2 shards are missing, the first is 'model-2\.safetensors\'"):
         w.Weights.open(tmp_path)
 
 

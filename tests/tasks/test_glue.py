@@ -202,6 +202,13 @@ def test_a_label_is_a_class_number(label):
     assert [glue._label(good, glue.KINDS["sst2"], "") for good in ("1", "1.0", 1, 0.0)] == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("label", ["inf", "-inf", "nan", "1e999", "5.1", "-0.1", "", None, [], float("inf")])
+def test_a_score_is_a_number_from_0_to_5(label):
+    with pytest.raises(UsageError, match="0 to 5"):
+        glue._label(label, glue.KINDS["stsb"], "file, line 3")
+    assert [glue._label(good, glue.KINDS["stsb"], "") for good in ("0", "5.0", 2.5)] == [0, 5, 2.5]
+
+
 def test_the_hub_is_asked_for_the_task(tmp_path, monkeypatch):
     asked = []
 

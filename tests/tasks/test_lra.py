@@ -116,7 +116,10 @@ def test_bad_pairs_are_one_sentence(tmp_path):
     path = tmp_path / "data" / "tsv_data" / "new_aan_pairs.eval.tsv"
     for content, message in (
         ("1.0\ta\tb\tc\n", "line 1: 4 fields where 5"),
-        ("2.0\ta\tb\tc\td\n", "label '2.0' is not"),
+        ("2.0\ta\tb\tc\td\n", "label b'2.0' is not"),
+        ("0.7\ta\tb\tc\td\n", "label b'0.7' is not"),
+        ("inf\ta\tb\tc\td\n", "label b'inf' is not"),
+        ("1e999\ta\tb\tc\td\n", "label b'1e999' is not"),
     ):
         path.write_text(content)
         with pytest.raises(UsageError, match=message):
@@ -225,8 +228,9 @@ def test_a_harmful_pickle_is_refused(tmp_path, capsys):
     data = write_cifar(tmp_path / "data", "python")
     path = tmp_path / "data" / "cifar-10-batches-py" / "data_batch_3"
     for content, message in (
-        (pickle.dumps({b"data": Harm()}), r"data_batch_3 is not a batch of CIFAR-10: it asks for builtins\.print"),
-        (path.read_bytes()[:-500], "data_batch_3 is not a batch of CIFAR-10"),
+        (pickle.dumps({b"data": Harm()}), r"data_batch_3.*builtins\.print"),
+        (path.read_bytes()[:-500], "data_batch_3"),
+        (pickle.dumps({b"data": np.array([None]), b"labels": [0]}), "b'data' holds objects"),
         (pickle.dumps({b"data": np.zeros((3, 5), np.uint8), b"labels": [0]}), r"holds images \(3, 5\) and 1 labels"),
     ):
         path.write_bytes(content)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import tables
+from leansurgeon.reading import tables
 from leansurgeon.tasks.text import vocab
 
 ROWS = [
@@ -158,7 +158,7 @@ def test_bad_rows_are_one_sentence(tmp_path):
         (file("f.csv", "text,label\nx,0\ny,\n"), "f.csv, row 2: the label is missing"),
         (file("g.csv", "text,label\nx,0\ny,0\n"), "one label only, '0'"),
         (file("h.csv", b"text,label\n\xff,0\n"), "h.csv is not UTF-8 text"),
-        (file("i.jsonl", '{"text": "x", "label": 1}\n{"text": \n'), "i.jsonl, line 2: not JSON"),
+        (file("i.jsonl", '{"text": "x", "label": 1}\n{"text": \n'), "i.jsonl, line 2, is not valid JSON"),
         (file("j.jsonl", "[1]\n"), "j.jsonl, line 1: a list where an object is expected"),
         (file("k.jsonl", '{"text": null, "label": 1}\n'), "k.jsonl, row 1: 'text' is None, not a text"),
         (file("l.jsonl", '{"text": "x", "label": 0.5}\n'), "l.jsonl, row 1: the label 0.5 is not a class"),

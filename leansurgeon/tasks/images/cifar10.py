@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import archives, files, pickles
+from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
@@ -21,6 +20,7 @@ from leansurgeon.tasks.images import tables as image_tables
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
 SHIFT = 4
+BATCH = 40_000_000  # bytes of a batch; the published ones have 31 million
 HUB = "hub:uoft-cs/cifar10"
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "eval": ["test_batch"]}
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-python.tar", "cifar-10-binary.tar")
@@ -140,19 +140,17 @@ _HUB_SPLITS = (("train", "train"), ("eval", "test"))
 
 
 def _rows(found: image_files.Found) -> dict[str, Split]:
-    from PIL import Image
-
     splits = {}
     for split, places in found.places.items():
         rows = image_tables.rows_of(found.kind, places, None)[1]
-        images, labels = [], []
+        pictures, labels = [], []
         for content, label in rows:
-            image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+            image = np.asarray(decode(content, "RGB", f"An image of {places[0]}"))
             if image.shape != (32, 32, 3):
                 raise UsageError(f"An image of {image.shape[1]} x {image.shape[0]} pixels; CIFAR-10 has 32 x 32.")
-            images.append(image)
+            pictures.append(image)
             labels.append(label)
-        splits[split] = np.stack(images), np.array(labels)
+        splits[split] = np.stack(pictures), np.array(labels)
     if "eval" not in splits:
         raise UsageError("The parquet files have no test split ('test' in the name).", BY_HAND)
     return splits
@@ -179,13 +177,9 @@ def _batches(place: Path) -> dict[str, Split]:
 def _read_all(place: Path) -> dict[str, bytes]:
     wanted = {name + suffix for names in BATCHES.values() for name in names for suffix in ("", ".bin")}
     if place.is_dir():
-        return {name: (place / name).read_bytes() for name in wanted if (place / name).is_file()}
-    try:
-        with tarfile.open(place) as tar:
-            members = {Path(member.name).name: member for member in tar if member.isfile()}
-            return {name: tar.extractfile(members[name]).read() for name in wanted if name in members}
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UsageError(f"{place} is not a readable archive: {error}.") from None
+        return {name: files.read_bytes(place / name, BATCH) for name in wanted if (place / name).is_file()}
+    found = archives.members(place, lambda name: Path(name).name in wanted, BATCH)
+    return {Path(name).name: content for name, content in found}
 
 
 def _binary(content: bytes, where: str) -> Split:
@@ -195,26 +189,11 @@ def _binary(content: bytes, where: str) -> Split:
     return rows[:, 1:], rows[:, 0]
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads arrays, lists and strings, and refuses everything else: a pickle may name any function to be called."""
-
-    _ALLOWED = frozenset(
-        [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
-        + [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Only what a published batch is made of; raises `UnpicklingError` for anything else."""
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 needs")
-        return super().find_class(module, name)
-
-
 def _python(content: bytes, where: str) -> Split:
+    batch = pickles.parse_arrays(content, where)
     try:
-        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         images, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"{where} is not a batch of CIFAR-10: {error}.") from None
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape != (len(labels), 3072):
         raise UsageError(f"{where} holds images {images.shape} and {len(labels)} labels, not (N, 3072) bytes.")

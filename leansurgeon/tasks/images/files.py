@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.reading import jsonfile
+from leansurgeon.reading import archives, jsonfile
 from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks.images import tables as image_tables
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"))
 TRAIN = ("train", "training")
 EVAL = ("val", "validation", "valid", "eval", "dev", "test")  # the first that is there
-CLASSES = 10_000_000  # that a class number may count to
 _WHOLE = -1
+_LABEL = 1_000_000  # bytes of a sample's class
 
 
 @dataclass(frozen=True)
@@ -305,18 +304,14 @@ def _shards(places: list[Path], say: Callable[[str], None]) -> Index:
     """Samples of webdataset shards: members that share the name up to its first dot; class in NAME.cls or NAME.json."""
     index, told = Index(files=list(map(str, places))), time.monotonic()
     for number, path in enumerate(places):
-        try:
-            with tarfile.open(path, "r:") as tar:
-                _shard(tar, number, path, index)
-        except tarfile.TarError as error:
-            raise UsageError(f"{path} is not a readable tar file: {error}.") from None
+        _shard(number, path, index)
         if time.monotonic() - told > 5:
             told = time.monotonic()
             say(f"images: shard {number + 1:,} of {len(places):,}, {len(index.file):,} images")
     return index
 
 
-def _shard(tar: tarfile.TarFile, number: int, path: Path, index: Index) -> None:
+def _shard(number: int, path: Path, index: Index) -> None:
     key, image, label = None, None, None
 
     def close() -> None:
@@ -327,18 +322,16 @@ def _shard(tar: tarfile.TarFile, number: int, path: Path, index: Index) -> None:
             raise UsageError(f"{path}: the sample '{key}' has no {lacks}.")
         index.add(number, *image, label)
 
-    for member in tar:
-        if not member.isfile():
-            continue
-        folder, _, name = member.name.rpartition("/")
+    for whole, start, size, read in archives.places(path):
+        folder, _, name = whole.rpartition("/")
         stem, _, suffix = name.partition(".")
         if (folder, stem) != key:
             close()
             key, image, label = (folder, stem), None, None
         if f".{suffix.lower()}" in SUFFIXES:
-            image = (member.offset_data, member.size)
+            image = (start, size)
         elif suffix in ("cls", "json"):
-            label = _class(tar.extractfile(member).read(), suffix, f"{path}: {member.name}") if label is None else label
+            label = _class(read(_LABEL), suffix, f"{path}: {whole}") if label is None else label
     close()
 
 
@@ -346,7 +339,7 @@ def _class(content: bytes, suffix: str, where: str) -> int:
     value = jsonfile.parse(content, where)
     if suffix == "json" and isinstance(value, dict):
         value = next((value[name] for name in image_tables.LABEL_COLUMNS if name in value), None)
-    if isinstance(value, int) and 0 <= value < CLASSES:
+    if isinstance(value, int) and 0 <= value < image_tables.CLASSES:
         return value
     raise UsageError(f"{where} holds no class number.")
 

@@ -7,7 +7,6 @@ training script that the paper used; mixup, cutmix and label smoothing concern w
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import files, images
 from leansurgeon.tasks import base, draws
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
@@ -186,18 +186,15 @@ class ImageFolder(base.Task):
         return made[augmented]
 
     def _image(self, stored: str, row: int) -> Any:
-        from PIL import Image
-
         readers = self.__dict__.setdefault("_readers", {})
         if stored not in readers:
             readers[stored] = image_files.Reader(self._folder, stored, self._array)
+        where = f"The image {readers[stored].name(row)}"
         try:
-            image = Image.open(io.BytesIO(readers[stored].read(row)))
-            return image.convert("RGB" if self.options.channels == 3 else "L")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            # Pillow names the stream and not the file.
-            said = "its format is not known" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-            raise UsageError(f"The image {readers[stored].name(row)} cannot be read: {said}.") from error
+            content = readers[stored].read(row)
+        except OSError as error:
+            raise UsageError(f"{where} cannot be read: {files.why(error)}.") from None
+        return images.decode(content, "RGB" if self.options.channels == 3 else "L", where)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k not in ("_transforms", "_readers")}

@@ -4,16 +4,16 @@ values.
 
 from __future__ import annotations
 
-import gzip
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import archives, files
 
 _UNSIGNED_BYTE = 0x08
+LARGEST = 200_000_000  # bytes; the MNIST family has 47 million
 
 
 def read(path: Path, dimensions: int) -> np.ndarray:
@@ -22,7 +22,7 @@ def read(path: Path, dimensions: int) -> np.ndarray:
     Raises UsageError, in one sentence, for a file that is no idx file, has other dimensions, or is shorter or longer
     than it says.
     """
-    data = _bytes(path)
+    data = archives.read_gzip(path, LARGEST) if path.suffix == ".gz" else files.read_bytes(path, LARGEST)
     if len(data) < 4 or data[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise UsageError(f"{path} is not an idx file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}.")
     if data[3] != dimensions:
@@ -36,15 +36,3 @@ def read(path: Path, dimensions: int) -> np.ndarray:
         what = "truncated" if len(data) < wanted else "longer than its header says"
         raise UsageError(f"{path} is {what}: {len(data):,} bytes where {wanted:,} are expected.")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
-
-
-def _bytes(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as file:
-            return file.read()
-    except EOFError:
-        raise UsageError(f"{path} is truncated: its compressed data ends too early.") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(f"{path} is not a readable gzip file: {error}.") from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, quoted
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.tables import parquet_parts, parquet_schema
 
+CLASSES = 10_000_000  # that a class number may count to
 _IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg"), ("label", "labels", "fine_label", "cls")
 
 
@@ -18,40 +20,26 @@ def rows_of(kind: str, places: list[Any], label: str | None) -> tuple[list[str] 
 
 
 def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    schema = _schema(paths[0])
+    schema = parquet_schema(paths[0])
     image, label = _columns(schema.names, label, str(paths[0]))
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    names = features.get(label, {}).get("names")
+    said = jsonfile.parse((schema.metadata or {}).get(b"huggingface", b"{}"), f"The description in {paths[0]}")
+    names = jsonfile.value_at(said, "info", "features", label, "names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UsageError(f"The description in {paths[0]} names its classes {quoted(names)}.")
     for path in paths[1:]:
         _has_columns(path, (image, label))
 
     def rows() -> Iterator[tuple[bytes, int]]:
         for path in paths:
-            try:
-                for part in parquet.ParquetFile(path).iter_batches(64, columns=[image, label]):
-                    yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
-            except pyarrow.ArrowException as error:
-                raise UsageError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
+            for part in parquet_parts(path, [image, label], 64):
+                yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
 
     return names, rows()
 
 
-def _schema(path: Path) -> Any:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        return parquet.read_schema(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
-
-
 def _has_columns(path: Path, columns: tuple[str, ...]) -> None:
     """Raise UsageError where a further file of a set lacks a column of the first: before any of them is copied."""
-    present = _schema(path).names
+    present = parquet_schema(path).names
     for column in columns:
         if column not in present:
             raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
@@ -72,8 +60,8 @@ def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[b
         content = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(content, bytes):
             raise UsageError(f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected).")
-        if isinstance(label, bool) or not isinstance(label, int) or label < 0:
-            raise UsageError(f"{where}: the label {label!r} is not a class number.")
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < CLASSES:
+            raise UsageError(f"{where}: the label {quoted(label)} is not a class number.")
         yield content, label
 
 

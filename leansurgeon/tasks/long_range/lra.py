@@ -8,7 +8,6 @@ matter of `max_length`.
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, hub, ragged, tables
+from leansurgeon.errors import UsageError, quoted
+from leansurgeon.reading import archives, files, tables
+from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import files as image_files
@@ -32,6 +32,8 @@ AAN_BY_HAND = (
     "Download lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena, unpack it with tar, and name its "
     "folder tsv_data, or the whole, with the task's option `data`."
 )
+LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # tables with a gap hold whole numbers so
+REVIEW = 64_000_000  # bytes of one file in the archive, whose list of words has a few million
 GREY = np.float32([0.2989, 0.5870, 0.1140])  # of red, green and blue, as TensorFlow's rgb_to_grayscale
 
 
@@ -293,32 +295,31 @@ def _reviews(place: Any, word: str) -> Iterator[tuple[int, bytes]]:
             yield _review(*row, f"The data set, row {number}")
     elif place.is_dir():
         for label, kind in enumerate(("neg", "pos")):
-            files = sorted((place / kind).glob("*.txt"))
-            if not files:
+            texts = sorted((place / kind).glob("*.txt"))
+            if not texts:
                 raise UsageError(f"{place / kind} holds no reviews (*.txt).", IMDB_BY_HAND)
-            for path in files:
-                yield label, path.read_bytes()
+            for path in texts:
+                yield label, files.read_bytes(path, REVIEW)
     elif place.suffix in tables.SUFFIXES:
         for number, row in tables.read(place, ["text", "label"]):
             yield _review(*row, f"{place}, row {number}")
     else:
-        try:
-            with tarfile.open(place) as tar:
-                for member in tar:
-                    *_, split, kind, name = ("", "", *Path(member.name).parts)
-                    if split == word and kind in ("neg", "pos") and name.endswith(".txt"):
-                        yield int(kind == "pos"), tar.extractfile(member).read()
-        except (tarfile.TarError, OSError, EOFError) as error:
-            raise UsageError(f"{place} is not a readable archive: {error}.") from None
+        kinds = {f"{word}/neg": 0, f"{word}/pos": 1}
+
+        def kind_of(name: str) -> str:
+            return "/".join(Path(name).parts[-3:-1])
+
+        for name, content in archives.members(place, lambda n: kind_of(n) in kinds and n.endswith(".txt"), REVIEW):
+            yield kinds[kind_of(name)], content
 
 
 def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
     """A row of a table as (label, bytes); csv files hold the label as text, others as a number."""
     if not isinstance(text, str):
-        raise UsageError(f"{where}: a text is {text!r}.")
-    number = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(str(label).strip())
+        raise UsageError(f"{where}: a text is {quoted(text)}.")
+    number = LABELS.get(str(label).strip())
     if number is None:
-        raise UsageError(f"{where}: the label {label!r} is not 0 or 1.")
+        raise UsageError(f"{where}: the label {quoted(label)} is not 0 or 1.")
     return number, text.encode()
 
 
@@ -341,19 +342,14 @@ def _pairs_files(path: Path) -> dict[str, Path]:
 
 def _pairs(path: Path) -> Iterator[tuple[int, list[bytes]]]:
     """(1 if one cites the other, both texts) of lines `label <tab> id <tab> id <tab> text <tab> text`, no quotes."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with files.open_regular(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(tables.LINE), b""), start=1):
             fields = line.rstrip(b"\r\n").split(b"\t")
             if len(fields) == 1 and not fields[0]:
                 continue
             if len(fields) != 5:
                 raise UsageError(f"{path}, line {number}: {len(fields)} fields where 5 are expected.")
-            try:
-                label = int(float(fields[0]))
-            except ValueError:
-                label = -1
-            if label not in (0, 1):
-                raise UsageError(
-                    f"{path}, line {number}: the label {fields[0].decode(errors='replace')!r} is not 0 or 1."
-                )
+            label = LABELS.get(fields[0].decode(errors="replace").strip())
+            if label is None:
+                raise UsageError(f"{path}, line {number}: the label {quoted(fields[0])} is not 0 or 1.")
             yield label, fields[3:]

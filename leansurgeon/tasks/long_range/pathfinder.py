@@ -7,7 +7,6 @@ Read from the published files (`lra_release/pathfinder32/curv_contour_length_14`
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import subprocess
@@ -23,6 +22,8 @@ from pydantic import Field
 
 import leansurgeon
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import files
+from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range.pathfinder_dashes import Style
@@ -32,6 +33,7 @@ from leansurgeon.tasks.text import vocab
 _VERSION = 1  # of the generator: a change that changes the data changes this
 GENERATED = "generated"
 TOKENS = 32 * 32
+LIST, PICTURE = 100_000_000, 1_000_000  # bytes of a list of images, and of an image of a kilobyte
 _FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 _HINT = (
     "It is in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave `data` out, and the "
@@ -117,23 +119,18 @@ def _published(root: Path, difficulty: str) -> Path:
 
 def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> dict[str, Any]:
     """All images that the lists name, empty files left out as upstream does, shuffled by `seed`."""
-    from PIL import Image
-
     say(f"pathfinder: reading {level}")
     images, labels = [], []
     for path in lists:
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        for number, line in enumerate(files.read_text(path, LIST).splitlines(), start=1):
             fields = line.split()
             if len(fields) < 4 or fields[3] not in ("0", "1"):
                 raise UsageError(f"{path}, line {number}: not a line of Pathfinder (folder, file, number, label, ...).")
             picture = level / fields[0] / fields[1]
-            try:
-                content = picture.read_bytes()
-                if not content:
-                    continue
-                image = np.asarray(Image.open(io.BytesIO(content)).convert("L"))
-            except (OSError, SyntaxError) as error:
-                raise UsageError(f"The image {picture} cannot be read: {error}.") from error
+            content = files.read_bytes(picture, PICTURE)
+            if not content:
+                continue
+            image = np.asarray(decode(content, "L", f"The image {picture}"))
             if image.shape != (32, 32):
                 raise UsageError(f"The image {picture} has {image.shape[1]} x {image.shape[0]} pixels, not 32 x 32.")
             images.append(image.reshape(-1))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, ragged, tables
+from leansurgeon.errors import UsageError, quoted
+from leansurgeon.reading import tables
+from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
@@ -157,7 +158,7 @@ def _read(paths: list[Path], options: Options) -> _Rows:
         for number, (*parts, label) in tables.read(path, columns):
             for column, part in zip(columns, parts, strict=False):
                 if not isinstance(part, str):
-                    raise UsageError(f"{path}, row {number}: '{column}' is {part!r}, not a text.")
+                    raise UsageError(f"{path}, row {number}: '{column}' is {quoted(part)}, not a text.")
             texts.append(parts[0])
             pairs.extend(parts[1:])
             labels.append(_label(label, f"{path}, row {number}"))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import tables
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks import hub, tables
+from leansurgeon.tasks import hub
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.text import files as text_files
 

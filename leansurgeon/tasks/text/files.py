@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import files
 
+LARGEST = 4_000_000_000  # bytes; it is read at once
 PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
 
 
@@ -37,12 +39,8 @@ def read(path: Path) -> str:
     """The text of a UTF-8 file, line ends as newline characters. Raises UsageError where it is something else, or
     empty.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: byte {error.start} cannot be read.") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    text = files.read_text(path, LARGEST, encoding="utf-8-sig")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise UsageError(f"{path} holds no text.")
     return text

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, hub, tables
+from leansurgeon.errors import UsageError, quoted
+from leansurgeon.reading import files, tables
+from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.classification import TextClassification, store_tokens
 
@@ -306,7 +308,7 @@ def _read(places: list[Any], kind: Kind) -> _Rows:
             *parts, label = fields
             for column, part in zip(texts, parts, strict=True):
                 if not isinstance(part, str):
-                    raise UsageError(f"{where}: a text is {part!r}.")
+                    raise UsageError(f"{where}: a text is {quoted(part)}.")
                 column.append(part)
             labels.append(_label(label, kind, where))
     if not labels:
@@ -330,10 +332,7 @@ def _fields(place: Any, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
 
 def _tsv(path: Path, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
     """A file of the distribution: tabs between fields, and quotation marks that mean themselves."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+    lines = files.read_text(path, text_files.LARGEST, encoding="utf-8-sig").split("\n")
     rows = [line.rstrip("\r").split("\t") for line in lines]
     hub_names = [*kind.texts, "label"]
     if kind.tsv and isinstance(kind.tsv[0], int) and not set(hub_names) <= set(rows[0]):
@@ -358,7 +357,7 @@ def _label(value: Any, kind: Kind, where: str) -> float | int:
         except ValueError:
             score = math.nan
         if not 0 <= score <= 5:
-            raise UsageError(f"{where}: the label {value!r} is not a number from 0 to 5.")
+            raise UsageError(f"{where}: the label {quoted(value)} is not a number from 0 to 5.")
         return score
     if text in kind.labels:
         return kind.labels.index(text)
@@ -367,7 +366,7 @@ def _label(value: Any, kind: Kind, where: str) -> float | int:
     except (ValueError, OverflowError):
         number = math.nan
     if not (number.is_integer() and 0 <= number < len(kind.labels)):
-        raise UsageError(f"{where}: the label {value!r} is none of {', '.join(kind.labels)}.")
+        raise UsageError(f"{where}: the label {quoted(value)} is none of {', '.join(kind.labels)}.")
     return int(number)
 
 

@@ -1,0 +1,64 @@
+"""tar archives and gzip files, with a limit on what comes out of them."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import files
+
+# What tarfile and the decompressors under it raise for a damaged file.
+_DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, OverflowError)
+
+
+def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the regular members of an archive whose name is `wanted`. No member, wanted or not, may have
+    more than `limit` bytes: what is compressed has to be unpacked to get past it.
+
+    Raises UsageError for what is no archive, or a larger member.
+    """
+    try:
+        with files.open_regular(path) as file, tarfile.open(fileobj=file) as tar:
+            for member in tar:
+                if member.size > limit:
+                    raise UsageError(
+                        f"{path} holds '{member.name}' of {member.size:,} bytes, more than the {limit:,} of such files."
+                    )
+                if member.isfile() and wanted(member.name):
+                    yield member.name, tar.extractfile(member).read()
+    except _DAMAGED as error:
+        raise UsageError(f"{path} is not a readable archive: {error}.") from None
+
+
+def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]:
+    """(name, first byte, bytes, reader of at most so many of them) of the regular members of an uncompressed archive,
+    whose contents lie in it as they are.
+
+    Raises UsageError for what is no such archive.
+    """
+    try:
+        with files.open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.isfile() and not member.issparse():
+                    yield member.name, member.offset_data, member.size, tar.extractfile(member).read
+    except _DAMAGED as error:
+        raise UsageError(f"{path} is not a readable tar file: {error}.") from None
+
+
+def read_gzip(path: Path, limit: int) -> bytes:
+    """The uncompressed content of a gzip file, at most `limit` bytes. Raises UsageError for more, or what is none."""
+    try:
+        with files.open_regular(path) as file, gzip.open(file) as unpacked:
+            content = unpacked.read(limit + 1)
+    except EOFError:
+        raise UsageError(f"{path} is truncated: its compressed data ends too early.") from None
+    except (gzip.BadGzipFile, zlib.error, OSError) as error:
+        raise UsageError(f"{path} is not a readable gzip file: {error}.") from None
+    if len(content) > limit:
+        raise UsageError(f"{path} holds more than {limit:,} bytes.")
+    return content

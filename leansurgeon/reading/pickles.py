@@ -1,0 +1,126 @@
+"""Pickles: tensors by torch's restricted reader, arrays by one of our own. Neither runs what a pickle asks for."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, memory_is_short, quoted
+from leansurgeon.reading import files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARED = 8  # times the file that its tensors may have, since tied ones stand in it once
+NESTED = ("state_dict", "model")  # where training scripts put the tensors
+
+
+def read_tensors(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) -> dict[str, Tensor]:
+    """The plain tensors of a pickle on the CPU, by name, each with memory of its own; what is no tensor is left out.
+
+    Raises `raising` for a pickle that is damaged, asks for more than tensors (it is read with `weights_only=True`), or
+    holds tensors that no safetensors file can.
+    """
+    loaded = _load(path, raising)
+    for key in NESTED:
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict):
+        raise raising(f"{path.name} holds {quoted(type(loaded).__name__)} where names and their tensors are expected.")
+    import torch
+
+    found = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in found.items():
+        if not isinstance(name, str):
+            raise raising(f"{path.name} names a tensor {quoted(name)}, which is no text.")
+        if strange := _what_is_strange(tensor):
+            raise raising(f"{quoted(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
+    size, limit = sum(t.numel() * t.element_size() for t in found.values()), SHARED * path.stat().st_size
+    if size > limit:
+        raise raising(
+            f"The tensors of {path.name} take {size:,} bytes in memory, more than {SHARED} times the file's "
+            f"{limit // SHARED:,}."
+        )
+    return {name: tensor.detach().contiguous().clone() for name, tensor in found.items()}
+
+
+def _load(path: Path, raising: type[LeanSurgeonError]) -> Any:
+    import torch
+
+    with files.open_regular(path, raising=raising) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if zipfile.is_zipfile(file):
+                # torch stores its records as they are; a compressed one could be a thousand times its size.
+                compressed = [i for i in zipfile.ZipFile(file).infolist() if i.compress_type != zipfile.ZIP_STORED]
+                if compressed:
+                    raise raising(f"{path.name} is compressed, and torch writes its files uncompressed.")
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except LeanSurgeonError:
+            raise
+        except Exception as error:
+            if memory_is_short(error):
+                raise raising(f"{path.name} asks for more memory than there is.") from None
+            # Damaged pickles fail in every way there is. torch's own text advises weights_only=False; we do not.
+            raise raising(
+                f"{path.name} is damaged or holds more than tensors, so weights_only=True refuses it.",
+                "Do not load it any other way unless you know who wrote it.",
+            ) from None
+
+
+def _what_is_strange(tensor: Tensor) -> str | None:
+    """Why a tensor is no plain one, in words."""
+    import torch
+
+    if tensor.layout is not torch.strided:
+        return "sparse"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.device.type != "cpu":
+        return f"on the device {tensor.device.type}"
+    if tensor.is_complex() or not (tensor.is_floating_point() or tensor.dtype in _whole()):
+        return f"of the type {str(tensor.dtype).removeprefix('torch.')}"
+    return None
+
+
+def _whole() -> tuple[Any, ...]:
+    import torch
+
+    return (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads arrays, lists and texts, and refuses everything else: a pickle may name any function to be called."""
+
+    _ALLOWED = frozenset(
+        [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
+        + [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        return super().find_class(module, name)
+
+
+def parse_arrays(content: bytes, where: str) -> dict[bytes, Any]:
+    """A pickled dictionary of arrays, as Python 2 wrote it. Raises `UsageError`; `where` begins its sentence."""
+    try:
+        found = _Arrays(io.BytesIO(content), encoding="bytes").load()
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:  # damaged pickles fail in every way there is
+        raise UsageError(f"{where} is no pickle of arrays: {error}.") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is no pickle of arrays: it holds {quoted(type(found).__name__)}.")
+    for key, value in found.items():
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            raise UsageError(f"{where} is no pickle of arrays: {quoted(key)} holds objects.")
+    return found

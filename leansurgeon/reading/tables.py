@@ -1,0 +1,124 @@
+"""Rows of text from csv, tsv, jsonl and parquet files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.errors import UsageError, did_you_mean, quoted
+from leansurgeon.reading import files, jsonfile
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+LINE = 64_000_000  # characters of a line, or of a field
+ROWS = 1_024  # of a parquet file that are in memory at a time
+
+
+def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
+    """(row number from 1, the values of `columns`) of every row. `.json` is read as `.jsonl`: one object a line.
+
+    Raises UsageError, naming file and row, for an unknown kind of file, a missing column, or content that is not what
+    the name says.
+    """
+    readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".json": _jsonl, ".parquet": _parquet}
+    if path.suffix not in readers:
+        raise UsageError(f"{path} is of no kind that can be read.", f"Name it {', '.join(SUFFIXES)} for what it is.")
+    try:
+        yield from enumerate(readers[path.suffix](path, columns), start=1)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
+
+
+def lines(path: Path, newline: str | None = None) -> Iterator[str]:
+    """The lines of a UTF-8 file, each at most `LINE` characters long, with their ends."""
+    with io.TextIOWrapper(files.open_regular(path), encoding="utf-8-sig", newline=newline) as file:
+        number = 0
+        while line := file.readline(LINE + 1):
+            number += 1
+            if len(line) > LINE:
+                raise UsageError(f"{path}, line {number:,} has more than {LINE:,} characters.")
+            yield line
+
+
+def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
+    tabs = path.suffix == ".tsv"
+    csv.field_size_limit(LINE)
+    # Between tabs a quotation mark means itself, as in GLUE's files: a text that begins with one would otherwise
+    # swallow the rows behind it.
+    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+    rows = csv.reader(lines(path, ""), delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
+    try:
+        header = next(rows, [])
+        places = [_place(path, column, header) for column in columns]
+        for row in rows:
+            if not row:
+                continue  # an empty line
+            if len(row) != len(header):
+                raise UsageError(
+                    f"{path}, line {rows.line_num}: {len(row)} fields where the header has {len(header)}.",
+                    "Quotation marks mean themselves in .tsv: keep line ends and tabs in .csv." if tabs else None,
+                )
+            yield [row[place] for place in places]
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {rows.line_num}: {error}.") from None
+
+
+def _jsonl(path: Path, columns: list[str]) -> Iterator[list[Any]]:
+    for number, line in enumerate(lines(path), start=1):
+        if not line.strip():
+            continue
+        row = jsonfile.parse(line, f"{path}, line {number},")
+        if not isinstance(row, dict):
+            raise UsageError(f"{path}, line {number}: {jsonfile.a_kind_of(row)} where an object is expected.")
+        for column in columns:
+            _place(path, column, list(row), f", line {number}")
+        yield [row[column] for column in columns]
+
+
+def _parquet(path: Path, columns: list[str]) -> Iterator[list[Any]]:
+    for part in parquet_parts(path, columns, ROWS):
+        by_name = part.to_pydict()  # columns come in the file's order
+        yield from map(list, zip(*(by_name[column] for column in columns), strict=True))
+
+
+def parquet_parts(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
+    """Arrow record batches of at most `rows` rows with these columns. Raises UsageError for a file that is none."""
+    import pyarrow
+    from pyarrow import parquet
+
+    files.open_regular(path).close()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for column in columns:
+                _place(path, column, file.schema_arrow.names)
+            yield from file.iter_batches(rows, columns=columns)
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        raise _no_parquet(path, error) from None
+
+
+def parquet_schema(path: Path) -> Any:
+    """The Arrow schema of a parquet file. Raises UsageError for a file that is none."""
+    import pyarrow
+    from pyarrow import parquet
+
+    files.open_regular(path).close()
+    try:
+        return parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        raise _no_parquet(path, error) from None
+
+
+def _no_parquet(path: Path, error: Exception) -> UsageError:
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return UsageError(f"{path} is not a readable parquet file: {said}.")
+
+
+def _place(path: Path, column: str, header: list[str], where: str = "") -> int:
+    if column not in header:
+        names = ", ".join(map(quoted, header[:20])) + (", ..." if len(header) > 20 else "") or "none"
+        raise UsageError(f"{path}{where} has no column '{column}'{did_you_mean(column, header)}.", f"Columns: {names}.")
+    return header.index(column)

@@ -1,0 +1,96 @@
+"""Pickled weights: plain tensors are read as torch reads them, everything else is refused in one sentence."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import pickle
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.reading import pickles
+
+PLAIN = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3).bfloat16(), "step": 7}
+
+
+@pytest.mark.parametrize("wrap", [dict, collections.OrderedDict, lambda t: {"state_dict": t}, lambda t: {"model": t}])
+def test_tensors_are_what_torch_reads(wrap, tmp_path):
+    for new in (True, False):
+        torch.save(wrap(PLAIN), tmp_path / "x.bin", _use_new_zipfile_serialization=new)
+        found = pickles.read_tensors(tmp_path / "x.bin")
+        assert found.keys() == {"a", "b"} and all(torch.equal(found[name], PLAIN[name]) for name in found)
+
+
+def test_tied_tensors_get_memory_of_their_own(tmp_path):
+    one = torch.ones(3)
+    torch.save({"a": one, "b": one}, tmp_path / "x.bin")
+    found = pickles.read_tensors(tmp_path / "x.bin")
+    assert found["a"].data_ptr() != found["b"].data_ptr()
+
+
+class Harm:
+    def __reduce__(self):
+        return print, ("harm",)
+
+
+def quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # files of it are older than the warning that it goes
+        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+BAD = {
+    "None": None,
+    "a list": [torch.ones(2)],
+    "whole numbers as names": {0: torch.ones(2)},
+    "sparse": {"a": torch.eye(3).to_sparse()},
+    "meta": {"a": torch.ones(2, device="meta")},
+    "quantised": {"a": quantised()},
+    "complex": {"a": torch.ones(2, dtype=torch.complex64)},
+    "stretched": {"a": torch.ones(1).expand(10**6, 10**6)},
+    "foreign code": {"a": Harm()},
+}
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=list(BAD))
+def test_what_is_no_plain_tensor_is_refused(value, tmp_path, capsys):
+    torch.save(value, tmp_path / "x.bin")
+    with pytest.raises(UnsupportedModel):
+        pickles.read_tensors(tmp_path / "x.bin")
+    assert capsys.readouterr().out == ""
+
+
+def test_damaged_pickles_are_refused(tmp_path):
+    torch.save(PLAIN, tmp_path / "x.bin")
+    whole = (tmp_path / "x.bin").read_bytes()
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        cut = bytearray(whole[: rng.integers(1, len(whole))] if number % 2 else whole)
+        for place in rng.integers(0, len(cut), 8):
+            cut[place] = rng.integers(256)
+        (tmp_path / "x.bin").write_bytes(cut)
+        with contextlib.suppress(UnsupportedModel):
+            pickles.read_tensors(tmp_path / "x.bin")
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data/0", bytes(10**7))
+    with pytest.raises(UnsupportedModel, match="compressed"):
+        pickles.read_tensors(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("value", [Harm(), {b"a": Harm()}, [1], {b"data": np.array([None])}], ids=str)
+def test_arrays_of_old_pickles(value, capsys):
+    assert list(pickles.parse_arrays(pickle.dumps({b"data": np.arange(3)}, 2), "x")[b"data"]) == [0, 1, 2]
+    with pytest.raises(UsageError):
+        pickles.parse_arrays(pickle.dumps(value, 2), "x")
+    for cut in (b"", b"\x80", pickle.dumps({}, 2)[:-1], b"cos\nsystem\n(S'ls'\ntR."):
+        with pytest.raises(UsageError):
+            pickles.parse_arrays(cut, "x")
+    assert capsys.readouterr().out == ""
