@@ -43,6 +43,7 @@ class Inspection:
     provenance: dict | None  # surgery.json
 
     def as_dict(self) -> dict:
+        """All that was found, as JSON holds it."""
         source, arch = self.source, self.source.architecture
         return {
             "name": source.name,
@@ -75,6 +76,7 @@ def keeps(arch: Architecture) -> str:
 
 
 def head_policy(arch: Architecture) -> str:
+    """What the library does with head_dim when heads change, in a sentence."""
     who = "our modelling file" if arch.library == "leansurgeon" else arch.library
     if arch.stores_head_dim:
         limit = ", if the number of heads divides the width" if arch.heads_divide_width else ""

@@ -55,6 +55,7 @@ class Row:
         return "faster" if high < 1 else "slower" if low > 1 else "same"
 
     def as_dict(self) -> dict[str, Any]:
+        """The row as JSON holds it; times in seconds, memory in bytes."""
         c = self.contender
         low, mid, high = self.against_first
         return {
@@ -98,10 +99,12 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
 
 
 def label(shape: Shape) -> str:
+    """A shape in a few words, for a row of the table."""
     return f"{shape.column('depth')} layers, {shape.column('heads')} x {shape.column('head_dim')}"
 
 
 def shape_before(source: Source) -> Shape | None:
+    """The shape that a result of surgery was cut from, where its record says so and it differs."""
     try:
         before = Shape.from_dict(source.record["plan"]["before"])
     except (KeyError, TypeError, LeanSurgeonError):
@@ -119,6 +122,7 @@ def key_value(stage: Any, heads: int) -> int:
 
 
 def same_head_dim(shape: Shape, heads: int) -> Shape:
+    """The same model with `heads` heads of the old size in every layer."""
     return Shape(tuple(replace(s, heads=heads, kv_heads=key_value(s, heads)) for s in shape.stages))
 
 

@@ -47,6 +47,7 @@ class CudaRules(TorchFunctionMode):
 
 
 def widened(value: Any) -> Any:
+    """A half-precision tensor in fp32; anything else as it is."""
     return (
         value.float() if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
     )
@@ -103,6 +104,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None):
+        """Attention (batch, heads, tokens, head_dim) with what CUDA's kernel keeps for the way back."""
         batch, heads, tokens, _ = query.shape
         out = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
         row_sums = query.new_empty(batch, heads, tokens, dtype=torch.float32)
@@ -111,6 +113,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor):
+        """Gradients of queries, keys and values, with the scratch memory of CUDA's kernel."""
         query, key, value, _, row_sums, mask = ctx.saved_tensors
         delta = torch.empty_like(row_sums)
         wide = None

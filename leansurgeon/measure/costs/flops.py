@@ -35,9 +35,11 @@ class Flops:
 
     @property
     def total(self) -> int:
+        """All operations of one forward pass."""
         return self.attention + self.scores + self.mlp + self.outside
 
     def as_dict(self) -> dict[str, Any]:
+        """Operations by part and in all, as JSON holds them."""
         return asdict(self) | {"total": self.total}
 
 

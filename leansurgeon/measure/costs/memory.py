@@ -91,6 +91,7 @@ class Prediction:
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
 
     def as_dict(self) -> dict[str, Any]:
+        """Bytes by part and in all, as JSON holds them."""
         return asdict(self) | {"total": self.total, "unit": "bytes"}
 
 

@@ -37,11 +37,13 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Timing:
+        """Median and quartiles of several rounds."""
         several = len(seconds) > 1
         low, high = quantiles(seconds, n=4, method="inclusive")[::2] if several else (seconds[0], seconds[0])
         return cls(median(seconds), low, high, tuple(seconds))
 
     def as_dict(self) -> dict[str, float | int]:
+        """Seconds, and how many rounds they come from."""
         return {"median": self.median, "low": self.low, "high": self.high, "rounds": len(self.seconds)}
 
 
@@ -83,6 +85,7 @@ class Bench:
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward(self, batch: dict[str, torch.Tensor]) -> None:
+        """One forward pass in eval mode, without gradients."""
         self.model.eval()
         with torch.inference_mode(), kernel(self.backend), self._autocast():
             inputs.run(self.model, batch)

@@ -71,6 +71,7 @@ class Calibration:
         return float(score.loss_sum), float(score.loss_count)
 
     def as_dict(self) -> dict[str, Any]:
+        """Name, digest and sample counts, as `surgery.json` keeps them."""
         samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
         known = {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}
         return known | ({} if self.asked is None else {"asked": self.asked})
@@ -234,6 +235,7 @@ def scores(task: Task, source: Source) -> bool:
 
 
 def without_labels(batch: Batch) -> Batch:
+    """The batch as a model without a head takes it."""
     return {key: value for key, value in batch.items() if key != "labels"}
 
 
@@ -302,6 +304,7 @@ def choose(train: int, held: int, wanted: dict[str, int], seed: int, what: str) 
 
 
 def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Row numbers in pieces of `size`."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 

@@ -40,6 +40,7 @@ def says_normalisation(options: dict[str, Any]) -> bool:
 
 
 def of_timm(source: Source) -> dict[str, Any]:
+    """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`."""
     cfg = source.config.get("pretrained_cfg") or source.config
     sides = cfg.get("input_size")
     return {

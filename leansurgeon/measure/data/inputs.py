@@ -17,6 +17,7 @@ LONGEST = 1024  # tokens, where a model would take more and nobody says how many
 
 
 def takes_images(config: Config, architecture: Architecture) -> bool:
+    """Whether the model's input are pixels."""
     flat = architecture.flat(config)
     return architecture.library == "timm" or any(key in flat for key in ("patch_size", "num_channels"))
 

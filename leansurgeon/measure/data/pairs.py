@@ -36,12 +36,14 @@ class Seq2Seq:
     head = "seq2seq"
 
     def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Any:
+        """Cross-entropy of the answer's tokens."""
         from leansurgeon.tasks.base import token_score
 
         return token_score(logits, batch["labels"], label_smoothing)
 
 
 def has_two_stacks(source: Source) -> bool:
+    """Whether the model has an encoder and a decoder."""
     apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
     return apart or bool(source.config.get("is_encoder_decoder"))
 

@@ -13,7 +13,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -23,7 +23,18 @@ from leansurgeon.measure.heads.sites import count, split
 ALPHA = 0.05
 
 
-def one_off(bench: Bench, say: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+class Ablated(TypedDict):
+    """A masked model against the whole one, in the order of the samples; `head` (from 1) where all others are off."""
+
+    change: float
+    standard_error: float | None
+    p: float | None
+    p_holm: NotRequired[float | None]
+    accuracy_change: NotRequired[float]
+    head: NotRequired[int]
+
+
+def one_off(bench: Bench, say: Callable[[], None] = lambda: None) -> list[Ablated]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
@@ -37,7 +48,7 @@ def one_off(bench: Bench, say: Callable[[], None] = lambda: None) -> list[dict[s
     return found
 
 
-def all_but_one(bench: Bench, values: np.ndarray, say: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+def all_but_one(bench: Bench, values: np.ndarray, say: Callable[[], None] = lambda: None) -> list[Ablated]:
     """For every attention: its most important head alone left, against the whole model; `head` counts from 1."""
     found = []
     parts = split(values, bench.sites)
@@ -51,7 +62,7 @@ def all_but_one(bench: Bench, values: np.ndarray, say: Callable[[], None] = lamb
     return found
 
 
-def compared(bench: Bench, keep: np.ndarray) -> dict[str, Any]:
+def compared(bench: Bench, keep: np.ndarray) -> Ablated:
     """A masked model against the whole one."""
     whole, masked = bench.whole, bench.scores(keep)
     differences = masked.losses - whole.losses
@@ -75,7 +86,7 @@ def paired_p(differences: np.ndarray) -> float | None:
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
-def tested(rows: list[dict[str, Any]]) -> None:
+def tested(rows: list[Ablated]) -> None:
     """Put Holm's corrected p beside every p."""
     raw = [r["p"] for r in rows]
     known = [p for p in raw if p is not None and np.isfinite(p)]
@@ -93,6 +104,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     return back
 
 
-def matters(found: dict[str, Any]) -> bool:
+def matters(found: Ablated) -> bool:
     """Whether a head's absence shows after correction."""
     return found["p_holm"] is not None and found["p_holm"] < ALPHA

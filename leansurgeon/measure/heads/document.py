@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,26 @@ from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import Bench, Unlabelled, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
+
+
+class Kind(TypedDict):
+    """One kind of attention: its heads, and their share of all importance."""
+
+    heads: int
+    share: float
+
+
+class Curves(TypedDict):
+    """Scores by the fraction pruned: in every order, and for each kind of attention alone."""
+
+    tolerance: float
+    orders: dict[str, list[pruning.Point]]
+    random_seeds: NotRequired[int]
+    prunable: NotRequired[dict[str, float]]
+    by_kind: NotRequired[dict[str, list[pruning.Point]]]
 
 
 @dataclass(frozen=True)
@@ -48,10 +68,13 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 
 def silent(_name: str, _total: int) -> Callable[[], None]:
+    """Progress that nobody wants to see."""
     return lambda: None
 
 
-def study(loaded: Any, calibration: Calibration, options: Options | None = None, progress: Progress = silent) -> Study:
+def study(
+    loaded: Loaded, calibration: Calibration, options: Options | None = None, progress: Progress = silent
+) -> Study:
     """Measure the heads of a loaded model. `progress(name, total)` gives what is called after every forward pass."""
     options = options or Options()
     places = sites(loaded)
@@ -112,9 +135,7 @@ def document_importance(document: dict[str, Any]) -> np.ndarray:
     return np.concatenate([entry["importance"] for entry in document["attentions"]])
 
 
-def curves(
-    bench: Bench, values: np.ndarray, deltas: np.ndarray | None, options: Options, progress: Progress
-) -> dict[str, Any]:
+def curves(bench: Bench, values: np.ndarray, deltas: np.ndarray | None, options: Options, progress: Progress) -> Curves:
     """The score by the fraction pruned, in every order, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")
@@ -128,7 +149,7 @@ def curves(
     }
     if deltas is not None:
         orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, say=say)
-    found: dict[str, Any] = {"tolerance": pruning.TOLERANCE, "orders": orders}
+    found: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
     if options.seeds:
         chance = pruning.random_curve(bench, asked, options.seeds, options.seed, say)
         orders["random"], found["random_seeds"] = chance["rows"], chance["seeds"]
@@ -137,9 +158,9 @@ def curves(
     return found
 
 
-def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, dict[str, float]]:
+def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, Kind]:
     """Heads of every kind of attention, and their share of all importance."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Kind] = {}
     for site, part in zip(places, split(values, places), strict=True):
         entry = found.setdefault(site.kind, {"heads": 0, "share": 0.0})
         entry["heads"] += site.heads

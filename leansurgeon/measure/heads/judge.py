@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from leansurgeon.errors import Diverged
 from leansurgeon.measure.heads.sites import Site, at_rest, switched_off
 
 if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
 Batch = dict[str, Tensor]
@@ -34,14 +35,16 @@ TEXT = ("causal-lm", "masked-lm", "seq2seq")
 class Labelled:
     """`task` has `head` and `score(logits, batch)`, as tasks have."""
 
-    loaded: Any
+    loaded: Loaded
     task: Task
 
     @property
     def says(self) -> str:
+        """What is measured, in words."""
         return "loss of a token, mean over a sample" if self.task.head in TEXT else "loss of a sample"
 
     def forward(self, batch: Batch) -> Tensor:
+        """Logits of a batch."""
         return self.loaded.forward(batch)
 
     def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
@@ -70,7 +73,7 @@ class Labelled:
 class Unlabelled:
     """Judges by what the whole model gives."""
 
-    loaded: Any
+    loaded: Loaded
     seed: int = 0
 
     says = "1 - cosine of the output with that of the whole model"
@@ -92,13 +95,16 @@ class Unlabelled:
         return torch.nn.functional.normalize(wide, dim=-1)
 
     def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
+        """(B,) 1 - cos between unit vectors and those of the whole model."""
         return 1 - (output * reference.to(output)).sum(-1)
 
     def slopes(self, output: Tensor, batch: Batch, number: int) -> Tensor:
+        """(B,) one random direction a sample times its unit vector."""
         draws = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         return (output * torch.randn(output.shape, generator=draws).to(output)).sum(-1)
 
     def right(self, output: Tensor, batch: Batch) -> None:
+        """There are no right answers."""
         return None
 
 
@@ -111,13 +117,16 @@ class Scores:
 
     @property
     def loss(self) -> float:
+        """Mean loss over samples."""
         return float(self.losses.mean())
 
     @property
     def accuracy(self) -> float | None:
+        """Share of right answers, where there are any."""
         return None if self.right is None else float(self.right.mean())
 
     def as_dict(self) -> dict[str, float]:
+        """Loss, and accuracy where there is one."""
         return {"loss": self.loss} | ({} if self.right is None else {"accuracy": self.accuracy})
 
 
@@ -133,6 +142,7 @@ class Bench:
 
     @property
     def model(self) -> torch.nn.Module:
+        """The module that heads are switched off in."""
         return self.judge.loaded.model
 
     @property
@@ -166,9 +176,10 @@ class Bench:
 
 
 def on(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
-def judge_of(loaded: Any, task: Task | None, seed: int = 0) -> Labelled | Unlabelled:
+def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | Unlabelled:
     """The task's loss where the model predicts its labels (`Calibration.task` is None elsewhere)."""
     return Unlabelled(loaded, seed) if task is None else Labelled(loaded, task)

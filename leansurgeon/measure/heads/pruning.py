@@ -14,7 +14,7 @@ Nothing is retrained in between, and scores are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from leansurgeon.measure.heads.judge import TEXT, Batch, Bench, Labelled, Scores
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 
 if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
 STEPS = 10
@@ -30,19 +31,55 @@ SEEDS = 3
 TOLERANCE = 0.01  # of the whole model's score: what still counts as no loss
 
 
+class Point(TypedDict):
+    """One point of a pruning curve: the share and number of heads that are off, and the score without them."""
+
+    fraction: float
+    pruned: int
+    loss: float
+    accuracy: NotRequired[float]
+    loss_low: NotRequired[float]
+    loss_high: NotRequired[float]
+    accuracy_low: NotRequired[float]
+    accuracy_high: NotRequired[float]
+
+
+class RandomCurve(TypedDict):
+    """The mean curve over `seeds` random orders."""
+
+    rows: list[Point]
+    seeds: int
+
+
+class Shares(TypedDict):
+    """Each head's share of all importance, layer by layer, and how unequal they are: 0 all alike, 1 one head."""
+
+    share: list[list[float]]
+    gini: float
+
+
+class Prunability(TypedDict):
+    """How many heads a model in training could lose (`at_epoch`)."""
+
+    prunable: float
+    curve: list[Point]
+    importance: Shares
+    samples: dict[str, int]
+
+
 def at_epoch(
-    loaded: Any,
+    loaded: Loaded,
     task: Task,
     fit: Sequence[Batch],
     judged: Sequence[Batch],
     *,
     steps: int = STEPS,
     tolerance: float = TOLERANCE,
-) -> dict[str, Any]:
+) -> Prunability:
     """What `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many could go, so that a run
     shows how prunability grows during training (the paper's last figure).
 
-    `loaded` is the `checkpoints.model.Loaded` in training, its `model` plain (not DDP) on its device; `task` the task
+    `loaded` is the model in training, plain (not DDP) on its device; `task` the task
     of the run. `fit` are a few training batches with labels, of which importance is taken; `judged` evaluation batches
     that score the masked model `steps + 1` times (256 samples of each are plenty for a curve of ten steps). Batches may
     be on the CPU. The model's mode and gradients are left as they were; nothing is drawn, so a run stays reproducible.
@@ -80,7 +117,7 @@ def without(order: np.ndarray, number: int) -> np.ndarray:
     return keep
 
 
-def row(bench: Bench, keep: np.ndarray) -> dict[str, Any]:
+def row(bench: Bench, keep: np.ndarray) -> Point:
     """One point of a curve."""
     gone = int((~keep).sum())
     return {"fraction": gone / len(keep), "pruned": gone} | bench.scores(keep).as_dict()
@@ -88,7 +125,7 @@ def row(bench: Bench, keep: np.ndarray) -> dict[str, Any]:
 
 def curve(
     bench: Bench, order: np.ndarray, asked: Sequence[float], of: np.ndarray | None = None, say: Callable = lambda: None
-) -> list[dict[str, Any]]:
+) -> list[Point]:
     """Scores with growing parts of an order switched off. `of` are the heads that may go (all)."""
     order = order if of is None else order[of[order]]
     rows = []
@@ -100,7 +137,9 @@ def curve(
     return rows
 
 
-def random_curve(bench: Bench, asked: Sequence[float], seeds: int, seed: int, say: Callable = lambda: None) -> dict:
+def random_curve(
+    bench: Bench, asked: Sequence[float], seeds: int, seed: int, say: Callable = lambda: None
+) -> RandomCurve:
     """Mean, lowest and highest loss (and accuracy) over several random orders."""
     orders = [np.random.default_rng([seed, 7, i]).permutation(count(bench.sites)) for i in range(seeds)]
     curves = [curve(bench, order, asked, say=say) for order in orders]
@@ -115,9 +154,7 @@ def random_curve(bench: Bench, asked: Sequence[float], seeds: int, seed: int, sa
     return {"rows": rows, "seeds": seeds}
 
 
-def even_curve(
-    bench: Bench, values: np.ndarray, asked: Sequence[float], say: Callable = lambda: None
-) -> list[dict[str, Any]]:
+def even_curve(bench: Bench, values: np.ndarray, asked: Sequence[float], say: Callable = lambda: None) -> list[Point]:
     """Scores with as many heads off in every layer of a stage; fractions that give the same heads appear once."""
     rows, seen = [], set()
     for fraction in asked:
@@ -151,7 +188,7 @@ def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:
     return [sums[site.stage, site.group] if site.in_step else part for site, part in zip(places, parts, strict=True)]
 
 
-def prunable(rows: Sequence[dict[str, Any]], bench: Bench, tolerance: float = TOLERANCE) -> float:
+def prunable(rows: Sequence[Point], bench: Bench, tolerance: float = TOLERANCE) -> float:
     """The largest fraction up to which every step keeps the score.
 
     The score is accuracy where there are right answers (may fall by `tolerance` of itself), else the loss (may rise by
@@ -165,7 +202,8 @@ def prunable(rows: Sequence[dict[str, Any]], bench: Bench, tolerance: float = TO
     return best
 
 
-def holds(point: dict[str, Any], whole: Scores, labelled: bool, tolerance: float) -> bool:
+def holds(point: Point, whole: Scores, labelled: bool, tolerance: float) -> bool:
+    """Whether a point keeps the score of the whole model: its accuracy, or else its loss."""
     if whole.accuracy is not None:
         return point["accuracy"] >= whole.accuracy * (1 - tolerance) - 1e-12
     return point["loss"] <= (whole.loss * (1 + tolerance) if labelled else tolerance) + 1e-12

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from torch import Tensor, nn
 
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs.precision import full_fp32
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Site:
         return self.heads // self.shared
 
 
-def sites(loaded: Any) -> list[Site]:
-    """The attentions of a loaded model, in the order of its layers. `loaded` is a `checkpoints.model.Loaded`."""
+def sites(loaded: Loaded) -> list[Site]:
+    """The attentions of a loaded model, in the order of its layers."""
     arch = loaded.architecture
     shape = arch.shape(loaded.config)
     stacks = any(blocks.keys for blocks in arch.stages) and len(shape.stages) > 1

@@ -6,12 +6,12 @@ is which. Imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
 from leansurgeon.checkpoints.skeleton import names_in_files
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.kappa.blocks import Measured
 from leansurgeon.shape import Stage
 
 
@@ -29,7 +29,7 @@ class Attention:
         return [name.rpartition(".")[0] for name, spec in self.tensors.items() if spec.role != "o"]
 
 
-def of(loaded: Any) -> list[Attention | None]:
+def of(loaded: Measured) -> list[Attention | None]:
     """One for every entry of `loaded.projections`; None where its tensors do not make `softmax(q k) v` and an output
     projection.
     """
@@ -61,7 +61,7 @@ def of(loaded: Any) -> list[Attention | None]:
     return [found.get(name) for name in loaded.projections]
 
 
-def matrices(loaded: Any, attention: Attention) -> dict[str, Array] | None:
+def matrices(loaded: Measured, attention: Attention) -> dict[str, Array] | None:
     """q (heads, head_dim, width), k and v (kv_heads, head_dim, width), o (width, heads, head_dim) in float64; None
     where the library holds them in other sizes than the declaration says.
     """

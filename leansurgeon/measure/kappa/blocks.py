@@ -14,33 +14,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.batches import first_rows, rows_of
-from leansurgeon.measure.kappa.figures import Conditioning, ceiling, over_layers, over_samples, summarise
+from leansurgeon.measure.kappa.figures import (
+    Conditioning,
+    LayerKappa,
+    ModelKappa,
+    ceiling,
+    over_layers,
+    over_samples,
+    summarise,
+)
 from leansurgeon.measure.kappa.spectrum import conditioning
 
 # (batch, tokens) with True at real tokens, None where all are; a list where stacks of layers read different tokens.
 Mask = Tensor | None | list[Tensor | None]
 
 
+class Measured(Protocol):
+    """A model that can be measured: `checkpoints.model.Loaded`, or what has the same parts."""
+
+    model: torch.nn.Module
+    architecture: Architecture
+    config: Config
+
+    @property
+    def projections(self) -> list[str]:
+        """Module names of the output projections in the order of the layers."""
+        ...
+
+    def forward(self, batch: dict[str, Tensor]) -> object:
+        """One pass over a batch; what comes out is not looked at."""
+        ...
+
+
 def measure(
-    loaded: Any,
+    loaded: Measured,
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], Mask],
     samples: int,
     *,
     half: torch.dtype | None = None,
-) -> dict:
-    """Kappa of every layer of a model on the first `samples` samples of `batches`: a dict that JSON can hold.
+) -> ModelKappa:
+    """Kappa of every layer of a model on the first `samples` samples of `batches`: values that JSON can hold.
 
-    `loaded` has `.model`, `.forward(batch)` and `.projections`, the module names of the output projections in the
-    order of the layers; `token_mask` gives a batch's mask, or a list with one for every projection.
+    `token_mask` gives a batch's mask, or a list with one for every projection.
 
     The forward is fp32 without autocast (or under autocast of `half`), in eval mode; every
     module's mode is put back afterwards. Where a projection runs more than once in a forward (two inputs, shared
@@ -56,32 +82,12 @@ def measure(
     Raises `Diverged` on values that are not finite and `LeanSurgeonError` when mask and block disagree or there is
     nothing to measure.
     """
-    found: list[list[Conditioning]] = [[] for _ in loaded.projections]
-    outputs: list[list[Conditioning]] = [[] for _ in loaded.projections]
-    dtypes: set[torch.dtype] = set()
-    current: dict[str, Any] = {}
-
-    def hook_of(layer: int, name: str) -> Callable:
-        def hook(module: torch.nn.Module, args: tuple, output: Tensor) -> None:
-            if layer in current["seen"]:
-                return
-            current["seen"].add(layer)
-            block, mask = fit(args[0], of_layer(current["mask"], layer), current["rows"], name)
-            dtypes.add(block.dtype)
-            found[layer] += conditioning(block, mask)
-            bias = getattr(module, "bias", None)
-            # fp32 where autocast's output meets the bias; what can be told of it is what its own dtype held.
-            plain = output if bias is None else (output - bias).to(output.dtype)
-            added, _ = fit(plain, mask, current["rows"], name)
-            outputs[layer] += conditioning(added, mask, most=block.shape[-1], centred=False)
-
-        return hook
-
+    listener = _Listener(loaded.projections)
     taken = 0
     device = next(loaded.model.parameters()).device
     with measuring(loaded.model, device, half):
         hooks = [
-            loaded.model.get_submodule(name).register_forward_hook(hook_of(layer, name))
+            loaded.model.get_submodule(name).register_forward_hook(partial(listener.hear, layer))
             for layer, name in enumerate(loaded.projections)
         ]
         try:
@@ -90,28 +96,61 @@ def measure(
                     break
                 batch = first_rows(batch, samples - taken, device)
                 rows = rows_of(batch)
-                current.update(seen=set(), mask=token_mask(batch), rows=rows)
+                listener.begin(token_mask(batch), rows)
                 loaded.forward(batch)
                 taken += rows
         finally:
             for handle in hooks:
                 handle.remove()
-    silent = [name for name, layer in zip(loaded.projections, found, strict=True) if not layer]
-    if not found or silent:
-        which = f"; '{silent[0]}' saw none" if silent else ""
-        raise LeanSurgeonError(f"Kappa needs at least one sample with a real token in every layer{which}.")
-    forward = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-    layers = [summarise(layer, i) for i, layer in enumerate(found, 1)]
-    for layer, added in zip(layers, outputs, strict=True):
-        layer["output"] = over_samples(added)
-        layer["capped"] = capped(layer, forward)
-    return {
-        "samples": taken,
-        "tokens": sum(c.tokens for c in found[0]),
-        "forward_dtype": forward,
-        "layers": layers,
-        "model": over_layers(layers),
-    }
+    return listener.document(taken)
+
+
+class _Listener:
+    """Hooks on the output projections: the conditioning of what enters each, and of what it adds to the stream."""
+
+    def __init__(self, projections: list[str]) -> None:
+        self.projections = projections
+        self.blocks: list[list[Conditioning]] = [[] for _ in projections]
+        self.outputs: list[list[Conditioning]] = [[] for _ in projections]
+        self.dtypes: set[torch.dtype] = set()
+
+    def begin(self, mask: Mask, rows: int) -> None:
+        """The next forward pass is that of a batch of `rows` samples."""
+        self.mask, self.rows, self.heard = mask, rows, set()
+
+    def hear(self, layer: int, module: torch.nn.Module, args: tuple, output: Tensor) -> None:
+        """A forward hook of the projection of `layer`; only its first run in a pass counts."""
+        if layer in self.heard:
+            return
+        self.heard.add(layer)
+        name = self.projections[layer]
+        block, mask = fit(args[0], of_layer(self.mask, layer), self.rows, name)
+        self.dtypes.add(block.dtype)
+        self.blocks[layer] += conditioning(block, mask)
+        bias = getattr(module, "bias", None)
+        # fp32 where autocast's output meets the bias; what can be told of it is what its own dtype held.
+        plain = output if bias is None else (output - bias).to(output.dtype)
+        added, _ = fit(plain, mask, self.rows, name)
+        self.outputs[layer] += conditioning(added, mask, most=block.shape[-1], centred=False)
+
+    def document(self, samples: int) -> ModelKappa:
+        """What was heard, over all `samples`. Raises `LeanSurgeonError` where a layer heard nothing."""
+        silent = [name for name, layer in zip(self.projections, self.blocks, strict=True) if not layer]
+        if not self.blocks or silent:
+            which = f"; '{silent[0]}' saw none" if silent else ""
+            raise LeanSurgeonError(f"Kappa needs at least one sample with a real token in every layer{which}.")
+        forward = ", ".join(sorted(str(d).removeprefix("torch.") for d in self.dtypes))
+        layers = [summarise(layer, i) for i, layer in enumerate(self.blocks, 1)]
+        for layer, added in zip(layers, self.outputs, strict=True):
+            layer["output"] = over_samples(added)
+            layer["capped"] = capped(layer, forward)
+        return {
+            "samples": samples,
+            "tokens": sum(c.tokens for c in self.blocks[0]),
+            "forward_dtype": forward,
+            "layers": layers,
+            "model": over_layers(layers),
+        }
 
 
 def of_layer(mask: Mask, layer: int) -> Tensor | None:
@@ -119,7 +158,7 @@ def of_layer(mask: Mask, layer: int) -> Tensor | None:
     return mask[layer] if isinstance(mask, list) else mask
 
 
-def capped(layer: dict, forward: str) -> bool:
+def capped(layer: LayerKappa, forward: str) -> bool:
     """Whether a half-precision forward has made a layer's kappa too small to be taken as measured."""
     limit, shown = ceiling(forward), layer["median"] or layer["median_lower_bound"] or 0.0
     return limit is not None and shown > limit

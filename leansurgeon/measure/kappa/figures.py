@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, median, median_low, stdev
+from typing import NotRequired, TypedDict
 
 # From here on a half-precision forward makes kappa look smaller than it is: rounding fills the small singular values.
 HALF_CEILING = {"bfloat16": 1e3, "float16": 1e4}
@@ -36,12 +37,85 @@ class Conditioning:
     tokens: int
 
 
+class OverSamples(TypedDict):
+    """One block over samples; a figure that is infinite is None, with its lower bound beside it."""
+
+    median: float | None
+    median_lower_bound: float | None
+    median_interval: list[float | None] | None
+    worst: float | None
+    lower_bound: float | None
+    rank: int
+    k: int
+    deficient: int
+
+
+class MatrixKappa(TypedDict):
+    """Kappa of a matrix, or of one product over heads: the value, or where the rank is not full its lower bound."""
+
+    value: float | None
+    lower_bound: float | None
+    worst: NotRequired[float | None]
+    deficient: NotRequired[int]
+
+
+class JacobianKappa(TypedDict):
+    """What P directions say of the kappa of a block's Jacobian (`jacobian`)."""
+
+    at_least: float
+    exact: bool
+    probes: int
+    columns: int
+    samples: int
+
+
+class LayerKappa(OverSamples):
+    """One layer over samples; what is not required is measured apart from the rest."""
+
+    layer: int
+    mean: float | None
+    geometric_mean: float | None
+    log_sd: float | None
+    centred_median: float | None
+    centred_lower_bound: float | None
+    stable_rank: float
+    effective_rank: float
+    aspect: float
+    output: NotRequired[OverSamples]
+    capped: NotRequired[bool]
+    weights: NotRequired[dict[str, MatrixKappa] | None]
+    jacobian: NotRequired[JacobianKappa | None]
+    kind: NotRequired[str]
+
+
+class OverLayers(TypedDict):
+    """A model's figures, from its layers'."""
+
+    mean: float | None
+    median: float | None
+    worst: float | None
+    lower_bound: float | None
+    median_lower_bound: float | None
+    centred_median: float | None
+    deficient: int
+
+
+class ModelKappa(TypedDict):
+    """What `blocks.measure` and `invariant.measure` give."""
+
+    samples: int
+    tokens: int
+    forward_dtype: str
+    layers: list[LayerKappa]
+    model: OverLayers
+
+
 def ceiling(dtypes: str) -> float | None:
     """The kappa from which on a forward in one of these dtypes ("float32", or several with ", ") caps it; or None."""
     return min((HALF_CEILING[name] for name in dtypes.split(", ") if name in HALF_CEILING), default=None)
 
 
-def summarise(samples: Sequence[Conditioning], layer: int) -> dict:
+def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
     """One layer's statistics over samples. `median_interval` is the 95 % interval of the median (`interval`)."""
     whole = [c.kappa for c in samples if math.isfinite(c.kappa)]
     logs = [math.log(value) for value in whole]
@@ -63,7 +137,7 @@ def summarise(samples: Sequence[Conditioning], layer: int) -> dict:
     )
 
 
-def over_samples(samples: Sequence[Conditioning]) -> dict:
+def over_samples(samples: Sequence[Conditioning]) -> OverSamples:
     """Median with its interval, worst value and rank; what does not depend on centring."""
     kappas, bounds = [c.kappa for c in samples], [c.bound for c in samples]
     middle, middle_bound = median_or_bound(kappas, bounds)
@@ -110,7 +184,7 @@ def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[f
     return (middle, None) if math.isfinite(middle) else (None, median(b for _, b in known))
 
 
-def over_layers(layers: Sequence[dict]) -> dict:
+def over_layers(layers: Sequence[LayerKappa]) -> OverLayers:
     """The model's figures from its layers'. Compare models of different depth by layer instead: kappa grows with
     depth."""
 

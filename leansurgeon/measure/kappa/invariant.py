@@ -5,7 +5,6 @@ weights, and the Jacobian of every block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +12,20 @@ from torch import Tensor
 from leansurgeon.measure.data.batches import inner, rows_of, some_rows
 from leansurgeon.measure.kappa import attentions
 from leansurgeon.measure.kappa import blocks as kappa
+from leansurgeon.measure.kappa.figures import JacobianKappa, ModelKappa
 from leansurgeon.measure.kappa.jacobian import PROBES, SAMPLES, jacobian
 from leansurgeon.measure.kappa.weights import weights
 
 
 def measure(
-    loaded: Any,
+    loaded: kappa.Measured,
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], kappa.Mask],
     samples: int,
     *,
     probes: int = PROBES,
     half: torch.dtype | None = None,
-) -> dict:
+) -> ModelKappa:
     """What `kappa.measure` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
     `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).
     `probes` 0 leaves the Jacobian out.
@@ -46,7 +46,7 @@ def measure(
 
     found = kappa.measure(loaded, noted(), token_mask, samples, half=half)
     parts = attentions.of(loaded)
-    slopes: list[dict | None] = [None for _ in parts]
+    slopes: list[JacobianKappa | None] = [None for _ in parts]
     if probes:
         slopes = jacobian(loaded, parts, probed, token_mask, samples=SAMPLES, probes=probes)
     for layer, matrices, slope in zip(found["layers"], weights(loaded, parts), slopes, strict=True):

@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,8 @@ from torch.autograd import forward_ad
 
 from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
 from leansurgeon.measure.kappa.attentions import Attention
-from leansurgeon.measure.kappa.blocks import Mask, measuring, of_layer
+from leansurgeon.measure.kappa.blocks import Mask, Measured, measuring, of_layer
+from leansurgeon.measure.kappa.figures import JacobianKappa
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor
 
 PROBES, SAMPLES = 16, 2
@@ -42,14 +42,14 @@ EXHAUSTED = 1e-5  # what is left of a direction that those before it span: round
 
 
 def jacobian(
-    loaded: Any,
+    loaded: Measured,
     found: list[Attention | None],
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], Mask],
     *,
     samples: int = SAMPLES,
     probes: int = PROBES,
-) -> list[dict | None]:
+) -> list[JacobianKappa | None]:
     """For every attention: the median over `samples` samples of kappa(J V) with at most `probes` probes.
 
     `{"at_least": x, "exact": False, "probes": 16, "columns": 151296, "samples": 2}`; None where queries, keys and
@@ -71,7 +71,7 @@ def jacobian(
     return [_summed(layer, probes) if layer else None for layer in rows]
 
 
-def _summed(values: list[tuple[float, int, bool]], probes: int) -> dict:
+def _summed(values: list[tuple[float, int, bool]], probes: int) -> JacobianKappa:
     columns = min(c for _, c, _ in values)
     return {
         "at_least": median(v for v, _, _ in values),
@@ -83,7 +83,7 @@ def _summed(values: list[tuple[float, int, bool]], probes: int) -> dict:
 
 
 def _one_sample(
-    loaded: Any, found: list[Attention | None], one: dict[str, Tensor], mask: Mask, probes: int
+    loaded: Measured, found: list[Attention | None], one: dict[str, Tensor], mask: Mask, probes: int
 ) -> list[tuple[float, int, bool] | None]:
     """(kappa(J V), columns of J, whether it is kappa(J)) of every layer on one sample."""
     ends = _Ends(loaded, found)
@@ -156,7 +156,7 @@ def _kappa(images_PM: Tensor, columns: int, dtype: torch.dtype) -> tuple[float, 
 class _Ends:
     """The two ends of every attention of a model: its readers (q, k, v) and its output projection."""
 
-    def __init__(self, loaded: Any, found: list[Attention | None]) -> None:
+    def __init__(self, loaded: Measured, found: list[Attention | None]) -> None:
         self.loaded = loaded
         self.found = {layer: attention for layer, attention in enumerate(found) if attention is not None}
 

@@ -9,19 +9,21 @@ positions or norms stand between queries and keys, W_q^T W_k is not all that cou
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from leansurgeon.measure.kappa import attentions
-from leansurgeon.measure.kappa.figures import median_or_bound
+from leansurgeon.measure.kappa.blocks import Measured
+from leansurgeon.measure.kappa.figures import MatrixKappa, median_or_bound
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor, spectrum
 
 FP32 = torch.finfo(torch.float32).eps
+Matrices: TypeAlias = dict[str, MatrixKappa]  # by the names of `weights`
 
 
-def weights(loaded: Any, found: list[attentions.Attention | None]) -> list[dict | None]:
+def weights(loaded: Measured, found: list[attentions.Attention | None]) -> list[Matrices | None]:
     """For every attention: `q`, `k`, `v`, `o` (whole matrices) and, over heads, the median of `vo` and `qk` with the
     number of heads whose product lacks rank. None where the weights have no such form.
 
@@ -34,7 +36,7 @@ def weights(loaded: Any, found: list[attentions.Attention | None]) -> list[dict 
     return rows
 
 
-def of_matrices(m: dict[str, np.ndarray]) -> dict:
+def of_matrices(m: dict[str, np.ndarray]) -> Matrices:
     """The same from matrices as `attentions.matrices` gives them."""
     width, heads, _ = m["o"].shape
     each = heads // m["k"].shape[0]
@@ -53,7 +55,7 @@ def of_matrix(values: np.ndarray) -> tuple[float, float]:
     return kappa_above(sigma, len(sigma), noise_floor(sigma, *values.shape, FP32))[:2]
 
 
-def over_heads(left: np.ndarray, right: np.ndarray) -> dict:
+def over_heads(left: np.ndarray, right: np.ndarray) -> MatrixKappa:
     """Median over heads of kappa(left @ right), (heads, n, d) and (heads, d, m), without making the products: the
     singular values are those of a d x d core between two QR factors.
     """
@@ -71,5 +73,6 @@ def over_heads(left: np.ndarray, right: np.ndarray) -> dict:
     return {"value": value, "lower_bound": bound, "worst": worst, "deficient": lost}
 
 
-def figure(value: float, bound: float) -> dict:
+def figure(value: float, bound: float) -> MatrixKappa:
+    """A matrix's kappa as JSON holds it: no infinity, its bound in its place."""
     return {"value": value, "lower_bound": None} if math.isfinite(value) else {"value": None, "lower_bound": bound}
