@@ -1,16 +1,17 @@
 """timm's BEiT with a free head_dim: importing this module registers the entry point `leansurgeon_beit` with timm.
 
 It takes the arguments of timm's Beit and `head_dim` (default: embed_dim // num_heads). timm's attention class takes an
-`attn_head_dim`, and its forward pass (1.0.31) fails with one, so it is written anew here. This file imports nothing of
-leansurgeon. Tensor names are timm's; without `head_dim` the model is timm's own.
+`attn_head_dim`, and its forward pass (1.0.31) fails with one, so it is written anew here. Tensor names are timm's;
+without `head_dim` the model is timm's own.
 """
 
 from math import sqrt
 
 import torch.nn.functional as F
-from timm.models import build_model_with_cfg, register_model
 from timm.models.beit import Attention, Beit, checkpoint_filter_fn
 from torch import cat, no_grad
+
+from leansurgeon.models.timm_parts import HALF, entry_point
 
 
 class DecoupledAttention(Attention):
@@ -56,31 +57,4 @@ class LeanBeit(Beit):
                 block.attn.proj.weight.div_(sqrt(2.0 * number))
 
 
-default_cfgs = {
-    "leansurgeon_beit": {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.5, 0.5),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-    }
-}
-
-
-@register_model
-def leansurgeon_beit(pretrained: bool = False, **kwargs) -> LeanBeit:
-    """BEiT of any shape; takes the arguments of timm's Beit and `head_dim`."""
-    return build_model_with_cfg(
-        LeanBeit,
-        "leansurgeon_beit",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+leansurgeon_beit = entry_point(LeanBeit, "leansurgeon_beit", checkpoint_filter_fn, **HALF)

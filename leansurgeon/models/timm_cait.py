@@ -6,12 +6,13 @@ It takes the arguments of timm's Cait and
     cls_num_heads   heads of the class-attention blocks (default: as in the other blocks)
     cls_head_dim    width of their heads (default: embed_dim // cls_num_heads)
 
-This file imports nothing of leansurgeon. Tensor names are timm's; without these arguments the model is timm's own.
+Tensor names are timm's; without these arguments the model is timm's own.
 """
 
-from timm.models import build_model_with_cfg, register_model
 from timm.models.cait import Cait, checkpoint_filter_fn
 from torch import nn
+
+from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, entry_point
 
 
 class DecoupledTalkingHeads(nn.Module):
@@ -40,32 +41,6 @@ class DecoupledTalkingHeads(nn.Module):
         return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
 
 
-class DecoupledClassAttn(nn.Module):
-    """Class attention of inner width num_heads * head_dim: the first token alone attends (Touvron et al., arXiv
-    2103.17239, section 3.2).
-
-    `(batch, tokens, dim)` -> `(batch, 1, dim)`.
-    """
-
-    def __init__(self, dim, num_heads, head_dim, qkv_bias=True, attn_drop=0.0, proj_drop=0.0):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.q = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
-        self.k = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
-        self.v = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def forward(self, x):
-        def heads(y):
-            return y.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-
-        q, k, v = heads(self.q(x[:, :1])), heads(self.k(x)), heads(self.v(x))
-        weights = self.attn_drop((q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1))
-        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
-
-
 class LeanCait(Cait):
     """Cait whose talking-heads attention and class attention have heads of their own."""
 
@@ -82,35 +57,10 @@ class LeanCait(Cait):
                 block.attn = DecoupledTalkingHeads(width, num_heads, head_dim or width // num_heads, *more)
                 block.attn.apply(self._init_weights)
         for block in () if native else self.blocks_token_only:
-            block.attn = DecoupledClassAttn(width, cls_num_heads, cls_head_dim or width // cls_num_heads, *more)
+            block.attn = ClassAttention(width, cls_num_heads, cls_head_dim or width // cls_num_heads, *more)
             block.attn.apply(self._init_weights)
 
 
-default_cfgs = {
-    "leansurgeon_cait": {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 384, 384),
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-    }
-}
-
-
-@register_model
-def leansurgeon_cait(pretrained: bool = False, **kwargs) -> LeanCait:
-    """CaiT of any shape; takes the arguments of timm's Cait, `head_dim` and the `cls_` ones."""
-    return build_model_with_cfg(
-        LeanCait,
-        "leansurgeon_cait",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+leansurgeon_cait = entry_point(
+    LeanCait, "leansurgeon_cait", checkpoint_filter_fn, input_size=(3, 384, 384), crop_pct=1.0, **IMAGENET
+)

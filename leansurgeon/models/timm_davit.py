@@ -5,14 +5,15 @@ It takes the arguments of timm's DaVit and
     head_dim    width of a window head and of a channel group, one number a stage (default: embed_dims // num_heads)
     mlp_ratio   may be a list, one number a stage
 
-This file imports nothing of leansurgeon. Tensor names are timm's; without these arguments the model is timm's own.
+Tensor names are timm's; without these arguments the model is timm's own.
 """
 
 import torch.nn.functional as F
 from timm.layers import Mlp
-from timm.models import build_model_with_cfg, register_model
 from timm.models.davit import DaVit, checkpoint_filter_fn
 from torch import nn
+
+from leansurgeon.models.timm_parts import IMAGENET, entry_point
 
 
 class DecoupledWindow(nn.Module):
@@ -82,30 +83,15 @@ class LeanDaVit(DaVit):
                     block.mlp.apply(self._init_weights)
 
 
-default_cfgs = {
-    "leansurgeon_davit": {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.95,
-        "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "stem.conv",
-        "classifier": "head.fc",
-    }
-}
-
-
-@register_model
-def leansurgeon_davit(pretrained: bool = False, **kwargs) -> LeanDaVit:
-    """DaViT of any shape; takes the arguments of timm's DaVit and `head_dim`."""
-    return build_model_with_cfg(
-        LeanDaVit,
-        "leansurgeon_davit",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"flatten_sequential": True, "out_indices": kwargs.pop("out_indices", (0, 1, 2, 3))},
-        **kwargs,
-    )
+leansurgeon_davit = entry_point(
+    LeanDaVit,
+    "leansurgeon_davit",
+    checkpoint_filter_fn,
+    features={"flatten_sequential": True, "out_indices": (0, 1, 2, 3)},
+    pool_size=(7, 7),
+    crop_pct=0.95,
+    first_conv="stem.conv",
+    classifier="head.fc",
+    fixed_input_size=False,
+    **IMAGENET,
+)

@@ -2,17 +2,17 @@
 
 It takes the arguments of timm's Eva and `head_dim`, a divisor of embed_dim (default: embed_dim // num_heads); rotary
 positions are made for it. timm's attention class takes an `attn_head_dim`, and its forward pass (1.0.31) fails with
-one, so it is written anew here. This file imports nothing of leansurgeon. Tensor names are timm's; without `head_dim`
-the model is timm's own.
+one, so it is written anew here. Tensor names are timm's; without `head_dim` the model is timm's own.
 """
 
 from math import sqrt
 
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
-from timm.models import build_model_with_cfg, register_model
 from timm.models.eva import Eva, EvaAttention, checkpoint_filter_fn
 from torch import cat, no_grad
+
+from leansurgeon.models.timm_parts import CLIP, entry_point
 
 NOT_SUPPORTED = ("qk_norm", "scale_attn_inner", "rope_rotate_half", "num_kv_heads", "use_post_norm", "num_reg_tokens")
 
@@ -70,31 +70,4 @@ class LeanEva(Eva):
                 block.attn.proj.weight.div_(sqrt(2.0 * number))
 
 
-default_cfgs = {
-    "leansurgeon_eva": {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.48145466, 0.4578275, 0.40821073),
-        "std": (0.26862954, 0.26130258, 0.27577711),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-    }
-}
-
-
-@register_model
-def leansurgeon_eva(pretrained: bool = False, **kwargs) -> LeanEva:
-    """EVA of any shape; takes the arguments of timm's Eva and `head_dim`."""
-    return build_model_with_cfg(
-        LeanEva,
-        "leansurgeon_eva",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+leansurgeon_eva = entry_point(LeanEva, "leansurgeon_eva", checkpoint_filter_fn, **CLIP)

@@ -1,13 +1,13 @@
 """timm's TNT with a free head_dim: importing this module registers the entry point `leansurgeon_tnt` with timm.
 
 It takes the arguments of timm's TNT and `head_dim`, the width of an outer head (default: embed_dim // num_heads_outer);
-the inner transformer stays timm's. This file imports nothing of leansurgeon. Tensor names are timm's; without
-`head_dim` the model is timm's own.
+the inner transformer stays timm's. Tensor names are timm's; without `head_dim` the model is timm's own.
 """
 
-from timm.models import build_model_with_cfg, register_model
 from timm.models.tnt import TNT, Attention, checkpoint_filter_fn
 from torch import nn
+
+from leansurgeon.models.timm_parts import HALF, entry_point
 
 
 class LeanTNT(TNT):
@@ -37,31 +37,4 @@ class LeanTNT(TNT):
             block.attn_out = attention
 
 
-default_cfgs = {
-    "leansurgeon_tnt": {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.5, 0.5),
-        "first_conv": "pixel_embed.proj",
-        "classifier": "head",
-    }
-}
-
-
-@register_model
-def leansurgeon_tnt(pretrained: bool = False, **kwargs) -> LeanTNT:
-    """TNT of any shape; takes the arguments of timm's TNT and `head_dim`."""
-    return build_model_with_cfg(
-        LeanTNT,
-        "leansurgeon_tnt",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+leansurgeon_tnt = entry_point(LeanTNT, "leansurgeon_tnt", checkpoint_filter_fn, first_conv="pixel_embed.proj", **HALF)

@@ -2,15 +2,16 @@
 timm.
 
 `timm.create_model("local-dir:FOLDER", pretrained=True)` then builds a folder whose config.json says `{"architecture":
-"leansurgeon_vit", "model_args": {"embed_dim": 768, "depth": 7, "num_heads": 16, "head_dim": 64, ...}, ...}`. This file
-imports nothing of leansurgeon. Tensor names are timm's; `head_dim` None gives timm's model itself, untouched.
+"leansurgeon_vit", "model_args": {"embed_dim": 768, "depth": 7, "num_heads": 16, "head_dim": 64, ...}, ...}`. Tensor
+names are timm's; `head_dim` None gives timm's model itself, untouched.
 """
 
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
+
+from leansurgeon.models.timm_parts import HALF, entry_point
 
 NOT_SUPPORTED = ("qk_norm", "scale_attn_norm", "fix_init", "attn_layer", "block_fn")
 
@@ -72,34 +73,4 @@ class LeanVisionTransformer(VisionTransformer):
             )
 
 
-def _cfg(**changes):
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.5, 0.5),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        **changes,
-    }
-
-
-default_cfgs = {"leansurgeon_vit": _cfg()}
-
-
-@register_model
-def leansurgeon_vit(pretrained: bool = False, **kwargs) -> LeanVisionTransformer:
-    """ViT of any shape; takes the arguments of timm's VisionTransformer and `head_dim`."""
-    return build_model_with_cfg(
-        LeanVisionTransformer,
-        "leansurgeon_vit",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+leansurgeon_vit = entry_point(LeanVisionTransformer, "leansurgeon_vit", checkpoint_filter_fn, **HALF)

@@ -5,16 +5,17 @@ It takes the arguments of timm's VOLO (`layers`, `num_heads`, ... as lists, one 
     head_dim                       width of a head, one number a stage (default: embed_dims // num_heads)
     cls_num_heads, cls_mlp_ratio   of the class-attention blocks (default: as in the last stage)
 
-This file imports nothing of leansurgeon. Tensor names are timm's; without these arguments the model is timm's own.
+Tensor names are timm's; without these arguments the model is timm's own.
 """
 
 from math import ceil
 
 import torch.nn.functional as F
 from timm.layers import Mlp
-from timm.models import build_model_with_cfg, register_model
 from timm.models.volo import VOLO
 from torch import nn
+
+from leansurgeon.models.timm_parts import IMAGENET, entry_point
 
 
 class DecoupledOutlook(nn.Module):
@@ -95,30 +96,11 @@ class LeanVOLO(VOLO):
                 block.mlp.apply(self._init_weights)
 
 
-default_cfgs = {
-    "leansurgeon_volo": {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.96,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "patch_embed.conv.0",
-        "classifier": ("head", "aux_head"),
-    }
-}
-
-
-@register_model
-def leansurgeon_volo(pretrained: bool = False, **kwargs) -> LeanVOLO:
-    """VOLO of any shape; takes the arguments of timm's VOLO, `head_dim`, `cls_num_heads` and `cls_mlp_ratio`."""
-    return build_model_with_cfg(
-        LeanVOLO,
-        "leansurgeon_volo",
-        pretrained,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+leansurgeon_volo = entry_point(
+    LeanVOLO,
+    "leansurgeon_volo",
+    crop_pct=0.96,
+    first_conv="patch_embed.conv.0",
+    classifier=("head", "aux_head"),
+    **IMAGENET,
+)

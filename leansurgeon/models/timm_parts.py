@@ -1,0 +1,88 @@
+"""What our forms of timm's models share: how an entry point is registered, and class attention of any width.
+
+These modules never travel with a checkpoint, so they may import each other; they import nothing else of leansurgeon.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from timm.models import build_model_with_cfg, register_model
+from torch import Tensor, nn
+
+HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+GETTER = {"out_indices": 3, "feature_cls": "getter"}  # how timm takes features from the blocks of an isotropic model
+
+
+def entry_point(
+    kind: type[nn.Module],
+    name: str,
+    filter_fn: Callable | None = None,
+    features: dict[str, Any] = GETTER,
+    **settings: Any,
+) -> Callable[..., nn.Module]:
+    """Register `name` with timm, in the module of `kind`: it builds a `kind` from its constructor's arguments.
+
+    `filter_fn` is timm's reader of published weights, `features` how feature maps are taken, and `settings` what
+    differs from the `pretrained_cfg` of a ViT of 224 pixels.
+    """
+    usual = {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+
+    def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        given = features | {key: kwargs.pop(key) for key in ("out_indices",) if key in kwargs}
+        return build_model_with_cfg(kind, name, pretrained, pretrained_filter_fn=filter_fn, feature_cfg=given, **kwargs)
+
+    # timm looks for an entry point's settings in the module that it says it is from.
+    build.__name__ = build.__qualname__ = name
+    build.__module__ = kind.__module__
+    build.__doc__ = kind.__doc__
+    sys.modules[kind.__module__].default_cfgs = {name: usual | settings}
+    return register_model(build)
+
+
+class ClassAttention(nn.Module):
+    """Class attention of inner width num_heads * head_dim: the first token alone attends (Touvron et al., arXiv
+    2103.17239, section 3.2).
+
+    `(batch, tokens, dim)` -> `(batch, 1, dim)`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.q = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.k = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.v = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def heads(y: Tensor) -> Tensor:
+            return y.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+        q, k, v = heads(self.q(x[:, :1])), heads(self.k(x)), heads(self.v(x))
+        weights = self.attn_drop((q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1))
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
