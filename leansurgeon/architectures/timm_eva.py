@@ -42,7 +42,7 @@ def reads(model: Any) -> Config:
 
 def unlike(model: Any) -> str | None:
     """The parts of an Eva that the declaration does not know, in words."""
-    kinds = {type(block).__name__ for block in getattr(model, "blocks", ())} - {"EvaBlock"}
+    kinds = {type(block).__name__ for block in model.blocks} - {"EvaBlock"} if type(model).__name__ == "Eva" else ()
     return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None
 
 

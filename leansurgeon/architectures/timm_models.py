@@ -92,7 +92,9 @@ def source_config(family: Architecture, name: str, model: Any) -> Config:
     know.
     """
     kind = type(model).__name__
-    strange = family.timm.unlike(model) or (f"the class {kind}" if kind != family.timm.kind else None)
+    strange = family.timm.unlike(model)
+    if kind != family.timm.kind and not strange:
+        raise UnsupportedModel(f"timm/{name} is of the class {kind}, and {family.name} declares {family.timm.kind}.")
     if strange:
         raise UnsupportedModel(
             f"timm/{name} has {strange}, which leansurgeon's declaration of {family.name} does not know.", VARIANTS

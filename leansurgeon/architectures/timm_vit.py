@@ -47,7 +47,7 @@ def unlike(model: Any) -> str | None:
     if kind == "VisionTransformerDistilled":
         return "a distillation token (a distilled DeiT)"
     if type(model) is not VisionTransformer:
-        return f"the class {kind}"
+        return None
     block = model.blocks[0]
     attention = block.attn
     identity = nn.Identity()

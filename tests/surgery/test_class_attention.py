@@ -46,7 +46,7 @@ def cut(source, out, **wanted):
 def test_our_class_attention_is_timms_at_its_own_size(key):
     module = importlib.import_module(f"leansurgeon.models.timm_{key}")
     theirs = getattr(stir(build(key)), BLOCKS[key])[0].attn
-    ours = module.DecoupledClassAttn(32, 4, 8)
+    ours = module.ClassAttention(32, 4, 8)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 5, 32)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-6)
