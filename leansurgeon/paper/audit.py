@@ -45,6 +45,7 @@ class Audited:
 
     @property
     def agreement(self) -> str:
+        """Whether our count rounds to the printed one."""
         return agreement(self.parameters, self.row.printed.parameters)
 
     @property
@@ -54,6 +55,7 @@ class Audited:
 
     @property
     def difference_percent(self) -> float | None:
+        """Ours against the printed count, in percent; None where none is printed."""
         return None if self.row.printed.count is None else 100 * (self.parameters / self.row.printed.count - 1)
 
     @property
@@ -82,6 +84,7 @@ def audit(exhibit: Exhibit, how: str = "meta", *, what_if: bool = False) -> list
 
 
 def audit_row(row: Row, original: Row, count: Count, what_if: bool) -> Audited:
+    """One row counted: parameters under the paper's head policy, and under others with `what_if`."""
     start = Start(row.preset)
     found = target_of(start, row.words, row.policy)
     first = target_of(start, original.words, original.policy)
@@ -198,6 +201,7 @@ def meta_count(start: Start, found: Target) -> int:
 
 @cache
 def library_count(start: Start, family: str, shape: Shape) -> int:
+    """Parameters of the library's own model at this shape, built without memory."""
     from leansurgeon.paper.built import built_count
 
     architecture = known()[family]

@@ -37,6 +37,7 @@ class Printed:
 
     @property
     def unit(self) -> str:
+        """`M` or `k`, as it is printed."""
         return self.parameters.split()[1] if self.parameters else "M"
 
     @property
@@ -81,6 +82,7 @@ class Exhibit:
 
     @property
     def name(self) -> str:
+        """`Table 4` or `Figure 3`."""
         return f"Figure {self.key[3:]}" if self.key.startswith("fig") else f"Table {self.key}"
 
     def original(self, row: Row) -> Row:

@@ -47,6 +47,7 @@ def summary(rows: Sequence[Audited]) -> dict[str, int]:
 
 
 def record(a: Audited) -> dict[str, Any]:
+    """A row as JSON holds it."""
     row, printed = a.row, a.row.printed
     return {
         "model": row.model,
@@ -74,6 +75,7 @@ def record(a: Audited) -> dict[str, Any]:
 
 
 def alternative(x: Alternative, original: int) -> dict[str, Any]:
+    """Another reading of a row as JSON holds it."""
     return {
         "head_policy": x.policy,
         "mlp": "original" if x.original_mlp else "as counted",
@@ -96,6 +98,7 @@ def as_csv(found: Found) -> str:
 
 
 def flat(exhibit: Exhibit, a: Audited) -> dict[str, Any]:
+    """A row as one line of CSV."""
     row, printed = a.row, a.row.printed
     words = {
         f"{kind}_{key}": value

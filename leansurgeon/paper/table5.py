@@ -15,6 +15,7 @@ BASELINE = (
 
 
 def vit_like(model: str, preset: str, original: tuple[float, float], lean: tuple[float, float]) -> tuple[Row, Row]:
+    """The original and the lean row of one image model."""
     return (
         Row(
             model,

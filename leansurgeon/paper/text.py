@@ -46,6 +46,7 @@ def prose(lines: list[str], format: str, *, heading: bool = False) -> list[str]:
 
 
 def grids_of(exhibit: Exhibit, rows: list[Audited], what_if: bool) -> list[Grid]:
+    """The tables of an exhibit that have rows."""
     grids = [counts(rows), savings(exhibit, rows), *([alternatives(exhibit, rows)] if what_if else [])]
     return [grid for grid in grids if grid.rows]
 
@@ -60,6 +61,7 @@ def counts(rows: list[Audited]) -> Grid:
 
 
 def count_cells(a: Audited) -> list[str]:
+    """Cells of a row of the table of counts."""
     row, printed, shape = a.row, a.row.printed, a.shape
     starred = {
         key: "*" if getattr(printed.words, key) not in (None, getattr(row.words, key)) else ""
@@ -128,6 +130,7 @@ def alternatives(exhibit: Exhibit, rows: list[Audited]) -> Grid:
 
 
 def what_if_cell(x: Alternative, a: Audited, unit: str) -> str:
+    """What another head policy or MLP would come to."""
     if x.original_mlp and a.saved_by["mlp"] == 0:
         return ""  # the MLP was left alone anyway
     if x.parameters is None:
@@ -147,10 +150,12 @@ def label(exhibit: Exhibit, a: Audited) -> str:
 
 
 def unit_of(rows: list[Audited]) -> str:
+    """Millions, where a model of the table has as many as ten."""
     return "M" if any(a.parameters >= 10_000_000 for a in rows) else "k"
 
 
 def signed(value: int, unit: str) -> str:
+    """A difference with its sign in this unit."""
     return f"{value / UNITS[unit]:+.{2 if unit == 'M' else 1}f}" if value else "0"
 
 
@@ -161,10 +166,12 @@ def per_cent(value: float, digits: int = 1) -> str:
 
 
 def arrow(before: float | None, after: float | None) -> str:
+    """Before and after, where both are known."""
     return "" if before is None or after is None else f"{before} -> {after}"
 
 
 def without_empty(grid: Grid) -> Grid:
+    """The table without columns that say nothing."""
     keep = [i for i in range(len(grid.heads)) if i == 0 or any(row[i].strip() for row in grid.rows)]
     return Grid(grid.caption, [grid.heads[i] for i in keep], [[row[i] for i in keep] for row in grid.rows])
 
@@ -200,6 +207,7 @@ def lines_below(exhibit: Exhibit, rows: list[Audited]) -> list[str]:
 
 
 def said_by_paper(exhibit: Exhibit, rows: list[Audited]) -> str:
+    """Which scores and costs the paper prints for these rows."""
     words = [exhibit.headline] * any(a.row.printed.scores for a in rows)
     words += ["memory (GB, all GPUs together)"] * any(a.row.printed.memory for a in rows)
     return " and ".join(words)
@@ -219,10 +227,12 @@ def closing(found: Found) -> str:
 
 
 def missed(a: Audited) -> bool:
+    """Whether our count is not the printed one."""
     return a.agreement == "differs"
 
 
 def name(exhibit: Exhibit, a: Audited) -> str:
+    """A row as a sentence calls it."""
     return label(exhibit, a) if a.row.role == "variant" else f"{a.row.model} {a.row.role}"
 
 
@@ -230,6 +240,7 @@ def name(exhibit: Exhibit, a: Audited) -> str:
 
 
 def draw(grid: Grid, format: str) -> str:
+    """A table in a format of `tabulate`, or for a terminal."""
     if format not in STYLES:
         return plain(grid)
     from tabulate import tabulate

@@ -20,7 +20,7 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.search import cheap, limits
 from leansurgeon.search.cheap import Cheap
-from leansurgeon.search.halving import Result, Rung, climb, ordered, schedule
+from leansurgeon.search.halving import Results, Rung, climb, ordered, schedule
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Found, Space, control, enumerate_shapes
@@ -54,7 +54,7 @@ class Outcome:
     tried: tuple[Candidate, ...]
     controls: tuple[Candidate, ...]
     original: Candidate
-    rungs: list[dict[str, Result]]
+    rungs: list[Results]
     schedule: list[Rung]
     control_names: dict[str, str] = field(default_factory=dict)  # candidate -> its control
     says: str = ""
@@ -73,6 +73,7 @@ class Outcome:
 
     @property
     def winner(self) -> Candidate:
+        """The best of the last rung."""
         return self.finalists[0]
 
     @property
@@ -199,6 +200,7 @@ def with_memory(
 
 
 def nothing_fits(count: int, size: Limit, time: Limit) -> UsageError:
+    """The error for limits that no shape keeps, with the least that was seen."""
     for limit, flag, unit, scale in ((size, "--memory", "GB", 1e9), (time, "--latency", "ms", 1.0)):
         if limit.known and min(limit.known.values()) > limit.most:
             least = min(limit.known.values()) / scale

@@ -46,6 +46,7 @@ class Cheap:
     kappa: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """The numbers as JSON holds them."""
         return asdict(self)
 
 

@@ -40,6 +40,7 @@ class Evidence:
     says: str
 
     def as_dict(self) -> dict[str, Any]:
+        """The figures as JSON holds them."""
         return asdict(self)
 
 
@@ -74,6 +75,7 @@ def gather(
 
 
 def key_of(source: Source, data: Calibration, seed: int) -> str:
+    """What the evidence follows from: the source, the data, the seed and how many samples are taken."""
     return hashlib.sha256(f"{VERSION} {identity(source)} {data.digest} {seed} {SAMPLES}".encode()).hexdigest()[:24]
 
 

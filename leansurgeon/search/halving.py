@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.search.score import Score
@@ -35,7 +36,8 @@ class Result:
     failed: str | None = None
 
 
-Try = Callable[[Rung, Sequence[Candidate]], dict[str, Result]]
+Results: TypeAlias = dict[str, Result]  # by the candidate's name
+Try = Callable[[Rung, Sequence[Candidate]], Results]
 
 
 def schedule(tries: int) -> list[Rung]:
@@ -53,7 +55,7 @@ def climb(
     *,
     beside: Callable[[Sequence[Candidate]], Sequence[Candidate]] = lambda survivors: (),
     say: Callable[[str], None] = lambda _: None,
-) -> list[dict[str, Result]]:
+) -> list[Results]:
     """The results of every rung, by name. `candidates` stand in the order of the cheap scores, which decides between
     equal ones; `beside` names what is tried on the last rung beside the survivors (their controls).
 
@@ -77,6 +79,7 @@ def climb(
 
 
 def also(extra: Sequence[Candidate]) -> str:
+    """Who is tried besides, as the end of a sentence."""
     return f" and {', '.join(c.name for c in extra)}" if extra else ""
 
 

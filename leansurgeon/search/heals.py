@@ -24,7 +24,7 @@ from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.reading import jsonfile
 from leansurgeon.search.evidence import outputs
-from leansurgeon.search.halving import Result, Rung
+from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
 from leansurgeon.surgery.plan.method import Method
@@ -51,7 +51,7 @@ class Heals:
     def __post_init__(self) -> None:
         self.halves = split_in_two(self.data.heldout)
 
-    def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[str, Result]:
+    def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung on the choosing half."""
         found = {}
         for number, candidate in enumerate(candidates, 1):
@@ -66,7 +66,7 @@ class Heals:
         """The score on the other half, of a candidate that was healed in full."""
         return self.of(candidate, Fraction(1))["untouched"].score
 
-    def of(self, candidate: Candidate, share: Fraction) -> dict[str, Result]:
+    def of(self, candidate: Candidate, share: Fraction) -> Results:
         """Scores on both halves, from the file where there is one."""
         file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}.json"
         try:
@@ -81,7 +81,8 @@ class Heals:
         write_json(file, {part: written(result) for part, result in found.items()})
         return found
 
-    def healed(self, candidate: Candidate, share: Fraction) -> dict[str, Result]:
+    def healed(self, candidate: Candidate, share: Fraction) -> Results:
+        """Scores on both halves of a candidate that is cut and refitted now."""
         if candidate.shape == self.source.shape:
             return self.judged(self.source.folder)
         method = Method(fit=round(self.fit * share))
@@ -95,7 +96,8 @@ class Heals:
                 decided.close()
             return self.judged(folder)
 
-    def judged(self, folder: Path) -> dict[str, Result]:
+    def judged(self, folder: Path) -> Results:
+        """Scores on both halves of the model in a folder."""
         loaded = load(folder)
         loaded.model.eval()
         halves = zip(PARTS, self.halves, strict=True)
@@ -103,6 +105,7 @@ class Heals:
 
     @torch.no_grad()
     def score(self, loaded: Loaded, part: str, batches: list[Batch]) -> Score:
+        """The task's metric, or the mean cosine to the source's output where there is no task."""
         if self.data.task is not None:
             return task_score(loaded, self.data, batches)
         judge = Unlabelled(loaded)
@@ -140,6 +143,7 @@ def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score
 
 
 def sums_of(*parts: Any) -> Any:
+    """Sums of scores in the form that a task takes."""
     from leansurgeon.tasks.base import Sums
 
     return Sums(*parts)
@@ -154,6 +158,7 @@ def part_of(data: Calibration, share: Fraction) -> Calibration:
     """
 
     def some(batches: list[Batch]) -> list[Batch]:
+        """Whole batches, spread over all."""
         return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * share)))]
 
     return data if share == 1 else replace(data, fit=some(data.fit), guard=some(data.guard))
@@ -176,8 +181,10 @@ def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
 
 
 def written(result: Result) -> dict[str, Any]:
+    """A result as its file holds it."""
     return {"score": result.score.as_dict() if result.score else None, "failed": result.failed}
 
 
 def read_result(value: dict[str, Any]) -> Result:
+    """A result from its file."""
     return Result(Score(**value["score"]) if value["score"] else None, value["failed"])

@@ -79,6 +79,7 @@ class Limit:
     too_much: list[Candidate] = field(default_factory=list)
 
     def fits(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps the limit; measured only where no smaller shape was too much already."""
         if any(covers(candidate.shape, other.shape) for other in self.too_much):
             return False
         value = self.known.get(candidate.name)

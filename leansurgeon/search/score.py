@@ -30,9 +30,11 @@ class Score:
 
     @property
     def text(self) -> str:
+        """The value as a person reads it."""
         return f"{100 * self.value:.1f} %" if self.percent else f"{self.value:.4g}"
 
     def as_dict(self) -> dict[str, Any]:
+        """The score as JSON holds it."""
         return asdict(self)
 
 
@@ -59,6 +61,7 @@ def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def sign(x: float) -> int:
+    """-1, 0 or 1."""
     return (x > 0) - (x < 0)
 
 

@@ -159,6 +159,7 @@ def control(source: Source, lean: Candidate, *, calibrated: bool) -> Candidate |
 
 
 def nothing_left(source: Source, budget: Budget, too_large: int, refused: Counter[str]) -> UsageError:
+    """The error for a budget that no shape keeps, with what stood in the way."""
     if too_large:
         what = f"{source.name} has {source.parameters.total:,} parameters, and none of {too_large:,} shapes"
         return UsageError(

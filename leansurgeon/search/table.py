@@ -41,6 +41,8 @@ def lines_of(rows: list[dict[str, str]], columns: list[str]) -> str:
 
 
 def by_success(outcome: Outcome) -> list[Candidate]:
+    """Candidates in the order of the last rung that they reached, then of their score there."""
+
     def key(candidate: Candidate) -> tuple:
         seen = [i for i, rung in enumerate(outcome.rungs) if candidate.name in rung and rung[candidate.name].score]
         best = outcome.rungs[seen[-1]][candidate.name].score.key if seen else ()
@@ -50,6 +52,7 @@ def by_success(outcome: Outcome) -> list[Candidate]:
 
 
 def row(outcome: Outcome, candidate: Candidate, on_front: bool, place: int | None) -> dict[str, str]:
+    """One candidate's cells by the head of their column."""
     numbers = outcome.cheap[candidate.name]
     cells = {"": label(outcome, candidate) + (" *" if on_front else "")} | shape_cells(candidate, numbers)
     cells |= {"cheap": str(place) if place else NONE}
@@ -61,6 +64,7 @@ def row(outcome: Outcome, candidate: Candidate, on_front: bool, place: int | Non
 
 
 def label(outcome: Outcome, candidate: Candidate) -> str:
+    """`source`, `winner`, `control`, or the place among those that were tried."""
     if candidate is outcome.original:
         return "source"
     if candidate.name == outcome.winner.name:
@@ -71,6 +75,7 @@ def label(outcome: Outcome, candidate: Candidate) -> str:
 
 
 def shape_cells(candidate: Candidate, numbers: Cheap) -> dict[str, str]:
+    """Layers, heads, MLP and costs of a candidate."""
     shape = candidate.shape
     return {
         "layers": shape.column("depth"),
@@ -167,6 +172,7 @@ def order_lines(outcome: Outcome) -> list[str]:
 
 
 def named(candidate: Candidate) -> str:
+    """A candidate's shape in words."""
     shape = candidate.shape
     layers, heads = plural(shape.column("depth"), "layer"), plural(shape.column("heads"), "head")
     return f"{layers} x {heads}, MLP {shape.column('mlp_dim')}"

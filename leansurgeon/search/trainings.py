@@ -18,7 +18,7 @@ from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.experiment.jobs import Job, finished, make_jobs, prepare_data
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
-from leansurgeon.search.halving import Result, Rung
+from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
 from leansurgeon.training.recipe.durations import parse_duration
@@ -45,7 +45,7 @@ class Trainings:
     source_config: dict[str, Any] | None = None  # changes of a preset's config
     say: Callable[[str], None] = lambda _: None
 
-    def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[str, Result]:
+    def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung: means over the seeds of the task's metric at the end of training."""
         jobs = self.jobs(rung, candidates)
         parallel = self.parallel or default_parallel()

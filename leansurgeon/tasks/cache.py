@@ -17,19 +17,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
 
+Info: TypeAlias = dict[str, Any]  # what the builder of an entry says of it; JSON holds it
 INFO = "info.json"
 _PARTIAL = ".partial-"
 _STALE_SECONDS = 24 * 3600
 
 
-def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], dict[str, Any]]) -> Path:
+def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], Info]) -> Path:
     """The folder of the data set `name` with this `key` (all that its content follows from), built if it is not
     there.
 
@@ -64,7 +65,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_info(folder: Path) -> dict[str, Any]:
+def read_info(folder: Path) -> Info:
     """What the builder of this entry said about it."""
     return jsonfile.read_object(folder / INFO, raising=LeanSurgeonError)
 
@@ -115,7 +116,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _seal(partial: Path, info: dict[str, Any]) -> None:
+def _seal(partial: Path, info: Info) -> None:
     """Flush every file to the disk and write `info.json` with their sizes."""
     files = {}
     for path in sorted(p for p in partial.rglob("*") if p.is_file()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -103,7 +102,7 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
     found = find(data)
     key = {"version": 1, "files": found.key() if isinstance(found, image_files.Found) else image_files.stamp(found)}
 
-    def build(folder: Path) -> dict[str, Any]:
+    def build(folder: Path) -> disk.Info:
         say(f"cifar10: reading {data}")
         splits = _rows(found) if isinstance(found, image_files.Found) else _batches(found)
         for split, (images, labels) in splits.items():

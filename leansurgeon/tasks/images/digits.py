@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -57,7 +56,7 @@ class Digits(base.Task):
         }
 
 
-def _split(folder: Path, split_seed: int) -> dict[str, Any]:
+def _split(folder: Path, split_seed: int) -> disk.Info:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -49,7 +48,7 @@ class FashionMnist(base.Task):
         stamps = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
         key = {"version": 1, "files": stamps, "train": o.train_samples, "eval": o.eval_samples}
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             say(f"fashion-mnist: reading {o.data}")
             limits = {"train": o.train_samples, "eval": o.eval_samples}
             return {"sizes": {split: _store(folder, paths, split, limits[split]) for split in FILES}}

@@ -100,7 +100,7 @@ class ImageFolder(base.Task):
         found = image_files.find(o.data, o.eval_data)
         key = {"version": _VERSION, **found.key(), "label": o.label, "classes": o.classes}
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             say(f"{self.name}: looking through {o.data}")
             return image_files.build(found, folder, o.label, o.classes, say)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -109,7 +109,7 @@ def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.
     return (drawn / np.linalg.norm(drawn, axis=0)).T
 
 
-def _store(folder: Path, options: Options) -> dict[str, Any]:
+def _store(folder: Path, options: Options) -> disk.Info:
     o = options
     size = o.input_size or o.dimension
     rng = np.random.default_rng([o.seed, o.dimension, o.length, size])

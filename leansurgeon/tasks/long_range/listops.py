@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -110,7 +109,7 @@ class ListOps(base.Task):
 
 def _generate(
     folder: Path, grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+) -> disk.Info:
     """Write tokens (flat, uint8), starts and labels of all splits, one split after another, into `folder`."""
     total = sum(sizes.values())
     workers = min(workers, 1 + total // (4 * TREES_PER_CHUNK))  # a process takes half a second to start

@@ -156,7 +156,7 @@ class LraText(_Bytes):
         stamps = {s: [image_files.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
         key = {"version": 2, "files": stamps}  # 1 let any whole number pass for a label
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             say(f"lra-text: reading {data}")
             sizes = {}
             for split, place in splits.items():
@@ -186,7 +186,7 @@ class LraRetrieval(_Bytes):
         files = _pairs_files(Path(self.options.data).expanduser())
         key = {"version": 1, "files": {split: image_files.stamp(path) for split, path in files.items()}}
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             sizes = {}
             for split, path in files.items():
                 say(f"lra-retrieval: reading {path}")

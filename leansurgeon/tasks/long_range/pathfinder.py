@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -99,7 +99,7 @@ class Pathfinder(base.Task):
         }
 
 
-def _split(total: int) -> dict[str, Any]:
+def _split(total: int) -> disk.Info:
     """80, 10 and 10 % of the samples, one split after the other."""
     train, end = int(total * 0.8), int(total * 0.9)
     sizes = {"train": train, "eval": end - train, "test": total - end}
@@ -117,7 +117,7 @@ def _published(root: Path, difficulty: str) -> Path:
     raise UsageError(f"Pathfinder-32 ({difficulty}) is not in {root}: {name}/metadata is missing.", _HINT)
 
 
-def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> disk.Info:
     """All images that the lists name, empty files left out as upstream does, shuffled by `seed`."""
     say(f"pathfinder: reading {level}")
     images, labels = [], []
@@ -143,9 +143,7 @@ def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable
     return _split(len(labels))
 
 
-def _generate(
-    folder: Path, style: Style, seed: int, total: int, workers: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _generate(folder: Path, style: Style, seed: int, total: int, workers: int, say: Callable[[str], None]) -> disk.Info:
     workers = min(workers, 1 + total // 1000)
     say(f"pathfinder: drawing {total:,} images with {workers} process{'es' if workers > 1 else ''}")
     images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, style.size**2))

@@ -72,7 +72,7 @@ class TextClassification(base.Task):
             else [disk.file_digest(path) for path in eval_files],
         }
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             rows = {"train": _read(files, o)}
             if eval_files is None:
                 rows = _hold_out(rows["train"], o.eval_fraction, o.split_seed)

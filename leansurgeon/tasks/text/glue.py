@@ -129,7 +129,7 @@ class Glue(TextClassification):
             "places": {part: [_stamp(p) for p in found] for part, found in places.items()},
         }
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             parts = {part: _read(found, self.kind) for part, found in places.items()}
             say(f"glue {o.task}: tokenising {sum(len(rows.texts) for rows in parts.values()):,} rows ({o.tokenizer})")
             rows = {"train": parts["train"], "eval": _joined([parts[part] for part in parts if part != "train"])}
@@ -232,7 +232,7 @@ class Glue(TextClassification):
         return told | ({"lines_left_out": self._info["left_out"]} if self._info["left_out"] else {})
 
 
-def of_confusion(cells_22: np.ndarray) -> dict[str, float]:
+def of_confusion(cells_22: np.ndarray) -> base.Metrics:
     """F1 of class 1 and Matthews correlation from counts, rows the truth; 0 where a denominator is 0."""
     (tn, fp), (fn, tp) = np.asarray(cells_22, dtype=np.float64)
     positives = 2 * tp + fp + fn
@@ -243,7 +243,7 @@ def of_confusion(cells_22: np.ndarray) -> dict[str, float]:
     }
 
 
-def _correlations(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def _correlations(predicted: np.ndarray, labels: np.ndarray) -> base.Metrics:
     if len(labels) < 2 or np.ptp(predicted) == 0 or np.ptp(labels) == 0:
         return {"pearson": 0.0, "spearman": 0.0}
     from scipy import stats

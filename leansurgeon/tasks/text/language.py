@@ -84,7 +84,7 @@ class CausalLM(base.Task):
             "eval": o.eval_fraction if other is None else other.key(),
         }
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             train, evaluation = data.split(o.eval_fraction) if other is None else (data.whole(), other.whole())
             say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
             tokenizer = vocab.make(o.tokenizer, o.vocab_size, train, model_dir)
@@ -226,7 +226,7 @@ class MaskedLM(CausalLM):
 
 def _pack(
     folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Callable[[str], None]
-) -> dict[str, Any]:
+) -> disk.Info:
     """One array of tokens per split, the documents one after another."""
     dtype = vocab.dtype_for(len(tokenizer))
     tokens, characters, told = {}, {}, [time.monotonic()]
