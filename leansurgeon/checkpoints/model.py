@@ -60,6 +60,17 @@ class Loaded:
         inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
         return model(**inputs, **self._no_cache).logits
 
+    def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, D) of the body below any head, after its last norm; (B, ..., D) of timm's
+        pyramids.
+        """
+        if self.architecture.library == "timm":
+            return self.model.forward_features(batch["pixel_values"])
+        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
+        body = self.model.base_model
+        quiet = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
+        return body(**inputs, **quiet)[0]
+
     @property
     def projections(self) -> list[str]:
         """Module names of the output projections in order, one for every attention of a layer."""
@@ -183,7 +194,8 @@ def save_model(model: torch.nn.Module, architecture: Architecture, config: Confi
 def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | None = None) -> Loaded:
     """Load a model folder in fp32 for a task.
 
-    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. `overrides` is what the task
+    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves the
+    model as it is. `overrides` is what the task
     asks for: a differing number of labels gives a new head, a vocabulary or image that does not fit is a `UsageError`.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
@@ -210,6 +222,7 @@ def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
         )
     for key, timm_key in (("image_size", "img_size"), ("num_channels", "in_chans")):
         want, have = overrides.get(key), config.get(key, config.get(timm_key))
+        have = have[0] if isinstance(have, list | tuple) and len(set(have)) == 1 else have  # timm's square images
         if want and have and want != have:
             raise UsageError(
                 f"The task's images have {key} {want}, and the model takes {have}.", "Choose a model or task that fits."
@@ -234,7 +247,7 @@ def load_transformers(
 ) -> torch.nn.Module:
     quiet()
     name = (config.get("architectures") or [""])[0]
-    if head and not name.endswith(SUFFIX[head]):
+    if head in SUFFIX and not name.endswith(SUFFIX[head]):
         base = next((c for c in task_classes(architecture, head)), None)
         if base is None:
             able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))

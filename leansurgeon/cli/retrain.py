@@ -8,13 +8,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leansurgeon.cli.common import say
 from leansurgeon.errors import Terminated, UsageError
-from leansurgeon.reading import jsonfile
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -25,6 +25,23 @@ def retrain(
         Path | None,
         typer.Argument(help="Model folder or run folder; default: the newest shrunk model in the workspace."),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="Heal on your own data, without a recipe: a file, folder or glob of texts, a table, class folders of "
+            "images, a hub id, or austen.",
+        ),
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", help="How long the whole command may take: 20m, 90s, 2h.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="text=A,label=B", help="Columns of a table that --data names.")
+    ] = None,
+    new_tokenizer: Annotated[
+        bool, typer.Option("--new-tokenizer", help="Let the embeddings start anew, for another tokenizer.")
+    ] = False,
     recipe: Annotated[
         str | None,
         typer.Option("--recipe", "-r", help="A shipped recipe or a file; default: the one of the model's preset."),
@@ -70,8 +87,9 @@ def retrain(
     ] = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
+    began = perf_counter()
+    from leansurgeon.cli.healing import Asked, recipe_of
     from leansurgeon.training.processes import launch
-    from leansurgeon.training.recipe import reading as recipefile
     from leansurgeon.training.runs import folder as runfolder
 
     if gpus is not None and cpu_processes is not None:
@@ -89,12 +107,10 @@ def retrain(
             f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
         )
     folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(workspace)
-    name = recipe or bound_recipe(folder)
-    settings = recipefile.load_training(name, sets or [], transferred=has_learned(folder))
+    asked = Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume)
+    settings = recipe_of(folder, asked, say)
     if seed is not None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": seed})})
-    if model is None or recipe is None:
-        say(f"Model {folder}, recipe {name}.")
     processes = gpus or cpu_processes or 1
     cpu = cpu_processes is not None
     if gpus is not None and not (dry_run or launch.is_worker()):
@@ -116,6 +132,7 @@ def retrain(
             resume=resume,
             resume_anyway=resume_anyway,
             limit_batches=limit_batches,
+            began=began,
         )
     run_dir = Path(new)
     if not launch.is_worker() or launch.rank() == 0:
@@ -146,37 +163,6 @@ def sigterm_as_exception() -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def surgery_of(folder: Path) -> dict[str, Any] | None:
-    """What `surgery.json` in `folder` holds; None where there is none. Raises `UsageError` for one that is broken."""
-    path = folder / "surgery.json"
-    return jsonfile.read_object(path) if path.exists() else None
-
-
-def has_learned(folder: Path) -> bool:
-    """Whether the weights in `folder` come from somewhere: surgery that started fresh is trained as from scratch."""
-    from leansurgeon.training.runs import folder as runfolder
-
-    surgery = surgery_of(folder) or {}
-    return runfolder.is_trained(folder) or surgery.get("initialised") != "fresh"
-
-
-def bound_recipe(folder: Path) -> str:
-    """The recipe of the preset that the model in `folder` was cut from. Raises `UsageError` where there is none."""
-    hint = "Name one: --recipe NAME (`leansurgeon recipes list`) or --recipe FILE.yaml."
-    surgery = surgery_of(folder)
-    if surgery is None:
-        raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)
-    from leansurgeon.architectures.presets import PRESETS
-
-    source = surgery.get("source") or {}
-    preset = source.get("preset") if isinstance(source, dict) else None
-    bound = PRESETS[preset].recipe if preset in PRESETS else None
-    if bound is None:
-        of = f"its preset '{preset}' has no recipe" if preset else "it was not cut from a preset"
-        raise UsageError(f"No recipe is bound to {folder}: {of}.", hint)
-    return bound
 
 
 def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, folder: Path, resume: str) -> Path:

@@ -33,6 +33,22 @@ def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
         raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
 
 
+def columns(path: Path) -> tuple[str, ...]:
+    """Names of the columns, in their order; of `.jsonl` the keys of its first row. Raises UsageError as `read` does."""
+    if path.suffix == ".parquet":
+        return tuple(parquet_schema(path).names)
+    try:
+        if path.suffix in (".csv", ".tsv"):
+            return tuple(next(csv.reader(lines(path, ""), delimiter="\t" if path.suffix == ".tsv" else ","), []))
+        first = next((line for line in lines(path) if line.strip()), "{}")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+    except csv.Error as error:
+        raise UsageError(f"{path}, line 1: {error}.") from None
+    row = jsonfile.parse(first, f"{path}, line 1,")
+    return tuple(row) if isinstance(row, dict) else ()
+
+
 def lines(path: Path, newline: str | None = None) -> Iterator[str]:
     """The lines of a UTF-8 file, each at most `LINE` characters long, with their ends."""
     with io.TextIOWrapper(files.open_regular(path), encoding="utf-8-sig", newline=newline) as file:

@@ -28,6 +28,7 @@ TASKS: dict[str, str] = {
     "cifar10": "leansurgeon.tasks.images.cifar10:Cifar10",
     "imagenet": "leansurgeon.tasks.images.folder:ImageNet",
     "folder": "leansurgeon.tasks.images.folder:ImageFolder",
+    "images": "leansurgeon.tasks.images.unlabelled:Images",
     "listops": "leansurgeon.tasks.long_range.listops:ListOps",
     "lra-text": "leansurgeon.tasks.long_range.lra:LraText",
     "lra-retrieval": "leansurgeon.tasks.long_range.lra:LraRetrieval",
@@ -36,6 +37,7 @@ TASKS: dict[str, str] = {
     "d-retrieval": "leansurgeon.tasks.long_range.d_retrieval:DRetrieval",
     "causal-lm": "leansurgeon.tasks.text.language:CausalLM",
     "masked-lm": "leansurgeon.tasks.text.language:MaskedLM",
+    "sentences": "leansurgeon.tasks.text.sentences:Sentences",
     "text-classification": "leansurgeon.tasks.text.classification:TextClassification",
     "glue": "leansurgeon.tasks.text.glue:Glue",
 }

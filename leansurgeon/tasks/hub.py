@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean
+from leansurgeon.errors import UsageError, did_you_mean
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+_PATIENCE = 1.0  # seconds for the hub, or the proxy before it, to answer at all
+YOURS = "Use data of your own: leansurgeon retrain MODEL --data FOLDER; or the novel that comes along: --data austen."
 
 
 def parse(name: str) -> tuple[str, str | None] | None:
@@ -26,21 +32,66 @@ def parse(name: str) -> tuple[str, str | None] | None:
 def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
     """A `datasets.Dataset` (Arrow files in the hub's own cache, not in memory).
 
-    Raises LeanSurgeonError in one sentence when it cannot be had: which, from where, and `by_hand`, how to bring it.
+    Raises UsageError in one sentence when it cannot be had: which, from where, and `by_hand`, how to bring it; at once
+    where neither the hub can be reached nor the cache knows the name.
     """
     import datasets
+
+    if not _offline():  # the library answers at once then
+        require(name, config, split, by_hand=by_hand)
+        if not reachable():  # it is cached: without a word the library would try for half a minute
+            import huggingface_hub
+
+            huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
     try:
         return datasets.load_dataset(name, config, split=split)
     except Exception as error:
         # The client has an exception of its own for every layer it goes through, and changes them between versions.
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"{name} ({config})" if config else name
-        reason = "this machine is set to work offline" if _offline() else said.rstrip(".")
-        raise LeanSurgeonError(
-            f"The data set {what}, split {split}, cannot be fetched from huggingface.co/datasets/{name}: {reason}.",
-            by_hand,
-        ) from error
+        raise missing(name, config, split, by_hand, said.rstrip(".")) from error
+
+
+def require(name: str, config: str | None, split: str, *, by_hand: str) -> None:
+    """Raises UsageError, within `_PATIENCE`, where a data set is not cached and the hub is out of reach. Light: no
+    library of the hub is imported.
+    """
+    if not is_cached(name) and not reachable():
+        raise missing(name, config, split, by_hand, "the hub cannot be reached from here")
+
+
+def missing(name: str, config: str | None, split: str, by_hand: str, reason: str) -> UsageError:
+    what = f"{name} ({config})" if config else name
+    reason = "this machine is set to work offline" if _offline() else reason
+    return UsageError(
+        f"The data set {what}, split {split}, cannot be fetched from huggingface.co/datasets/{name}: {reason}.",
+        f"{by_hand} {YOURS}",
+    )
+
+
+def is_cached(name: str) -> bool:
+    """Whether anything of a data set lies in the caches of `datasets` or `huggingface_hub` on this machine."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    fetched = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    places = (prepared / name.replace("/", "___"), fetched / f"datasets--{name.replace('/', '--')}")
+    return any(place.exists() for place in places)
+
+
+@lru_cache(maxsize=1)
+def reachable() -> bool:
+    """Whether the hub, or the proxy that leads to it, takes a connection. Asked once."""
+    if _offline():
+        return False
+    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    proxies = (os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    target = urlsplit(next((proxy for proxy in proxies if proxy), hub))
+    try:
+        port = target.port or (443 if target.scheme == "https" else 80)
+        with socket.create_connection((target.hostname or "", port), timeout=_PATIENCE):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def digest(dataset: Any) -> str:

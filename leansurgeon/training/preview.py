@@ -25,6 +25,7 @@ from leansurgeon.training.processes import engine, launch
 from leansurgeon.training.recipe import reading as recipefile
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.update import distill
 from leansurgeon.training.update.step import Scored
 from leansurgeon.training.watch import flops
 
@@ -164,8 +165,12 @@ def evaluate_model(
     if limit_batches is not None:
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
     train = recipe.train
+    loaded = _load(recipe, model_dir, task)
+    loaded.model.to(accelerator.device)
+    # Where a task has no labels, the teacher judges.
+    judge = distill.of_recipe(train, loaded, task, model_dir, accelerator.device) if _features(task) else None
     scored = Scored(
-        _load(recipe, model_dir, task), task, precision=train.precision, sparse_prediction=train.sparse_prediction
+        loaded, task, precision=train.precision, distillation=judge, sparse_prediction=train.sparse_prediction
     )
     scored.to(accelerator.device)
     result = evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
@@ -177,6 +182,10 @@ def _load(recipe: TrainingRecipe, model_dir: Path, task: Any) -> Any:
 
     torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process
     return checkpoints.load(model_dir, task.head, task.model_overrides())
+
+
+def _features(task: Any) -> bool:
+    return task.head == distill.FEATURES
 
 
 def _rows(count: int) -> Any:

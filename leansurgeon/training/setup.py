@@ -23,7 +23,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.update import dropout, optimizer, stochastic_depth
+from leansurgeon.training.update import distill, dropout, optimizer, stochastic_depth
 from leansurgeon.training.update.averaging import Average
 from leansurgeon.training.update.mixing import Mixing
 from leansurgeon.training.update.pace import Pace
@@ -171,11 +171,7 @@ def make_trainer(
         engine.checkpoint_activations(loaded.model, family)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
-    distillation = None
-    if train.distill:
-        from leansurgeon.training.update.distill import Distillation
-
-        distillation = Distillation(train.distill, loaded, task, model_dir, device)
+    distillation = distill.of_recipe(train, loaded, task, model_dir, device)
 
     def scored_of(of: Any) -> Scored:
         made = Scored(
@@ -191,7 +187,14 @@ def make_trainer(
     scored = scored_of(loaded).to(device)
     judged = scored
     if average is not None:
-        judged = Scored(average.loaded, task, precision=train.precision, sparse_prediction=train.sparse_prediction)
+        learned = distillation.of_copy(average.loaded) if distillation and task.head == distill.FEATURES else None
+        judged = Scored(
+            average.loaded,
+            task,
+            precision=train.precision,
+            distillation=learned,
+            sparse_prediction=train.sparse_prediction,
+        )
         judged.to(device).eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts

@@ -55,6 +55,7 @@ class History:
     seconds: float = 0.0
     peak: int = 0  # bytes
     started: str = ""
+    eval_samples: int | None = None  # how many a training by the clock evaluates on, once that is decided
 
 
 @dataclass
@@ -177,6 +178,7 @@ def look_at_best(run: Run) -> None:
 
 
 def data_of(task: Task) -> dict[str, int]:
+    task = getattr(task, "whole", task)  # how much of the evaluation split is looked at is another matter
     return {"train": task.size("train"), "eval": task.size("eval")}
 
 

@@ -23,7 +23,7 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
-from leansurgeon.training import setup, state
+from leansurgeon.training import budget, setup, state
 from leansurgeon.training.data import feed
 from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.processes import engine, launch, signals
@@ -56,13 +56,15 @@ def train(
     resume: str = "never",
     resume_anyway: bool = False,
     limit_batches: int | None = None,
+    began: float | None = None,
 ) -> dict[str, Any]:
     """Train the model in `model_dir` by `recipe` and leave a run in `run_dir`. Returns what `summary.json` holds.
 
     `seed` takes the place of the recipe's; `experiment` is copied into the summary; `say` takes the lines of talk
     (default: a progress line on stderr); `loaded` and `task` (prepared) may be given instead of being opened; `cpu`
     leaves a GPU alone; `replace` gives up a run that stands in `run_dir`; `resume` ("never", "auto" or the path of a
-    checkpoint) and `resume_anyway` as in `resume.point`; `limit_batches` cuts every epoch and evaluation short.
+    checkpoint) and `resume_anyway` as in `resume.point`; `limit_batches` cuts every epoch and evaluation short; `began`
+    is when the command began, by `time.perf_counter`, from which a length by the clock counts.
 
     Raises `Diverged`, `OutOfMemory`, `UsageError`, and after a signal `Stopped` or `Interrupted`, when all is saved.
     """
@@ -85,6 +87,8 @@ def train(
     run.history.started = run.history.started or datetime.now(UTC).isoformat(timespec="seconds")
     try:
         with signals.listening(run.stops):
+            if run.plan.timed or began is not None:
+                budget.fit(run, began)
             _train(run)
             return finish(run, _save, experiment)
     except KeyboardInterrupt:

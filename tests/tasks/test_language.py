@@ -242,11 +242,12 @@ def test_bad_input_is_one_sentence(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"n_positions": 32}))
     (tmp_path / "broken").mkdir()
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     cases = [
         ({"data": "austin"}, None, "No data file is called or matches 'austin'.*'austen'"),
         ({"data": str(tmp_path / "*.csv")}, None, "matches '.*csv'"),
-        ({"data": str(tmp_path)}, None, "No data file"),
+        ({"data": str(tmp_path / "nothing")}, None, "No data file"),
         ({"data": str(tmp_path / "latin.txt")}, None, "latin.txt is not UTF-8 text: byte 3"),
         ({"data": str(tmp_path / "empty.txt")}, None, "empty.txt holds no text"),
         ({"data": str(tmp_path / "short.txt")}, None, "train text has 4[01] tokens, too few .* seq_len 64"),

@@ -11,7 +11,7 @@ from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 
 NEEDED = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
-NEEDED |= {name: {"data": "x"} for name in ("imagenet", "folder", "lra-retrieval")}
+NEEDED |= {name: {"data": "x"} for name in ("imagenet", "folder", "images", "lra-retrieval")}
 
 
 def test_making_tasks_imports_nothing_heavy():
@@ -19,7 +19,7 @@ def test_making_tasks_imports_nothing_heavy():
 import sys
 from leansurgeon import tasks
 needed = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
-needed |= {name: {"data": "x"} for name in ("imagenet", "folder", "lra-retrieval")}
+needed |= {name: {"data": "x"} for name in ("imagenet", "folder", "images", "lra-retrieval")}
 for name in tasks.TASKS:
     tasks.make(name, needed.get(name, {}))
 heavy = {"torch", "transformers", "sklearn", "tokenizers", "pyarrow", "pandas", "scipy", "datasets", "timm", "PIL"}
@@ -33,8 +33,9 @@ print(sorted(heavy & set(sys.modules)))
 def test_every_task_says_what_it_is(name):
     task = tasks.make(name, NEEDED.get(name, {}))
     assert task.name == name
-    assert task.head in ("image-classification", "sequence-classification", "causal-lm", "masked-lm")
-    assert task.metric.percent == task.metric.higher_is_better == (task.metric.key not in ("perplexity", "nmse"))
+    assert task.head in ("image-classification", "sequence-classification", "causal-lm", "masked-lm", "features")
+    assert task.metric.higher_is_better == (task.metric.key not in ("perplexity", "nmse"))
+    assert task.metric.percent == (task.metric.higher_is_better and task.metric.key != "cosine")
     with pytest.raises(RuntimeError, match="before prepare"):
         task.size("train")
 
@@ -69,3 +70,13 @@ def test_options_show_their_defaults():
         "seed": 0,
         "seq_len": None,
     }
+
+
+def test_a_folder_of_texts_is_read_file_by_file(tmp_path):
+    from leansurgeon.tasks.text import files
+
+    (tmp_path / "below" / ".hidden").mkdir(parents=True)
+    for name in ("b.txt", "below/a.md", "below/.hidden/c.txt", "below/d.jsonl", "image.png", "E.TXT"):
+        (tmp_path / name).write_text("text")
+    found = [str(path.relative_to(tmp_path)) for path in files.find(str(tmp_path))]
+    assert found == ["E.TXT", "b.txt", "below/a.md", "below/d.jsonl"]

@@ -9,7 +9,6 @@ the data has a split of its own for evaluation, `heldout` comes from there.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
+from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -314,12 +314,11 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 def from_lines(names: list[str], source: Source, samples: int | None, seed: int) -> Calibration:
     """Sentences one by one, as an encoder without a language-modelling head sees them: padded, with special tokens."""
-    from leansurgeon.tasks.text import files as text_files
-    from leansurgeon.tasks.text import vocab
+    from leansurgeon.tasks.text import corpus, vocab
 
-    files = text_files.find(names)
+    data = corpus.find(names, "text")
     vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
-    lines = sentences("\n".join(text_files.read(file) for file in files))
+    lines = of_documents(data.whole())
     wanted = LINES | ({"fit": samples, "guard": max(1, samples // 4)} if samples else {})
     held = min(wanted["heldout"], len(lines) // 5)
     order = np.random.default_rng([seed, 3]).permutation(len(lines))
@@ -331,17 +330,8 @@ def from_lines(names: list[str], source: Source, samples: int | None, seed: int)
         texts = [lines[i] for i in (outer if part == "heldout" else inner)[chosen]]
         parts[part] = tokenised(texts, tokenizer, source)
     counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
-    says = f"{', '.join(f.name for f in files)}: {counts} (sentences)"
+    says = f"{', '.join(data.names)}: {counts} (sentences)"
     return Calibration("lines", says, digest(parts), **parts, asked=samples)
-
-
-def sentences(text: str) -> list[str]:
-    """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
-    found: dict[str, None] = {}
-    for line in text.splitlines():
-        pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
-        found.update((piece, None) for piece in pieces if len(piece) > 20)
-    return list(found)
 
 
 def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:

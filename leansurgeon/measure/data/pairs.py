@@ -16,7 +16,8 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import WORDS, Batch, Calibration, choose, chunks, digest, sentences
+from leansurgeon.measure.data.calibration import WORDS, Batch, Calibration, choose, chunks, digest
+from leansurgeon.tasks.text.sentences import sentences
 
 if TYPE_CHECKING:
     from torch import Tensor

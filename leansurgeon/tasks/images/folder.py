@@ -19,6 +19,7 @@ from leansurgeon.reading import files, images
 from leansurgeon.tasks import base, draws
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.text.classification import matched
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,7 @@ class Options(base.Options):
     shards (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is
     elsewhere.
 
+    `class_names`: names of class folders in the order of the model's outputs, where that is not the alphabetical one.
     `label`: the column, where a parquet file has several. `mean` and `std` are ImageNet's if not given (0.5 for one
     channel). `auto_augment` is timm's text (`rand-m9-mstd0.5`); while it is set, timm leaves out `color_jitter`.
     """
@@ -43,6 +45,7 @@ class Options(base.Options):
     split_seed: int = Field(0, ge=0)
     label: str | None = None
     classes: int | None = Field(None, ge=2)
+    class_names: list[str] | None = Field(None, min_length=2)
     train_samples: int | None = Field(None, ge=1)
     eval_samples: int | None = Field(None, ge=1)
     image_size: int = Field(224, ge=4)
@@ -106,6 +109,20 @@ class ImageFolder(base.Task):
 
         self._open(disk.entry(cache, "images", key, build))
         self._rows = self._chosen()
+        self._numbers = self._renumbered()
+
+    def _renumbered(self) -> np.ndarray | None:
+        """(folders,) the class of every class folder; None where they are in the model's order."""
+        names, wanted = self._info.get("labels"), self.options.class_names
+        if not wanted:
+            return None
+        numbers = matched(list(names or ()), wanted)
+        if numbers is None or not names:
+            raise UsageError(
+                f"The class folders ({', '.join((names or [])[:6])}) are not the classes {', '.join(wanted[:6])}.",
+                "Leave the task's option class_names out to train a new head.",
+            )
+        return np.array([numbers[name] for name in names], dtype=np.int64)
 
     def _chosen(self) -> dict[str, np.ndarray | None]:
         """Which samples of the index are the split's: all (None), or a choice that follows from `split_seed` alone."""
@@ -146,6 +163,7 @@ class ImageFolder(base.Task):
             seed, epoch = 0, 0
         pixels = [transform(self._image(stored, int(rows[place]))) for place in draws.each(seed, epoch, indices)]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
+        labels = labels if self._numbers is None else self._numbers[labels]
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
@@ -165,7 +183,7 @@ class ImageFolder(base.Task):
         """As many classes as there are folders, the image size and the channels."""
         o, overrides = self.options, {}
         if self._info["classes"] > 0:  # images without classes ask for no head
-            overrides["num_labels"] = self._info["classes"]
+            overrides["num_labels"] = len(self.options.class_names or ()) or self._info["classes"]
         return overrides | {"image_size": o.image_size, "num_channels": o.channels}
 
     def describe(self) -> base.Description:

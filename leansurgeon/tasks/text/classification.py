@@ -24,7 +24,9 @@ class Options(base.Options):
     """`train` and `eval`: files or globs; without `eval`, `eval_fraction` of the rows is held out, chosen by
     `split_seed`.
 
-    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len.
+    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len. `classes` are
+    names in the order of the model's outputs, where that is not the alphabetical one; a label is one of them, or its
+    number from 0.
     """
 
     train: str | list[str]
@@ -32,6 +34,7 @@ class Options(base.Options):
     text: str = "text"
     text_pair: str | None = None
     label: str = "label"
+    classes: list[str] | None = Field(None, min_length=2)
     eval_fraction: float = Field(0.1, gt=0, lt=1)
     split_seed: int = Field(0, ge=0)
     seq_len: int = Field(128, ge=4)
@@ -66,6 +69,7 @@ class TextClassification(base.Task):
             "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
+            **({"classes": o.classes} if o.classes else {}),
             "train": [disk.file_digest(path) for path in files],
             "eval": [o.eval_fraction, o.split_seed]
             if eval_files is None
@@ -78,13 +82,14 @@ class TextClassification(base.Task):
                 rows = _hold_out(rows["train"], o.eval_fraction, o.split_seed)
             else:
                 rows["eval"] = _read(eval_files, o)
-            names = _label_names(rows)
+            numbers = _numbered(rows, o.classes) if o.classes else None
+            names = o.classes or _label_names(rows)
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
             tokenizer = vocab.make(
                 o.tokenizer, o.vocab_size, rows["train"].texts + (rows["train"].pairs or []), model_dir
             )
             tokenizer.save_pretrained(folder / "tokenizer")
-            numbers, kinds = {name: i for i, name in enumerate(names)}, []
+            numbers, kinds = numbers or {name: i for i, name in enumerate(names)}, []
             for split, part in rows.items():
                 kinds.append(store_tokens(folder, split, part.texts, part.pairs, tokenizer, o.seq_len))
                 labels = np.array([numbers[label] for label in part.labels], dtype=np.int32)
@@ -161,13 +166,13 @@ def _read(paths: list[Path], options: Options) -> _Rows:
                     raise UsageError(f"{path}, row {number}: '{column}' is {quoted(part)}, not a text.")
             texts.append(parts[0])
             pairs.extend(parts[1:])
-            labels.append(_label(label, f"{path}, row {number}"))
+            labels.append(label_text(label, f"{path}, row {number}"))
     if not texts:
         raise UsageError(f"{', '.join(map(str, paths))}: no rows.")
     return _Rows(texts, pairs if options.text_pair else None, labels)
 
 
-def _label(value: Any, where: str) -> str:
+def label_text(value: Any, where: str) -> str:
     """A label as text, so that the 1 of a csv file and the 1 or 1.0 of a parquet file are the same class."""
     if isinstance(value, float):
         if not value.is_integer():
@@ -189,6 +194,30 @@ def _label_names(rows: dict[str, _Rows]) -> list[str]:
         return sorted(names, key=int)
     except ValueError:
         return sorted(names)
+
+
+def _numbered(rows: dict[str, _Rows], classes: list[str]) -> dict[str, int]:
+    """Label -> number of its class. Raises UsageError for a label that is none of the classes."""
+    found = sorted({label for part in rows.values() for label in part.labels})
+    numbers = matched(found, classes)
+    if numbers is None:
+        raise UsageError(
+            f"The labels {', '.join(found[:6])} are not the model's classes {', '.join(classes[:6])}.",
+            "Leave the task's option classes out to train a new head.",
+        )
+    return numbers
+
+
+def matched(labels: list[str], classes: list[str]) -> dict[str, int] | None:
+    """Label -> place among `classes`: by name (whatever its case), or where all labels are numbers, by number; None
+    where they are neither.
+    """
+    places = {name.casefold(): number for number, name in enumerate(classes)}
+    if all(label.casefold() in places for label in labels):
+        return {label: places[label.casefold()] for label in labels}
+    if all(label.isdecimal() and int(label) < len(classes) for label in labels):
+        return {label: int(label) for label in labels}
+    return None
 
 
 def _hold_out(rows: _Rows, fraction: float, seed: int) -> dict[str, _Rows]:

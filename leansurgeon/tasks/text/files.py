@@ -1,4 +1,4 @@
-"""Finding and reading what a recipe names as text: paths, globs, and the novel that the package carries."""
+"""Finding and reading what a recipe names as text: files, folders, globs, and the novel that the package carries."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leansurgeon.errors import UsageError
-from leansurgeon.reading import files
+from leansurgeon.reading import files, tables
 
 LARGEST = 4_000_000_000  # bytes; it is read at once
+SUFFIXES = (".txt", ".text", ".md", ".rst")  # what is text in a folder; a file that is named may be called anything
 PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
 
 
 def find(names: str | Sequence[str]) -> list[Path]:
-    """Files that these names stand for, each once, in the order of the names and sorted within a glob.
+    """Files that these names stand for, each once, in the order of the names and sorted within a folder or a glob.
 
     Raises UsageError for a name that stands for no file.
     """
@@ -22,6 +23,8 @@ def find(names: str | Sequence[str]) -> list[Path]:
     for name in [names] if isinstance(names, str) else names:
         if name in PACKAGED:
             paths = [PACKAGED[name]]
+        elif Path(name).expanduser().is_dir():
+            paths = in_folder(Path(name).expanduser())
         else:
             pattern = str(Path(name).expanduser())
             paths = (
@@ -33,6 +36,13 @@ def find(names: str | Sequence[str]) -> list[Path]:
             raise UsageError(f"No data file is called or matches '{name}'.", f"Packaged text: {known}.")
         found.update(dict.fromkeys(paths))
     return list(found)
+
+
+def in_folder(folder: Path) -> list[Path]:
+    """All text files and tables in a folder and below it, sorted; what begins with a dot is left out."""
+    known = (*SUFFIXES, *tables.SUFFIXES)
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file())
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def read(path: Path) -> str:

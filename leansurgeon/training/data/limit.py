@@ -1,8 +1,12 @@
-"""`--limit-batches N`: the first part of a task's data, for a quick look at a recipe."""
+"""Tasks that show a part of their data: the first of it for a quick look at a recipe (`--limit-batches`), or a fixed
+choice of the evaluation split where there is no time for all of it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from leansurgeon.tasks import Task
 
@@ -18,6 +22,28 @@ class Limited:
 
     def describe(self) -> dict[str, Any]:
         return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_task"], name)
+
+
+class Sampled:
+    """A task that shows `samples` of the evaluation split, evenly spread; everything else is the task itself."""
+
+    def __init__(self, task: Task, samples: int) -> None:
+        size = task.size("eval")
+        self._task = self.whole = task
+        self._rows = np.unique(np.linspace(0, size - 1, min(samples, size)).round().astype(np.int64))
+
+    def size(self, split: str) -> int:
+        return len(self._rows) if split == "eval" else self._task.size(split)
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Any]:
+        rows = self._rows[np.asarray(indices)] if split == "eval" else indices
+        return self._task.batch(split, rows, seed=seed, epoch=epoch)
+
+    def describe(self) -> dict[str, Any]:
+        return self._task.describe() | {"eval_samples": len(self._rows), "eval_sampled_of": self._task.size("eval")}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_task"], name)

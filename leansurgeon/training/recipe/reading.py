@@ -127,9 +127,21 @@ def load_training(
     return _check(_with_sets(plain(training), sets), _Source(str(find(name_or_path)), {}, sets=tuple(sets)))
 
 
+def checked(raw: dict[str, Any], sets: list[str] | tuple[str, ...], where: str) -> TrainingRecipe:
+    """A recipe that was made and not read, with `sets` laid over it; `where` names it in errors."""
+    return _check(_with_sets(raw, sets), _Source(where, {}, sets=tuple(sets)))
+
+
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as YAML that `load` reads back to the same value."""
     return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=110)
+
+
+def brief(recipe: TrainingRecipe) -> str:
+    """The YAML of what was set, without what is as it is by default: for a person to read."""
+    return yaml.safe_dump(
+        recipe.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True, default_flow_style=None
+    )
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

@@ -77,13 +77,25 @@ class Distill(Strict):
     """Learn from a teacher: `source` is the model that this one was cut from; otherwise a model folder.
 
     loss = task + `logits` * temperature^2 * KL(teacher, student) + `hidden` * mean squared error between the hidden
-    states after a layer and those of the teacher where its layers end that this one stands for.
+    states after a layer and those of the teacher where its layers end that this one stands for; `relative`: as a share
+    of the teacher's mean square, so that layers of any scale count alike.
     """
 
     teacher: str = "source"
     logits: float = Field(default=1.0, ge=0)
     hidden: float = Field(default=0.0, ge=0)
+    relative: bool = False
     temperature: float = Field(default=1.0, gt=0)
+
+
+class Lora(Strict):
+    """Low-rank adapters (Hu et al., 2021) in every linear layer of the blocks; what is saved is merged. `alpha` is
+    twice the rank where it is not given.
+    """
+
+    rank: int = Field(ge=1)
+    alpha: float | None = Field(default=None, gt=0)
+    dropout: Fraction = 0.0
 
 
 class EarlyStopping(Strict):
@@ -103,13 +115,15 @@ class Checkpoint(Strict):
 
 class Eval(Strict):
     """When to evaluate besides the end, and with how many samples at a time (without effect on results). `test`: read
-    the test split once, at the very end, where the task publishes one; nothing is chosen by it.
+    the test split once, at the very end, where the task publishes one; nothing is chosen by it. `samples`: at most so
+    many, evenly spread; not given, a training by the clock takes as many as it has time for, others take all.
     """
 
     every: DurationText = "1ep"
     batch: int = Field(default=256, ge=1)
     at_start: bool = True
     test: bool = True
+    samples: int | None = Field(default=None, ge=1)
 
 
 class Train(Strict):
@@ -136,6 +150,8 @@ class Train(Strict):
     label_smoothing: Fraction = 0.0
     ema: Ema | None = None
     distill: Distill | None = None
+    lora: Lora | None = None
+    new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
     sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None
     checkpoint: Checkpoint = Checkpoint()

@@ -65,7 +65,7 @@ def check_same(
     """Raises `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
     if anyway:
         return
-    key = first_difference(state["recipe"], recipe.model_dump(mode="json"))
+    key = first_difference(_today(state["recipe"]), recipe.model_dump(mode="json"))
     hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
     if key is not None:
         name, old, new = key
@@ -106,6 +106,14 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
     return None if old == new else (path, old, new)
 
 
+def _today(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that an older version noted, with the keys that have come since at their defaults."""
+    try:
+        return TrainingRecipe.model_validate(recipe).model_dump(mode="json")
+    except ValueError:
+        return recipe
+
+
 def origin_of(model_dir: Path) -> dict[str, str]:
     """Name and SHA-256 of the files that a training starts from: config and weights."""
     files = [*sorted(Path(model_dir).glob("*.safetensors")), Path(model_dir) / "config.json"]
@@ -126,7 +134,7 @@ def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Pat
             continue
         whole = (path for path in checkpoint.all_of(folder) if checkpoint.torn(path, hashes=False) is None)
         state = next((read for path in whole if (read := _read(path)) is not None), None)
-        if state is None or first_difference(state["recipe"], wanted) is not None:
+        if state is None or first_difference(_today(state["recipe"]), wanted) is not None:
             continue
         origin = origin_of(model_dir) if origin is None else origin
         if state["origin"].items() <= origin.items():  # an older version knew fewer files

@@ -1,6 +1,10 @@
-"""Learning from a teacher, the model that this one was cut from: its logits, and its hidden states layer by layer.
+"""Learning from a teacher, the model that this one was cut from: its logits, its hidden states layer by layer, and of
+models without a head their embeddings.
 
     loss = task + logits * T^2 * KL(teacher || student) + hidden * mean squared error of hidden states
+
+A model without a head has no logits. Its task is to give every sample the embedding that the teacher gives it, and its
+last states after the last norm count among the hidden ones.
 
 Hinton et al., 2015 (the factor T^2 keeps gradients of the same size at any temperature T). A student's layer is to give
 what the teacher has where the next layer that was kept begins: it stands for the layers dropped behind it, too. All
@@ -21,14 +25,28 @@ from torch import nn
 from torch.nn import functional as F
 
 from leansurgeon.errors import UsageError
+from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
 
 if TYPE_CHECKING:
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.data.feed import Batch
-    from leansurgeon.training.recipe.settings import Distill
+    from leansurgeon.training.recipe.settings import Distill, Train
 
 _IGNORED = -100
+FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
+
+
+def of_recipe(train: Train, loaded: Any, task: Task, model_dir: Path, device: torch.device) -> Distillation | None:
+    """What the recipe wants learned from a teacher. Raises `UsageError` for a task that has nothing else to learn from
+    and a recipe that names no teacher.
+    """
+    if train.distill is None and task.head == FEATURES:
+        raise UsageError(
+            f"Task '{task.name}' has no labels: a model learns there what its teacher says.",
+            "Name one: --set 'train.distill={teacher: source, logits: 0, hidden: 1}'.",
+        )
+    return Distillation(train.distill, loaded, task, model_dir, device) if train.distill else None
 
 
 class Distillation:
@@ -36,10 +54,17 @@ class Distillation:
 
     def __init__(self, settings: Distill, student: Any, task: Task, model_dir: Path, device: torch.device) -> None:
         self.settings, self.task = settings, task
-        self.teacher = load_teacher(settings.teacher, model_dir, student.surgery, task)
+        self.teacher = load_teacher(
+            settings.teacher, model_dir, student.surgery, task, trained_head=settings.logits > 0
+        )
         self.teacher.model.to(device).eval().requires_grad_(False)
         self._student_states: list[_Tap] = []
         self._teacher_states: list[_Tap] = []
+        if settings.logits and task.head == FEATURES:
+            raise UsageError(
+                f"{type(student.model).__name__} learns embeddings, and train.distill.logits is {settings.logits:g}.",
+                "A model without a head has no logits: --set train.distill.logits=0.",
+            )
         if settings.hidden:
             wanted = targets(student, self.teacher, settings.teacher)
             self._student_states = [_Tap(block) for block in blocks(student)]
@@ -65,13 +90,28 @@ class Distillation:
             loss = loss + self.settings.hidden * self._of_states(batch)
         return score._replace(loss_sum=loss)
 
+    def of_features(self, student: Any, batch: Batch, learning: bool) -> Score:
+        """The task's score of the student's embeddings against the teacher's and, while it is `learning`, the terms
+        of hidden states.
+        """
+        with torch.no_grad():
+            target = self.teacher.features(batch)
+        state, mask = student.features(batch), self.task.token_mask(batch)
+        score = self.task.score(pooled(state, mask), batch | {TARGET: pooled(target, mask)})
+        if not self.settings.hidden:
+            return score
+        error = self._of_states(batch, [self._error(state, target, mask)])  # taken in evaluation, too: see `_Tap`
+        return score._replace(loss_sum=score.loss_sum + self.settings.hidden * error) if learning else score
+
     def _of_logits(self, logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.task.head == "causal-lm":  # position t predicts token t + 1
             logits, taught, labels = logits[:, :-1], taught[:, :-1], labels[:, 1:]
         return divergence(logits, taught, scored(labels, logits.dim()), self.settings.temperature)
 
-    def _of_states(self, batch: Batch) -> torch.Tensor:
-        """Sum over samples of (how much of it is scored) x (its mean squared error over tokens, width and layers)."""
+    def _of_states(self, batch: Batch, more: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        """Sum over samples of (how much of it is scored) x (its mean squared error over tokens, width and layers);
+        `more` are errors of further states, (B,) each.
+        """
         labels = batch["labels"]
         soft = labels.dtype.is_floating_point
         if self.task.head == "causal-lm":
@@ -79,8 +119,25 @@ class Distillation:
         weights_B = scored(labels, labels.dim() if soft else labels.dim() + 1).reshape(len(labels), -1).sum(1).float()
         mask = self.task.token_mask(batch)
         pairs = zip(self._student_states, self._teacher_states, strict=True)
-        errors = [state_error(a.taken(), b.taken(), mask) for a, b in pairs]
+        errors = [*(self._error(a.taken(), b.taken(), mask) for a, b in pairs), *more]
         return (torch.stack(errors).mean(0) * weights_B).sum()
+
+    def _error(self, state: torch.Tensor, target: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """(B,) errors of a hidden state, each as a share of the sample's own target where the settings ask for it."""
+        error = state_error(state, target, mask)
+        if not self.settings.relative:
+            return error
+        return error / state_error(torch.zeros_like(target), target, mask).clamp(min=1e-12)
+
+
+def pooled(states: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
+    """(B, D) means of (B, T, D) over real tokens, or of timm's (B, H, W, D) over places; (B, D) stays as it is."""
+    if states.dim() == 2:
+        return states
+    if states.dim() > 3 or mask_BT is None or mask_BT.shape != states.shape[:2]:
+        return states.flatten(1, -2).mean(1)
+    weights = mask_BT.to(states.dtype)[..., None]
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def divergence(
@@ -170,8 +227,12 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
     ]
 
 
-def load_teacher(name: str, model_dir: Path, surgery: dict[str, Any] | None, task: Task) -> Any:
-    """The teacher with the task's head. Raises `UsageError` for one that is not there or has learned nothing."""
+def load_teacher(
+    name: str, model_dir: Path, surgery: dict[str, Any] | None, task: Task, *, trained_head: bool = True
+) -> Any:
+    """The teacher with the task's head. Raises `UsageError` for one that is not there, has learned nothing, or whose
+    head would be new where its logits weigh something.
+    """
     from leansurgeon import checkpoints
     from leansurgeon.checkpoints.source import open_source
 
@@ -186,6 +247,8 @@ def load_teacher(name: str, model_dir: Path, surgery: dict[str, Any] | None, tas
         raise UsageError(f"The teacher {name} has learned nothing.", hint)
     teacher = checkpoints.load(source.folder, task.head, task.model_overrides())
     teacher.source = source  # a converted source lives as long as this
-    if type(teacher.model).__name__ not in (source.config.get("architectures") or [type(teacher.model).__name__]):
+    if trained_head and type(teacher.model).__name__ not in (
+        source.config.get("architectures") or [type(teacher.model).__name__]
+    ):
         raise UsageError(f"The teacher {name} was not trained for {task.head}: its head would be new.", hint)
     return teacher

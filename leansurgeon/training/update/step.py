@@ -22,6 +22,7 @@ from leansurgeon.training.data import order, sparse
 from leansurgeon.training.data.feed import Batch
 from leansurgeon.training.evaluate import all_reduced
 from leansurgeon.training.processes import engine, shards
+from leansurgeon.training.update.distill import FEATURES
 from leansurgeon.training.update.optimizer import set_lr
 
 if TYPE_CHECKING:
@@ -61,12 +62,15 @@ class Scored(nn.Module):
         self._sparse = sparse_prediction and all(sparse.head_of(model) for model in models)
         self._precision, self._smoothing = precision, label_smoothing
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
+        self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
 
     def forward(self, batch: Batch) -> Score:
         learning = self.training
         distillation = self._distillation[0] if learning else None
         batch = self.seen(batch)
         with engine.autocast(self._precision, batch["labels"].device):
+            if self._features:
+                return self._distillation[0].of_features(self._loaded, batch, learning)
             logits = sparse.forward(self._loaded, batch)
             score = self._task_score(logits, sparse.scored(batch))
             return score if distillation is None else distillation.added(score, logits, batch)

@@ -1,0 +1,128 @@
+"""What `retrain` trains by: the recipe that was named, that of the model's preset, or one made from model and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
+
+if TYPE_CHECKING:
+    from leansurgeon.training.recipe.schema import TrainingRecipe
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed that decides on the recipe."""
+
+    data: str | None = None
+    time: str | None = None
+    columns: str | None = None
+    new_tokenizer: bool = False
+    recipe: str | None = None
+    sets: tuple[str, ...] = ()
+    resume: str = "never"
+
+
+def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
+    """The recipe for the model in `folder`. One that is made is shown, since nobody has written it.
+
+    Raises `UsageError` for flags that exclude each other, and for data that is not there, before anything heavy.
+    """
+    if asked.data is None:
+        return _named(folder, asked, say)
+    if asked.recipe is not None:
+        raise UsageError(
+            "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
+        )
+    from leansurgeon.tasks import user_data
+    from leansurgeon.training.runs import folder as runfolder
+
+    check_time(asked.time)
+    data = user_data.recognise(asked.data)
+    kept = _of_run(asked)
+    if kept is not None:
+        return kept
+    from leansurgeon.training.recipe import from_model, reading
+
+    wanted = from_model.Asked(asked.time, asked.columns, asked.new_tokenizer, None, asked.sets)
+    made = from_model.make(folder, data, wanted, runfolder.cache_dir(), say)
+    say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
+    say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
+    return made
+
+
+def check_time(time: str | None) -> None:
+    """Raises `UsageError` for what is no length by the clock."""
+    from leansurgeon.training.recipe.durations import parse_duration
+
+    if time is None:
+        return
+    try:
+        seconds = parse_duration(time).seconds
+    except ValueError:
+        seconds = None
+    if seconds is None:
+        raise UsageError(f"--time {time}: a time is needed, such as 90s, 20m or 2h.")
+
+
+def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
+    """The recipe that was named, or that is bound to the model."""
+    from leansurgeon.training.recipe import reading
+
+    if asked.columns:
+        raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
+    check_time(asked.time)
+    name = asked.recipe or bound_recipe(folder)
+    sets = [*asked.sets, *([f"train.duration={asked.time}"] if asked.time else [])]
+    sets += ["train.new_tokenizer=true"] if asked.new_tokenizer else []
+    settings = reading.load_training(name, sets, transferred=has_learned(folder))
+    if asked.recipe is None:
+        say(f"Model {folder}, recipe {name}.")
+    return settings
+
+
+def _of_run(asked: Asked) -> TrainingRecipe | None:
+    """The recipe of the run that `--resume PATH` names: what was made then is not made anew."""
+    if asked.resume in ("auto", "never") or asked.sets:
+        return None
+    from leansurgeon.training.recipe import reading
+    from leansurgeon.training.runs import checkpoint
+    from leansurgeon.training.runs import folder as runfolder
+
+    found = checkpoint.located(Path(asked.resume))[0] / runfolder.RECIPE
+    return reading.load_training(str(found)) if found.is_file() else None
+
+
+def surgery_of(folder: Path) -> dict[str, Any] | None:
+    """What `surgery.json` in `folder` holds; None where there is none. Raises `UsageError` for one that is broken."""
+    path = folder / "surgery.json"
+    return jsonfile.read_object(path) if path.exists() else None
+
+
+def has_learned(folder: Path) -> bool:
+    """Whether the weights in `folder` come from somewhere: surgery that started fresh is trained as from scratch."""
+    from leansurgeon.training.runs import folder as runfolder
+
+    surgery = surgery_of(folder) or {}
+    return runfolder.is_trained(folder) or surgery.get("initialised") != "fresh"
+
+
+def bound_recipe(folder: Path) -> str:
+    """The recipe of the preset that the model in `folder` was cut from. Raises `UsageError` where there is none."""
+    hint = "Name one: --recipe NAME (`leansurgeon recipes list`) or --recipe FILE.yaml."
+    surgery = surgery_of(folder)
+    if surgery is None:
+        raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)
+    from leansurgeon.architectures.presets import PRESETS
+
+    source = surgery.get("source") or {}
+    preset = source.get("preset") if isinstance(source, dict) else None
+    bound = PRESETS[preset].recipe if preset in PRESETS else None
+    if bound is None:
+        of = f"its preset '{preset}' has no recipe" if preset else "it was not cut from a preset"
+        raise UsageError(f"No recipe is bound to {folder}: {of}.", hint)
+    return bound

@@ -1,0 +1,157 @@
+"""A training by the clock: what a step costs, how much evaluation there is time for, and when the last step must end so
+that everything is over in time.
+
+`train.duration: 20m` is the length of the whole command: preparing, evaluating, saving and measuring are in it. Two
+steps are timed before the first one counts. Nothing is changed by that: no weight, no random generator, no order.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leansurgeon.errors import plural
+from leansurgeon.training.data import feed, order
+from leansurgeon.training.data.limit import Sampled
+from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training.watch.progress import duration_text
+
+if TYPE_CHECKING:
+    from leansurgeon.training.state import Run
+
+LOOK = 0.04  # of the time, for one evaluation at most
+LEAST = 16  # samples of an evaluation, whatever they cost
+MEASURES = 0.05  # of the time, for measures after the last step
+DISK = 200e6  # bytes a second that a model is written with, on a slow disk
+ENOUGH = 20.0  # seconds, after which one timed step will do
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of an optimizer step, and of one sample in evaluation."""
+
+    step: float
+    evaluated: float
+
+
+def fit(run: Run, began: float | None) -> None:
+    """Time two steps of `run`, say what an epoch costs and, where the clock ends the training, leave room at its end.
+
+    `began` is when the command began, by `time.perf_counter` (None: when the run was made).
+    """
+    began = run.clock if began is None else began
+    cost = Cost(*run.council.of_main(list(measured(run))))
+    run.progress.say(sentence(run, cost))
+    if run.plan.seconds is None:
+        show(run, run.recipe.train.eval.samples or run.task.size("eval"), cost)
+        return
+    whole = run.plan.seconds
+    samples = run.recipe.train.eval.samples or run.history.eval_samples or affordable(run, cost, whole)
+    run.history.eval_samples = samples
+    show(run, samples, cost)
+    (startup,) = run.council.of_main([time.perf_counter() - began])
+    spent = run.history.seconds  # by those that continued it before
+    last = run.task.size("eval") * cost.evaluated + 2 * written(run) / DISK + cost.step / 2
+    last += MEASURES * whole if run.recipe.measure else 0.0
+    run.clock = time.perf_counter()
+    seconds = max(spent + cost.step / 2, whole - startup - last)
+    run.trainer.plan = run.trainer.pace.plan = replace(run.plan, seconds=seconds)
+
+
+def show(run: Run, samples: int, cost: Cost) -> None:
+    """Let the task show so many evaluation samples, and say so where they are not all."""
+    every = run.task.size("eval")
+    if samples >= every:
+        return
+    run.task = Sampled(run.task, samples)
+    run.progress.say(
+        f"{run.task.size('eval'):,} of {plural(every, 'evaluation sample')} are looked at, evenly spread: all would "
+        f"take {duration_text(every * cost.evaluated)} each time."
+    )
+
+
+def measures_seconds(run: Run) -> float | None:
+    """How long the measures after the last step may take; None: as long as they need."""
+    seconds = parse_duration(run.recipe.train.duration).seconds
+    return None if seconds is None else MEASURES * seconds
+
+
+def measured(run: Run) -> tuple[float, float]:
+    """Seconds of an optimizer step and of a sample in evaluation, on this process."""
+    train, accelerator, size = run.recipe.train, run.trainer.accelerator, run.task.size("train")
+    _, indices = order.global_batch(train.seed, 0, size, run.plan.batch)
+    rows = order.micro_batches(indices[: run.plan.group], run.plan.processes, accelerator.process_index, run.plan.micro)
+    model, clocks = run.trainer.scored, []
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+    try:
+        # The first is mostly warming up. Processes that share weights must take as many.
+        while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
+            start = time.perf_counter()
+            batch = feed.to_device(
+                run.task.batch("train", rows[len(clocks) % len(rows)], seed=train.seed, epoch=0), accelerator.device
+            )
+            with torch.random.fork_rng(devices=devices):
+                score = model(run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch)
+                (score.loss_sum / score.loss_count.clamp(min=1)).backward()
+            wait(accelerator.device)
+            clocks.append(time.perf_counter() - start)
+        evaluated = of_evaluation(run)
+    finally:
+        run.trainer.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    return min(clocks) * run.plan.accumulation, evaluated
+
+
+def of_evaluation(run: Run) -> float:
+    """Seconds of one sample in evaluation."""
+    count = min(run.recipe.train.eval.batch, run.plan.micro, run.task.size("eval"))
+    spread = order.eval_batches(run.task.size("eval"), count, 1, 0)[0]
+    model = run.judged
+    training = model.training
+    model.eval()
+    try:
+        start = time.perf_counter()
+        with torch.no_grad():
+            model(feed.to_device(run.task.batch("eval", spread, seed=0, epoch=0), run.trainer.accelerator.device))
+        wait(run.trainer.accelerator.device)
+        return (time.perf_counter() - start) / count
+    finally:
+        model.train(training)
+
+
+def affordable(run: Run, cost: Cost, seconds: float) -> int:
+    """Evaluation samples that there is time for."""
+    return min(run.task.size("eval"), max(LEAST, int(LOOK * seconds * run.plan.processes / max(cost.evaluated, 1e-9))))
+
+
+def written(run: Run) -> int:
+    """Bytes of a saved model."""
+    return sum(parameter.nbytes for parameter in run.loaded.model.parameters())
+
+
+def sentence(run: Run, cost: Cost) -> str:
+    """What a step and an epoch cost, and how far the training gets."""
+    steps = run.plan.steps_per_epoch
+    epoch = steps * cost.step
+    told = f"A step takes {_brief(cost.step)}, an epoch of {plural(steps, 'step')} {duration_text(epoch)}"
+    if run.plan.seconds is not None:
+        return f"{told}; in {run.recipe.train.duration} there is time for some {run.plan.seconds / epoch:.2g} epochs."
+    return (
+        f"{told}, all {plural(run.plan.steps, 'step')} {duration_text(run.plan.steps * cost.step)} without evaluation."
+    )
+
+
+def _brief(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def wait(device: Any) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

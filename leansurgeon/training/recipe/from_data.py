@@ -1,0 +1,193 @@
+"""The task of a model on somebody's data: which one, and its options, all as the checkpoint has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leansurgeon import tasks
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import calibration, images
+from leansurgeon.reading import tables
+from leansurgeon.tasks import user_data
+from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text import vocab
+from leansurgeon.tasks.text.classification import label_text, matched
+from leansurgeon.tasks.user_data import UserData
+
+WINDOW = 256  # tokens of a sample of running text
+LINE = 128  # of a sentence, or of a text to classify
+OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
+OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
+NAMES = {
+    "causal-lm": "a causal language model",
+    "masked-lm": "a masked language model",
+    "sequence-classification": "a classifier of texts",
+    "image-classification": "a classifier of images",
+    "features": "a model without a head",
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A task and its options; what a person should know about the choice; whether the model needs a new head."""
+
+    name: str
+    options: Mapping[str, Any]
+    says: tuple[str, ...] = field(default=())
+    new_head: bool = False
+
+
+def task_of(source: Source, kind: str, data: UserData, columns: str | None, *, new_tokenizer: bool) -> Chosen:
+    """The task for a model of this kind. Raises `UsageError` where it cannot learn from such data."""
+    takes_images = kind == "image-classification" or (kind == "features" and calibration.head_of(source) is not None)
+    has_images = data.kind in ("classes", "images")
+    if takes_images != has_images:
+        needs, has = ("images", "text") if takes_images else ("text", "images")
+        raise UsageError(f"{source.slug} takes {needs}, and {data.spec} holds {has}.", user_data.HINT)
+    if columns and data.kind not in ("table", "hub"):
+        raise UsageError(f"--columns {columns}: {data.spec} is no table.", "Leave --columns out.")
+    if kind == "image-classification" and data.kind == "images":
+        raise UsageError(
+            f"{data.spec} holds images without classes, and {source.slug} tells classes apart.",
+            "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
+        )
+    if takes_images:
+        return of_images(source, kind, data)
+    if kind == "sequence-classification":
+        return of_table(source, data, columns, tokenizer_options(source, kind, new_tokenizer))
+    options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
+    if data.kind in ("table", "hub"):
+        options["text"] = user_data.columns_of(data, columns)["text"]
+    options |= {"seq_len": length(source, WINDOW if kind != "features" else LINE)}
+    if kind == "features" and calibration.only_length(source):
+        options["pad"] = "max"
+    options |= tokenizer_options(source, kind, new_tokenizer)
+    return Chosen("sentences" if kind == "features" else kind, options, told(options))
+
+
+def told(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to say of a tokenizer that is made anew."""
+    if "tokenizer" not in options:
+        return ()
+    return (f"A {options['tokenizer']} vocabulary of {options['vocab_size']:,} is made from the data.",)
+
+
+def tokenizer_options(source: Source, kind: str, anew: bool) -> dict[str, Any]:
+    """Nothing where the checkpoint's own tokenizer is taken; else a vocabulary made from the data. Raises `UsageError`
+    for learned embeddings without a tokenizer.
+    """
+    try:
+        vocab.key_of("model", None, source.folder)
+        missing = None
+    except UsageError as error:
+        missing = error
+    if missing is None and not anew:
+        return {}
+    if source.learned and not anew:
+        raise UsageError(
+            f"{source.slug} has learned embeddings, and its folder holds no tokenizer.",
+            "Copy the tokenizer's files into it, name their folder (--set task.tokenizer=FOLDER/), or start the "
+            "embeddings anew: --new-tokenizer.",
+        )
+    room = source.architecture.flat(source.config).get("vocab_size") or OWN_SIZE
+    return {"tokenizer": OWN[kind], "vocab_size": min(OWN_SIZE, int(room))}
+
+
+def length(source: Source, usual: int) -> int:
+    """Tokens of a sample: as many as usual, as the model has positions for, or the one number that it takes."""
+    return calibration.only_length(source) or min(usual, calibration.longest(source) or usual)
+
+
+def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dict[str, Any]) -> Chosen:
+    """Text and label columns for a classifier of texts."""
+    if data.kind != "table":
+        raise UsageError(
+            f"{source.slug} tells classes of texts apart, and {data.spec} says no classes.",
+            "Give a table (csv, tsv, jsonl, parquet) with a column of texts and one of labels.",
+        )
+    found = user_data.columns_of(data, columns)
+    if "label" not in found:
+        raise UsageError(
+            f"No column of {data.spec} looks like a label.",
+            f"Say which: --columns text={found['text']},label=COLUMN. Columns: {', '.join(data.columns)}.",
+        )
+    options = {"train": list(data.names), "text": found["text"], "label": found["label"]}
+    options |= {"text_pair": found["text_pair"]} if "text_pair" in found else {}
+    options |= {"seq_len": length(source, LINE)} | tokenizer
+    labels = labels_in(list(data.names), found["label"])
+    names, says, new = classes_of(source, labels, "labels")
+    read = f"Texts are in column '{found['text']}', labels in column '{found['label']}'."
+    return Chosen(
+        "text-classification", options | ({"classes": names} if names else {}), (read, *says, *told(tokenizer)), new
+    )
+
+
+def labels_in(names: list[str], column: str) -> list[str]:
+    """The different labels of a table, as the task names them."""
+    found = {
+        label_text(value, f"{path}, row {number}")
+        for path in text_files.find(names)
+        for number, (value,) in tables.read(path, [column])
+    }
+    return sorted(found)
+
+
+def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] | None, tuple[str, ...], bool]:
+    """The model's own names for its outputs where the data speaks of the same classes (None: the order of the data's
+    names is taken); what to say; and whether a new head is needed.
+    """
+    given = source.config.get("id2label") or source.config.get("label_names") or {}
+    pairs = enumerate(given) if isinstance(given, list) else ((int(key), name) for key, name in given.items())
+    own = [str(name) for _, name in sorted(pairs)]
+    outputs = calibration.outputs(source)
+    named = own and not all(name == f"LABEL_{number}" for number, name in enumerate(own))
+    if named and len(own) == outputs and matched(labels, own) is not None:
+        return own, (), False
+    if len(labels) == outputs:
+        order = f"{', '.join(labels[:6])}{' ...' if len(labels) > 6 else ''}"
+        also = f"the model calls its classes {', '.join(own[:6])}" if named else "the model names none"
+        return None, (f"The {what} are taken as the model's {outputs} classes in this order: {order} ({also}).",), False
+    return None, (f"The data has {len(labels)} {what} and the model {outputs} classes: it gets a new head.",), True
+
+
+def of_images(source: Source, kind: str, data: UserData) -> Chosen:
+    """A folder of images, prepared as the model's own processor prepares them."""
+    options: dict[str, Any] = {"data": data.names[0], **images.folder_options(source)}
+    says: tuple[str, ...] = ()
+    if not images.says_normalisation(options):
+        says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
+    if kind == "features":
+        return Chosen("images", options, says)
+    options |= {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hflip": 0.0}
+    folders = class_folders(data)
+    if not folders:
+        return Chosen("folder", options, says)
+    names, more, new = classes_of(source, folders, "class folders")
+    return Chosen("folder", options | ({"class_names": names} if names else {}), (*says, *more), new)
+
+
+def class_folders(data: UserData) -> list[str]:
+    """Names of the class folders, sorted; none for shards and parquet files."""
+    if data.spec.startswith("hub:"):
+        return []
+    found = image_files.find(data.names[0], None)
+    if found.kind != "folder":
+        return []
+    return sorted(entry.name for entry in Path(found.places["train"][0]).iterdir() if entry.is_dir())
+
+
+def prepared(chosen: Chosen, model_dir: Path, cache: Path, say: Callable[[str], None]) -> tasks.Task:
+    """The task with its data ready: whoever trains finds it there."""
+    task = tasks.make(chosen.name, chosen.options)
+    task.prepare(cache, model_dir, workers=1, say=say)
+    return task
+
+
+def length_of(task: tasks.Task) -> int | None:
+    """Tokens of a sample; None for images."""
+    return getattr(task.options, "seq_len", None)

@@ -1,0 +1,144 @@
+"""A recipe for somebody's own model and data: `retrain MODEL --data PATH`.
+
+The task follows from the model's class and head; tokenizer, image processor, lengths and classes are the checkpoint's
+own. A model that surgery made learns from the model that it was cut from, where that is at hand: from its logits, or
+where there is no head from its hidden states and embeddings. What is left is batch, learning rate and length, which are
+gentle: healing shall not forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import calibration
+from leansurgeon.tasks.user_data import UserData
+from leansurgeon.training.recipe import from_data, machine, reading, teacher
+from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training.recipe.schema import TrainingRecipe
+
+Say = Callable[[str], None]
+LOOKS = 3  # evaluations of a timed training, the one at the start not counted
+RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
+FRESH = 5.0  # times that, for weights that have learned nothing
+ALONE = 0.5  # times that, without a teacher
+EMBEDDED = 0.5  # times that, for embeddings, which a refit has brought close already
+ADAPTED = 5.0  # times that, for low-rank adapters
+LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed beside MODEL and `--data`."""
+
+    time: str | None = None
+    columns: str | None = None
+    new_tokenizer: bool = False
+    lora: int | None = None
+    sets: Sequence[str] = ()
+
+
+def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -> TrainingRecipe:
+    """The recipe, with `asked.sets` laid over it. Prepares the data, since its size decides the batch, and says what
+    was chosen and why. Raises `UsageError` where model and data do not go together.
+    """
+    source = open_source(str(model_dir))
+    kind = kind_of(source)
+    found = teacher.find(source, model_dir, kind, asked.sets, new_tokenizer=asked.new_tokenizer)
+    if kind == "features" and found.name is None:
+        raise UsageError(
+            f"{source.slug} has no head, and a model that it could learn from is not at hand: {found.why}.",
+            "Name one: --set train.distill.teacher=FOLDER.",
+        )
+    chosen = from_data.task_of(source, kind, data, asked.columns, new_tokenizer=asked.new_tokenizer)
+    for sentence in chosen.says:
+        say(sentence)
+    if chosen.new_head:
+        found = teacher.Teacher(None, "its head is new")
+    task = from_data.prepared(chosen, model_dir, cache, say)
+    train = settings(source, kind, task.size("train"), from_data.length_of(task), found, asked)
+    raw = {
+        "version": 1,
+        "name": f"{name_of(model_dir)}-{data.slug}",
+        "kind": "training",
+        "task": {"name": chosen.name} | dict(chosen.options),
+        "train": train,
+        "measure": None,
+    }
+    say(found.sentence(kind))
+    return reading.checked(raw, asked.sets, f"--data {data.spec}")
+
+
+def kind_of(source: Source) -> str:
+    """The head that a task must have for this model; "features" where it has none. Raises `UsageError` for models with
+    an encoder and a decoder, which no task feeds.
+    """
+    from leansurgeon.measure.data.pairs import has_two_stacks
+
+    name = (source.config.get("architectures") or [""])[0]
+    if has_two_stacks(source):
+        raise UsageError(
+            f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
+            "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
+        )
+    if source.architecture.library == "timm":
+        return "image-classification" if calibration.outputs(source) else "features"
+    if name.endswith("ForSequenceClassification"):
+        return "sequence-classification"
+    found = calibration.head_of(source)
+    if found == "image-classification" and not name.endswith("ForImageClassification"):
+        return "features"
+    return found or "features"
+
+
+def settings(
+    source: Source, kind: str, samples: int, tokens: int | None, found: teacher.Teacher, asked: Asked
+) -> dict[str, Any]:
+    """The `train` block. `samples` to train on, of `tokens` each (None: images)."""
+    width = source.shape.stages[-1].width
+    here = machine.look()
+    matrices = source.parameters.total - source.parameters.embeddings
+    batch = machine.batch(kind, matrices, tokens, here, samples)
+    micro = machine.micro(source, kind, tokens, here, taught=found.name is not None)
+    factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and found.name is None else 1.0)
+    factor *= EMBEDDED if kind == "features" else 1.0
+    lr = RATE * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
+    duration = asked.time or LENGTHS.get(kind, "1ep")
+    train: dict[str, Any] = {
+        "duration": duration,
+        "batch": batch,
+        **({"micro_batch": micro} if micro < batch else {}),
+        "precision": "bf16" if here.bf16 else "fp32",
+        "optim": {"name": "adamw", "lr": float(f"{lr:.2g}"), "betas": [0.9, 0.98 if tokens else 0.999]},
+        "schedule": {"name": "cosine", "warmup": 0.05, "min_lr": 0.0},
+        "eval": {"every": evaluated_every(duration), "batch": min(micro, 64)},
+        "log_every": 10 if here.gpu else 2,
+    }
+    train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
+    if found.name is not None:
+        train["distill"] = found.settings(kind)
+    if asked.new_tokenizer:
+        train["new_tokenizer"] = True
+    if asked.lora:
+        train["lora"] = {"rank": asked.lora}
+    return train
+
+
+def evaluated_every(duration: str) -> str:
+    """A third of a training by the clock, an epoch of a longer one, a quarter of an epoch otherwise."""
+    length = parse_duration(duration)
+    if length.seconds is not None:
+        return f"{max(1.0, length.seconds / LOOKS):.0f}s"
+    return "1ep" if length.unit == "ep" and length.value > 1 else "0.25ep"
+
+
+def name_of(model_dir: Path) -> str:
+    """What a person calls the model: its folder, or of a run's `model/` the run's folder."""
+    folder = model_dir.resolve()
+    name = folder.parent.name if folder.name in ("model", "last") else folder.name
+    cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in name).strip("-.")
+    return cleaned or "model"

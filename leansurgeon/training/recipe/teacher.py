@@ -1,0 +1,102 @@
+"""Which model a healed one learns from, and what of it: the model that it was cut from, where that is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.measure.data import calibration
+from leansurgeon.tasks import hub
+
+_KEY = "train.distill.teacher="
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """`name` as `train.distill.teacher` takes it; None where nobody teaches, and `why`. `own` says that it is the model
+    that this one was cut from, so that its layers are known.
+    """
+
+    name: str | None
+    why: str
+    own: bool = False
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """The recipe's `train.distill`."""
+        if kind != "features":
+            return {"teacher": self.name, "logits": 1.0}
+        hidden = {"hidden": 1.0, "relative": True} if self.own else {"hidden": 0.0}
+        return {"teacher": self.name, "logits": 0.0} | hidden
+
+    def sentence(self, kind: str) -> str:
+        """What is learned from, for a person."""
+        if self.name is None:
+            return f"It learns from the data alone: {self.why}."
+        what = "hidden states and embeddings" if kind == "features" else "the answers and the logits"
+        return f"It learns {what} of {self.why}."
+
+
+def find(source: Source, model_dir: Path, kind: str, sets: Sequence[str], *, new_tokenizer: bool) -> Teacher:
+    """The teacher of the model in `model_dir`."""
+    named = next((text.removeprefix(_KEY) for text in reversed(sets) if text.startswith(_KEY)), None)
+    if named not in (None, "source"):
+        return Teacher(named, named)
+    record = source.record.get("source")
+    if not isinstance(record, dict) or not record.get("name"):
+        return Teacher(None, "it was not cut from another model")
+    name = str(record["name"])
+    if record.get("kind") == "preset":
+        return Teacher(None, f"{name} is a preset, which has learned nothing")
+    if new_tokenizer:
+        return Teacher(None, f"{name} has another tokenizer")
+    with ExitStack() as keep:
+        try:
+            place = at_hand(name, str(record.get("kind")), model_dir)
+            if place is None:
+                return Teacher(None, f"{name}, from which it was cut, is not on this machine")
+            opened = open_source(place, keep=keep)
+        except LeanSurgeonError as error:
+            return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
+        if not opened.learned:
+            return Teacher(None, f"{name}, from which it was cut, has learned nothing")
+        if kind != "features" and answers(opened) != answers(source):
+            return Teacher(None, f"{name}, from which it was cut, answers something else")
+    return Teacher("source" if place == name else place, f"{name}, from which it was cut", own=True)
+
+
+def at_hand(name: str, kind: str, model_dir: Path) -> str | None:
+    """The source as it can be opened now: at the place that was noted, or where that was relative, as seen from the
+    folders above the model. A model of the hub is at hand where it is cached or the hub can be reached.
+    """
+    if kind in ("hub", "timm"):
+        return name if cached(name) or hub.reachable() else None
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return name
+    if path.is_absolute():
+        return None
+    return next((str(above / path) for above in model_dir.resolve().parents if (above / path).is_dir()), None)
+
+
+def cached(name: str) -> bool:
+    """Whether a model's files are in the hub's cache on this machine."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name.removeprefix("timm/") if name.count("/") > 1 else name, local_files_only=True)
+        return True
+    except Exception:  # a class of its own for every reason
+        return False
+
+
+def answers(source: Source) -> tuple[str, int | None]:
+    """Class of the head and number of its outputs: whether two models' logits mean the same."""
+    name = (source.config.get("architectures") or [""])[0]
+    ending = name[name.find("For") :] if "For" in name else "LM" if name.endswith("LMHeadModel") else name
+    outputs = calibration.outputs(source) or source.architecture.flat(source.config).get("vocab_size")
+    return ("timm" if source.architecture.library == "timm" else ending), outputs

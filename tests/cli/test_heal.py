@@ -1,0 +1,206 @@
+"""`retrain MODEL --data PATH`: a stranger's model heals on his own data, without a recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.support import strangers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEANSURGEON_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def recipe(run: Path) -> dict:
+    return yaml.safe_load((run / "recipe.yaml").read_text())
+
+
+def summary(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def rows(run: Path, kind: str) -> list[dict]:
+    return [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["type"] == kind]
+
+
+def loaded(folder: Path):
+    from leansurgeon import checkpoints
+
+    return checkpoints.load(folder)
+
+
+def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):
+    """The loss of the first step by hand, from transformers' own outputs of both models."""
+    from leansurgeon import tasks
+    from leansurgeon.training.data import order
+
+    data = strangers.texts(tmp_path / "texts")
+    lean = strangers.halved(tmp_path / "lean", strangers.model(tmp_path / "source", "llama"))
+    done = strangers.healed(lean, data, tmp_path / "run", "--set", "train.log_every=1")
+    assert done.returncode == 0, done.stderr
+    made = recipe(tmp_path / "run")
+    assert made["name"] == "lean-texts" and made["measure"] is None
+    assert (made["task"]["name"], made["task"]["seq_len"]) == ("causal-lm", 64)  # the positions that it has
+    assert made["task"].get("tokenizer", "model") == "model"
+    assert made["train"]["distill"] == {"teacher": "source", "logits": 1.0, "hidden": 0.0, "relative": False} | {
+        "temperature": 1.0
+    }
+    task = tasks.make("causal-lm", {k: v for k, v in made["task"].items() if k != "name"})
+    task.prepare(tmp_path / "cache", lean, workers=1, say=print)
+    size, batch = task.size("train"), made["train"]["batch"]
+    given = task.batch("train", order.global_batch(0, 0, size, batch)[1], seed=0, epoch=0)["input_ids"]
+    with torch.no_grad():
+        student, teacher = (
+            torch.log_softmax(loaded(p).model.eval()(given).logits[:, :-1].double(), -1)
+            for p in (lean, tmp_path / "source")
+        )
+    answers = torch.nn.functional.nll_loss(student.flatten(0, 1), given[:, 1:].flatten())
+    taught = (teacher.exp() * (teacher - student)).sum(-1).mean()
+    assert rows(tmp_path / "run", "train")[0]["loss"] == pytest.approx((answers + taught).item(), rel=1e-4)
+    # Every token of the tokenizer stays where it was.
+    own, kept = (
+        json.loads((p / "tokenizer.json").read_text())["model"]["vocab"] for p in (lean, tmp_path / "run/model")
+    )
+    assert own == kept
+
+
+def test_an_encoder_without_a_head_learns_embeddings(tmp_path):
+    data = strangers.texts(tmp_path / "texts")
+    lean = strangers.halved(tmp_path / "lean", strangers.encoder(tmp_path / "source"))
+    done = strangers.healed(
+        lean, data, tmp_path / "run", "--set", "train.duration=30st", "--set", "train.optim.lr=2e-3"
+    )
+    assert done.returncode == 0, done.stderr
+    assert recipe(tmp_path / "run")["task"]["name"] == "sentences"
+    found = summary(tmp_path / "run")
+    before, after = found["before"]["metric"], found["final"]["metric"]
+    assert found["task"]["metric"] == "cosine" and before < 0.999 and after > before + 0.2 * (1 - before)
+    # The metric by hand: sentences one by one through transformers, means over all their tokens.
+    import transformers
+
+    from leansurgeon import tasks
+
+    options = {k: v for k, v in recipe(tmp_path / "run")["task"].items() if k != "name"}
+    task = tasks.make("sentences", options)
+    task.prepare(tmp_path / "cache", lean, workers=1, say=print)
+    models = [transformers.AutoModel.from_pretrained(p).eval() for p in (lean, tmp_path / "source")]
+    cosines = []
+    for index in range(task.size("eval")):
+        batch = task.batch("eval", [index], seed=0, epoch=0)
+        ids = batch["input_ids"][:, batch["attention_mask"][0].bool()]
+        with torch.no_grad():
+            a, b = (made(ids).last_hidden_state.mean(1) for made in models)
+        cosines.append(torch.nn.functional.cosine_similarity(a, b).item())
+    assert before == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+
+
+def test_an_encoder_without_a_source_has_nothing_to_learn_from(tmp_path):
+    done = strangers.healed(strangers.encoder(tmp_path / "own"), strangers.texts(tmp_path / "texts"), tmp_path / "run")
+    assert done.returncode == 2 and "train.distill.teacher=" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["hf", "timm"])
+def test_class_folders_are_read_as_the_models_processor_does(tmp_path, kind):
+    names = ("ant", "bee")
+    data = strangers.pictures(tmp_path / "images", names)
+    if kind == "hf":
+        # The model numbers its classes the other way round, as its own names say.
+        source = strangers.model(
+            tmp_path / "source", "vit", num_channels=3, image_size=8, id2label={0: "Bee", 1: "Ant"}, num_labels=2
+        )
+        strangers.processor(source, 8, 3)
+    else:
+        source = strangers.timm_vit(tmp_path / "source", 2)
+    lean = strangers.halved(tmp_path / "lean", source)
+    done = strangers.healed(lean, data, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    task = recipe(tmp_path / "run")["task"]
+    assert task["name"] == "folder" and task["image_size"] == {"hf": 8, "timm": 16}[kind]
+    assert recipe(tmp_path / "run")["train"]["distill"]["logits"] == 1.0
+    if kind == "hf":
+        assert task["mean"] == pytest.approx([0.3] * 3) and task["class_names"] == ["Bee", "Ant"]
+        from leansurgeon import tasks
+
+        made = tasks.make("folder", {k: v for k, v in task.items() if k != "name"})
+        made.prepare(tmp_path / "cache", lean, workers=1, say=print)
+        batch = made.batch("eval", range(made.size("eval")), seed=0, epoch=0)
+        bright = batch["pixel_values"].mean((1, 2, 3)) > 0.5
+        assert batch["labels"].tolist() == [0 if is_bee else 1 for is_bee in bright.tolist()]
+    else:
+        assert task["mean"] == pytest.approx([0.5] * 3)  # timm's own for this model, and not ImageNet's
+
+
+def test_images_without_classes_teach_a_backbone(tmp_path):
+    data = strangers.pictures(tmp_path / "images", ("only",), each=40) / "only"
+    source = strangers.model(tmp_path / "source", "clip_vision_model", num_channels=3)
+    lean = strangers.halved(tmp_path / "lean", strangers.processor(source, 8, 3))
+    done = strangers.healed(lean, data, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert recipe(tmp_path / "run")["task"]["name"] == "images"
+    assert summary(tmp_path / "run")["task"]["metric"] == "cosine"
+
+
+def test_columns_of_a_table_are_found(tmp_path):
+    """Neither is called text or label: one holds words, the other few values again and again."""
+    table = strangers.reviews(tmp_path / "reviews.csv", names=("BAD", "good"))
+    lean = strangers.halved(tmp_path / "lean", strangers.classifier(tmp_path / "source", ("good", "bad")))
+    done = strangers.healed(lean, table, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    task = recipe(tmp_path / "run")["task"]
+    assert (task["text"], task["label"], task["classes"]) == ("review", "stars", ["good", "bad"])
+    assert recipe(tmp_path / "run")["train"]["distill"]["teacher"] == "source"
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "good", "1": "bad"}
+
+
+def test_other_classes_get_a_new_head_and_no_teacher(tmp_path):
+    table = strangers.reviews(tmp_path / "reviews.csv", names=("one", "two", "three"))
+    lean = strangers.halved(tmp_path / "lean", strangers.classifier(tmp_path / "source", ("good", "bad")))
+    done = strangers.healed(lean, table, tmp_path / "run", "--columns", "text=review,label=stars")
+    assert done.returncode == 0, done.stderr
+    assert "distill" not in recipe(tmp_path / "run")["train"]
+    assert loaded(tmp_path / "run" / "model").model.config.num_labels == 3
+    wrong = strangers.healed(lean, table, tmp_path / "other", "--columns", "text=words")
+    assert wrong.returncode == 2 and "review" in wrong.stderr and not (tmp_path / "other").exists()
+
+
+def test_a_source_that_is_gone_is_said(tmp_path):
+    import shutil
+
+    source = strangers.model(tmp_path / "source", "llama")
+    lean = strangers.halved(tmp_path / "lean", source)
+    shutil.rmtree(source)
+    done = strangers.healed(lean, strangers.texts(tmp_path / "texts"), tmp_path / "run")
+    assert done.returncode == 0 and "data alone" in done.stderr
+    assert "distill" not in recipe(tmp_path / "run")["train"]
+
+
+def test_the_recipe_that_is_kept_trains_the_same(tmp_path):
+    data = strangers.texts(tmp_path / "texts")
+    lean = strangers.halved(tmp_path / "lean", strangers.model(tmp_path / "source", "gpt2"))
+    assert strangers.healed(lean, data, tmp_path / "run").returncode == 0
+    from tests.support.command_line import leansurgeon
+
+    again = leansurgeon("retrain", lean, "-r", tmp_path / "run" / "recipe.yaml", "-o", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    losses = [[row["loss"] for row in rows(tmp_path / name, "train")] for name in ("run", "again")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "data"), [("llama", "images"), ("vit", "texts"), ("llama", "nowhere/at/all"), ("t5", "texts")]
+)
+def test_what_does_not_go_together_is_refused(tmp_path, family, data):
+    strangers.texts(tmp_path / "texts")
+    strangers.pictures(tmp_path / "images")
+    done = strangers.healed(strangers.model(tmp_path / "own", family), tmp_path / data, tmp_path / "run")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
