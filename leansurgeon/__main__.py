@@ -4,10 +4,12 @@ import os
 
 from leansurgeon.cli.main import main
 from leansurgeon.ending import leave
+from leansurgeon.streams import ensure_descriptors
 
 
 def run() -> None:
     """Entry point: carries out what was typed and ends the process."""
+    ensure_descriptors()
     try:
         main()
     except SystemExit as end:

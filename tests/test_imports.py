@@ -27,6 +27,7 @@ ORDER = [
     "errors",
     "words",
     "ending",
+    "streams",
 ]
 GROUND = {"models": set(), "tasks": {"errors", "reading"}}
 USES_GROUND = {

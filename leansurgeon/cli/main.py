@@ -13,6 +13,7 @@ import typer
 import typer.core
 
 import leansurgeon
+from leansurgeon import streams
 from leansurgeon.cli.bench import bench
 from leansurgeon.cli.diff import diff
 from leansurgeon.cli.heads import heads
@@ -119,13 +120,19 @@ def main() -> None:
 
     LEANSURGEON_DEBUG=1 shows the traceback of an expected error, too, and lets Python end as ever (for profilers).
     """
+    with streams.guarded():
+        carry_out()
+
+
+def carry_out() -> None:
+    """`main`, on streams that forgive."""
     try:
         with sigterm_as_exception():  # so that temporary folders go whatever the command
             try:
                 app()
             except SystemExit as end:
-                if not end.code and sys.stdout:
-                    sys.stdout.flush()  # a closed pipe or a full disk shows here at the latest
+                if not end.code:
+                    sys.stdout.flush()  # a full disk shows here at the latest
                 raise
     except LeanSurgeonError as error:
         if os.environ.get("LEANSURGEON_DEBUG"):
@@ -139,9 +146,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("leansurgeon: interrupted.", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # `leansurgeon report | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         if not disk_is_full(error) or os.environ.get("LEANSURGEON_DEBUG"):
             raise

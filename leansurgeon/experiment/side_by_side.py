@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.experiment.jobs import Job, carry_out_job
 from leansurgeon.experiment.machine import fresh_processes
+from leansurgeon.streams import guard
 from leansurgeon.training.plan import make as make_plan
 from leansurgeon.training.runs import folder as runfolder
 
@@ -124,6 +125,7 @@ def in_process(end: Connection, alive: Connection, job: Job) -> None:
     It ends with the experiment that started it, also where that was killed.
     """
     threading.Thread(target=end_with, args=(alive,), daemon=True).start()
+    guard()
     try:
         end.send(carry_out_job(job))
     except LeanSurgeonError as error:

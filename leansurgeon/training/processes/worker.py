@@ -15,6 +15,7 @@ from pathlib import Path
 
 from leansurgeon.ending import leave
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.streams import guard
 
 _LOOK_EVERY = 2.0  # seconds
 
@@ -23,6 +24,7 @@ def main(folder: Path) -> int:
     """Work as the job says. Returns the exit code of the process."""
     from leansurgeon.training.processes.launch import JOB
 
+    guard()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     (folder / f"pid-{_rank()}").write_text(str(os.getpid()))
     try:
