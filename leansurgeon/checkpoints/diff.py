@@ -114,17 +114,13 @@ def matched(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str]:
 
 def origins(source: Source) -> tuple[int, ...] | None:
     """The layers of its own source that a model's layers come from, by its surgery.json."""
-    plan = source.record.get("plan")
-    found = plan.get("layers") if isinstance(plan, dict) else None
-    good = isinstance(found, list) and len(found) == source.shape.depth and all(isinstance(i, int) for i in found)
-    return tuple(found) if good else None
+    found = source.record.layers if source.record else ()
+    return found if found and len(found) == source.shape.depth else None
 
 
 def hashes(source: Source) -> set[str]:
     """SHA-256 of the files that surgery.json names as the source."""
-    origin = source.record.get("source")
-    found = origin.get("sha256") if isinstance(origin, dict) else None
-    return set(found.values()) if isinstance(found, dict) else set()
+    return set(source.record.source.sha256.values()) if source.record else set()
 
 
 def cut_from(result: Source, source: Source) -> bool:

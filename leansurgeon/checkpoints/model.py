@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,11 @@ import torch
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.family import convert_config, write_config
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, copy_companions, read_config
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.reading import jsonfile
 
 AUTO = {
     "image-classification": "AutoModelForImageClassification",
@@ -44,7 +44,7 @@ class Loaded:
     architecture: Architecture
     config: Config
     folder: Path
-    surgery: dict | None
+    surgery: SurgeryRecord | None
     _no_cache: dict[str, bool] = field(init=False, repr=False)  # what a forward pass is told beside the batch
 
     def __post_init__(self) -> None:
@@ -93,12 +93,12 @@ class Loaded:
         declared = self.architecture.count(self.config, shape)
         parts = {"embeddings": declared.embeddings, "attention": declared.attention, "mlp": declared.mlp}
         return {
-            "source": (self.surgery or {}).get("source", {}).get("name", str(self.folder)),
+            "source": self.surgery.source.name if self.surgery else str(self.folder),
             "shape": shape.as_dict(),
             "parameters": total,
             "init_std": self.init_std,
             "parts": parts | {"rest": total - sum(parts.values())},
-            "surgery": self.surgery,
+            "surgery": self.surgery and self.surgery.as_dict(),
         }
 
     @property
@@ -113,8 +113,7 @@ class Loaded:
         save_model(self.model, self.architecture, self.config, folder)
         copy_companions(self.folder, folder)
         if self.surgery:
-            record = {k: v for k, v in self.surgery.items() if k != "files"} | {"initialised": "trained"}
-            (folder / "surgery.json").write_text(json.dumps(record, indent=2) + "\n")
+            record.write(folder, self.surgery.trained())
 
 
 def transformers_class(architecture: Architecture, name: str) -> type:
@@ -202,7 +201,7 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
         folder = folder / "model"
     config, overrides = complete(read_config(folder)), dict(overrides or {})
     config, architecture = buildable(config, architectures.of(config))
-    surgery = jsonfile.read_object_if_whole(folder / "surgery.json")
+    surgery = record.read_if_whole(folder)
     check_fit(architecture.flat(config), overrides)
     if architecture.library == "timm":
         model, config = load_timm(folder, config, overrides)

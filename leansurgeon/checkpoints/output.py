@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from leansurgeon.checkpoints.durable import sync, sync_tree
+from leansurgeon.checkpoints.record import read_if_whole
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
-from leansurgeon.reading import jsonfile
 
 # What a write to an open file can fail with, beside a full disk.
 WRITING = (errno.EFBIG, errno.EIO, errno.EROFS, errno.EPERM, errno.EACCES, errno.ESTALE)
@@ -100,8 +101,8 @@ def look(path: Path, force: bool) -> None:
 
 def not_ours(path: Path) -> str | None:
     """The first file of a folder that its surgery.json does not list as written by us; None where all are."""
-    said = (jsonfile.read_object_if_whole(path / "surgery.json") or {}).get("files")
-    known = {name for name in said if isinstance(name, str)} if isinstance(said, list) else set()
+    made = read_if_whole(path)
+    known = set(made.files) if made else set()
     found = sorted(str(f.relative_to(path)) for f in path.rglob("*") if not f.is_dir())
     return next((name for name in found if name not in known), None)
 
@@ -134,17 +135,3 @@ def make_readable(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(0o666 & ~umask)
-
-
-def sync_tree(folder: Path) -> None:
-    for file in folder.rglob("*"):
-        sync(file)
-    sync(folder)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

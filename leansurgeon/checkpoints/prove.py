@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from leansurgeon import architectures
+from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
@@ -28,7 +30,7 @@ def prove(
     batches: Sequence[dict[str, Any]] | None = None,
     kind: str = "plain",
     exact: bool = False,
-) -> dict[str, Any]:
+) -> Proof:
     """Reload `folder` and check parameter count, missing and unexpected keys, and the outputs.
 
     `source` is the folder that the result is compared with, on held-out `batches` (without them, on noise). `exact`
@@ -42,10 +44,11 @@ def prove(
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
     account = found["result"]
     check(account, parameters)
-    if source is not None:
-        original = found.get("source") or {"trouble": trouble}
-        account["compared"] = against(original, account, "held-out data" if inputs else "noise", exact)
-    return account
+    proof = Proof.from_dict(account)
+    if source is None:
+        return proof
+    original = found.get("source") or {"trouble": trouble}
+    return replace(proof, compared=against(original, account, "held-out data" if inputs else "noise", exact))
 
 
 def check(account: dict[str, Any], parameters: int) -> None:
@@ -67,29 +70,31 @@ def check(account: dict[str, Any], parameters: int) -> None:
         )
 
 
-def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> dict[str, Any]:
+def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> Comparison:
     """How far the result's outputs lie from the source's, of which `original` is the account."""
     if "trouble" in original:
-        return {"done": False, "why": f"the source itself does not load with its library ({original['trouble']})"}
+        return not_done(f"the source itself does not load with its library ({original['trouble']})")
     if original["output"] != result["output"]:
-        return {"done": False, "why": f"the outputs are {result['output']} and the source's {original['output']}"}
+        return not_done(f"the outputs are {result['output']} and the source's {original['output']}")
     if not original["finite"]:
-        return {"done": False, "why": "the source itself gives NaN or Inf"}
-    found = {"done": True, "data": data, **original["differences"]}
+        return not_done("the source itself gives NaN or Inf")
+    scored: dict[str, Any] = {}
     if result["count"]:
-        found["loss"] = {"source": mean_loss(original), "result": mean_loss(result)}
-        found["accuracy"] = {
-            "source": original["right"] / original["count"],
-            "result": result["right"] / result["count"],
-        }
-        found["scored"] = result["count"]
-    if exact and found["max_difference"] > EXACT * found["spread"]:
+        right = {"source": original["right"] / original["count"], "result": result["right"] / result["count"]}
+        loss = {"source": mean_loss(original), "result": mean_loss(result)}
+        scored = {"loss": loss, "accuracy": right, "scored": result["count"]}
+    found = Comparison.from_dict({"done": True, "data": data, **original["differences"], **scored})
+    if exact and found.max_difference > EXACT * found.spread:
         raise LeanSurgeonError(
-            f"The plan promises the same function, and outputs differ by {found['max_difference']:.2g} where their "
-            f"spread is {found['spread']:.2g} ({EXACT:g} of it is allowed).",
+            f"The plan promises the same function, and outputs differ by {found.max_difference:.2g} where their "
+            f"spread is {found.spread:.2g} ({EXACT:g} of it is allowed).",
             "Nothing was kept. Please report this.",
         )
     return found
+
+
+def not_done(why: str) -> Comparison:
+    return Comparison(done=False, why=why)
 
 
 def mean_loss(account: dict[str, Any]) -> float:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import leansurgeon
+from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.report_numbers import sentence
 from leansurgeon.checkpoints.source import Source
 
-SCHEMA_VERSION = 1
 
-
-def source_record(source: Source) -> dict:
+def origin_of(source: Source) -> Origin:
     """Name, kind and the SHA-256 of every weight file of a source."""
-    hashes = {f.name: sha256(f) for f in source.files}
-    return {
-        "name": source.name,
-        "kind": source.kind,
-        "preset": source.preset.name if source.preset else None,
-        "sha256": hashes,
-        "notes": list(source.notes),
-    }
+    return Origin(
+        name=source.name,
+        kind=source.kind,
+        preset=source.preset.name if source.preset else None,
+        sha256={file.name: sha256(file) for file in source.files},
+        notes=source.notes,
+    )
 
 
 def versions() -> dict[str, str]:
@@ -41,46 +41,47 @@ def versions() -> dict[str, str]:
 def write_surgery(
     folder: Path,
     source: Source,
-    plan: dict,
-    decided: dict,
-    proof: dict | None,
+    plan: Mapping[str, Any],
+    decided: Mapping[str, Any],
+    proof: Proof | None,
     *,
     language: bool = False,
-    restored: dict | None = None,
-) -> dict:
-    """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, and
-    the proof. Of an exact plan also what undoing it needs: the source's config and surgery.json; `restored` is the
-    surgery.json that the model had in the first place, where surgery was undone.
+    starts: Mapping[str, Comparison] | None = None,
+    restored: SurgeryRecord | None = None,
+) -> SurgeryRecord:
+    """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, the
+    proof, and where they were asked for other starting points (`starts`). Of an exact plan also what undoing it needs:
+    the source's config and record; `restored` is the record that the model had in the first place, where surgery was
+    undone.
     """
-    origin = source_record(source)
-    before = [*source.record.get("history", [])] if isinstance(source.record.get("history"), list) else []
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "source": origin,
-        "initialised": start_of(plan, source),
-        "history": [*before, {"source": origin, "operators": plan["operators"], "seed": plan["seed"]}],
-        "plan": plan,
-        "decided": decided,
-        "versions": versions(),
-        "proof": proof,
-        "language": language,
-    }
-    if plan.get("exactness") == "exact":
-        record |= {"source_config": source.config} | ({"source_surgery": source.record} if source.record else {})
-    if restored:
-        record["restored"] = restored
-    # Known files, so that --force deletes nothing else.
+    origin, exact = origin_of(source), plan.get("exactness") == "exact"
+    before = source.record.history if source.record else ()
     found = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
-    record["files"] = sorted(found | {"surgery.json", "README.md"})
-    (folder / "surgery.json").write_text(json.dumps(record, indent=2) + "\n")
-    return record
+    return record.write(
+        folder,
+        SurgeryRecord(
+            source=origin,
+            plan=plan,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            initialised=start_of(plan, source),
+            history=(*before, {"source": origin.as_dict(), "operators": plan["operators"], "seed": plan["seed"]}),
+            decided=decided,
+            versions=versions(),
+            proof=proof,
+            language=language,
+            starts=starts or {},
+            source_config=source.config if exact else None,
+            source_surgery=source.record if exact else None,
+            restored=restored,
+            files=tuple(sorted(found | {record.NAME, "README.md"})),
+        ),
+    )
 
 
-def start_of(plan: dict, source: Source) -> str:
+def start_of(plan: Mapping[str, Any], source: Source) -> str:
     """What the weights start from: transfer, fresh, or fresh-attention (only q, k and v are new)."""
     if plan["init"] == "fresh" or not source.learned:
-        return "fresh"
+        return FRESH
     afresh = any(operator["exactness"] == "fresh" for operator in plan["operators"])
     return "fresh-attention" if afresh else "transfer"
 
@@ -97,11 +98,11 @@ NOTES = {
 }
 
 
-def write_card(folder: Path, record: dict) -> None:
+def write_card(folder: Path, made: SurgeryRecord) -> None:
     """README.md: a model card that can be published as it is."""
-    plan, source, proof = record["plan"], record["source"], record["proof"]
+    plan, source, proof = made.plan, made.source, made.proof
     before, after = (columns(plan[side]["stages"]) for side in ("before", "after"))
-    base = f"base_model: {source['name']}\n" if source["kind"] == "hub" else ""
+    base = f"base_model: {source.name}\n" if source.kind == "hub" else ""
     rows = "\n".join(
         f"| {label} | {before[key]} | {after[key]} |"
         for label, key in (
@@ -113,24 +114,24 @@ def write_card(folder: Path, record: dict) -> None:
             ("width", "width"),
         )
     )
-    used = record["decided"].get("calibration")
+    used = made.decided.get("calibration")
     data = f" Sample data: {used['says']}, SHA-256 `{used['sha256'][:16]}`." if used else ""
-    steps = "\n".join(f"- **{o['name']}** ({o['exactness']}): {o['says']}" for o in plan["operators"]) or "- none"
+    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in made.steps) or "- none"
     total = plan["parameters_before"]["total"], plan["parameters_after"]["total"]
     change = 100 * (total[1] / total[0] - 1)
     proved = (
-        f"Reloaded in a fresh process with `{proof['loaded_with']}`: {proof['parameters']:,} parameters, "
+        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, "
         "no missing and no unexpected tensors."
         if proof
         else "Not reloaded after writing."
     )
     if proof and plan["init"] != "fresh":
-        proved += "\n\n" + sentence(proof.get("compared"), language=record.get("language", False))
-    note = "\n" + NOTES[record["initialised"]] + "\n"
+        proved += "\n\n" + sentence(proof.compared, language=made.language)
+    note = "\n" + NOTES[made.initialised] + "\n"
     (folder / "README.md").write_text(
         f"---\n{base}tags:\n- leansurgeon\n---\n\n"
-        f"# {source['name']}, layers {after['depth']}, heads {after['heads']}\n\n"
-        f"Made from `{source['name']}` by leansurgeon {record['versions']['leansurgeon']}.\n"
+        f"# {source.name}, layers {after['depth']}, heads {after['heads']}\n\n"
+        f"Made from `{source.name}` by leansurgeon {made.versions['leansurgeon']}.\n"
         f"{note}\n"
         f"| | before | after |\n|---|---|---|\n{rows}\n"
         f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n\n"

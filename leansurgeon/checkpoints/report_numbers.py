@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from leansurgeon.checkpoints.record import Comparison
 
 
-def of_comparison(name: str, compared: dict[str, Any], language: bool) -> dict[str, str]:
+def of_comparison(name: str, compared: Comparison, language: bool) -> dict[str, str]:
     """Cells of one starting point. Perplexity for language models, else accuracy; empty where nothing is scored."""
     row = {"start": name}
-    if "loss" in compared:
-        loss = compared["loss"]["result"]
-        row["loss"] = f"{loss:.3f}"
-        if language:
-            row["perplexity"] = perplexity(loss)
-        else:
-            row["accuracy"] = f"{100 * compared['accuracy']['result']:.1f} %"
-    if "embeddings" in compared:
-        row["cosine of embeddings"] = f"{compared['embeddings']['cosine']:.4f}"
-        row["1st percentile"] = f"{compared['embeddings']['first_percentile']:.4f}"
-    elif "cosine" in compared:
-        row["cosine of outputs"] = f"{compared['cosine']:.4f}"
-    if "relative_error" in compared:
-        row["relative error"] = f"{compared['relative_error']:.4f}"
+    if compared.loss:
+        row |= scores(compared.loss.result, compared.accuracy and compared.accuracy.result, language)
+    if compared.embeddings:
+        row["cosine of embeddings"] = f"{compared.embeddings.cosine:.4f}"
+        row["1st percentile"] = f"{compared.embeddings.first_percentile:.4f}"
+    elif compared.cosine is not None:
+        row["cosine of outputs"] = f"{compared.cosine:.4f}"
+    if compared.relative_error is not None:
+        row["relative error"] = f"{compared.relative_error:.4f}"
+    return row
+
+
+def of_source(name: str, compared: Comparison, language: bool) -> dict[str, str]:
+    """The same cells for the source that was compared with; its name alone where nothing is scored."""
+    if compared.loss is None:
+        return {"start": name}
+    return {"start": name} | scores(compared.loss.source, compared.accuracy and compared.accuracy.source, language)
+
+
+def scores(loss: float, accuracy: float | None, language: bool) -> dict[str, str]:
+    row = {"loss": f"{loss:.3f}"}
+    if language:
+        row["perplexity"] = perplexity(loss)
+    elif accuracy is not None:
+        row["accuracy"] = f"{100 * accuracy:.1f} %"
     return row
 
 
@@ -30,26 +42,29 @@ def perplexity(loss: float) -> str:
     return f"{math.exp(loss):,.1f}" if loss < 20 else f"e^{loss:.0f}"
 
 
-def sentence(compared: dict[str, Any] | None, language: bool) -> str:
+def sentence(compared: Comparison | None, language: bool) -> str:
     """The proof in one sentence."""
     if compared is None:
         return "Not compared with the source: give --calibrate DATA to measure what is left of it."
-    if not compared["done"]:
-        return f"Not compared with the source: {compared['why']}."
-    where = f"On {compared['rows']:,} {'held-out ' if compared['data'] != 'noise' else ''}outputs"
-    where += " (noise as input)" if compared["data"] == "noise" else ""
-    parts = [f"largest difference {compared['max_difference']:.2g} where their spread is {compared['spread']:.3g}"]
-    parts.append(f"relative error {compared['relative_error']:.2g}")
-    if "embeddings" in compared:
-        parts.append(f"cosine of embeddings {compared['embeddings']['cosine']:.4f}")
-    else:
-        parts.append(f"cosine {compared['cosine']:.4f}")
-    if "loss" in compared:
-        a, b = compared["loss"]["source"], compared["loss"]["result"]
+    if not compared.done:
+        return f"Not compared with the source: {compared.why}."
+    noise = compared.data == "noise"
+    where = f"On {compared.rows or 0:,} {'' if noise else 'held-out '}outputs{' (noise as input)' if noise else ''}"
+    known = [
+        ("largest difference {:.2g}", compared.max_difference),
+        ("relative error {:.2g}", compared.relative_error),
+        ("cosine of embeddings {:.4f}", compared.embeddings and compared.embeddings.cosine),
+        ("cosine {:.4f}", None if compared.embeddings else compared.cosine),
+    ]
+    parts = [words.format(value) for words, value in known if value is not None]
+    if parts and compared.spread is not None:
+        parts[0] += f" where their spread is {compared.spread:.3g}"
+    if compared.loss:
+        a, b = compared.loss.source, compared.loss.result
         parts.append(f"loss {b:.3f} (source {a:.3f})")
         if language:
             parts.append(f"perplexity {perplexity(b)} (source {perplexity(a)})")
-        else:
-            a, b = compared["accuracy"]["source"], compared["accuracy"]["result"]
-            parts.append(f"accuracy {100 * b:.1f} % (source {100 * a:.1f} %) of {compared['scored']:,}")
+        elif compared.accuracy:
+            a, b = compared.accuracy.source, compared.accuracy.result
+            parts.append(f"accuracy {100 * b:.1f} % (source {100 * a:.1f} %) of {compared.scored or 0:,}")
     return f"{where}: {', '.join(parts)}."

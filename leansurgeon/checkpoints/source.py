@@ -22,6 +22,8 @@ from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
+from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
+from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
@@ -50,7 +52,8 @@ class Source:
     preset: Preset | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
     files: tuple[Path, ...] = ()  # the weight files as the user has them, before any conversion
-    record: dict = field(default_factory=dict, compare=False)  # its surgery.json, where there is one
+    record: SurgeryRecord | None = field(default=None, compare=False)  # its surgery.json, where there is one
+    record_trouble: str = ""  # why its surgery.json cannot be read
     held: ExitStack | None = field(default=None, repr=False, compare=False)  # temporary folders of converted weights
 
     @property
@@ -68,7 +71,7 @@ class Source:
     @property
     def learned(self) -> bool:
         """Whether the weights know anything: a preset and what was initialised and never trained do not."""
-        return self.weights is not None and self.record.get("initialised") != "fresh"
+        return self.weights is not None and (self.record is None or self.record.learned)
 
     @property
     def policy(self) -> str | None:
@@ -147,7 +150,8 @@ def from_folder(
         path = path / "model"  # a run folder
     name, original, config = name or str(path), path, read_config(path)
     notes = (f"revision {path.name}",) if kind == "hub" and path.parent.name == "snapshots" else ()
-    record = surgery_record(path)
+    record, trouble = record_of(path)
+    notes += (trouble,) if trouble else ()
     files: tuple[Path, ...] = ()
     if not list(path.glob("*.safetensors")) and not (path / "model.safetensors.index.json").exists():
         path, files = from_pickle(path, allow_pickle, keep)
@@ -170,7 +174,18 @@ def from_folder(
             f"{unread} tensors that {(config.get('architectures') or ['the model'])[0]} does not read are left out",
         )
     return Source(
-        name, kind, config, architecture, specs, path, weights, preset_of(record), notes, files=files, record=record
+        name,
+        kind,
+        config,
+        architecture,
+        specs,
+        path,
+        weights,
+        preset_of(record),
+        notes,
+        files=files,
+        record=record,
+        record_trouble=trouble,
     )
 
 
@@ -211,16 +226,17 @@ def is_timm(config: Config) -> bool:
     return "architecture" in config and "model_type" not in config
 
 
-def surgery_record(path: Path) -> dict:
-    """What surgery.json says of a folder that came from here; empty where there is none that can be read."""
-    return jsonfile.read_object_if_whole(path / "surgery.json") or {}
+def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
+    """surgery.json of a folder that came from here; or why it cannot be read, which is no reason to refuse it."""
+    try:
+        return read_record(path), ""
+    except DamagedRecord as error:
+        return None, error.message
 
 
-def preset_of(record: dict) -> Preset | None:
+def preset_of(record: SurgeryRecord | None) -> Preset | None:
     """The preset that a folder stems from."""
-    source = record.get("source")
-    name = source.get("preset") if isinstance(source, dict) else None
-    return PRESETS.get(name) if isinstance(name, str) else None
+    return PRESETS.get(record.source.preset or "") if record else None
 
 
 def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, tuple[Path, ...]]:

@@ -242,29 +242,31 @@ def pruned(
         "parameters_before": before,
         "parameters_after": after,
         "healed": heal,
-        "kept_heads": written["decided"].get("kept_heads", {}),
+        "kept_heads": written.decided.get("kept_heads", {}),
         "library": steps.architecture.library,
-        "proof": written["proof"],
-        "language": written["language"],
+        "proof": written.proof.as_dict(),
+        "language": written.language,
     }
 
 
 def outcome(found: dict[str, Any]) -> list[str]:
     """What --prune has written."""
+    from leansurgeon.checkpoints.record import Proof
     from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.cli.shrink import closing
     from leansurgeon.shape import Shape
 
+    proof = Proof.from_dict(found["proof"])
     before, after = Shape.from_dict(found["before"]), Shape.from_dict(found["after"])
     a, b = found["parameters_before"], found["parameters_after"]
-    lines = closing(Path(found["out"]), found["proof"]).split("\n")
+    lines = closing(Path(found["out"]), proof).split("\n")
     lines += wrap(
         f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
         f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
     )
     if found["library"] == "leansurgeon":
         lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
-    lines += wrap(sentence(found["proof"].get("compared"), found["language"]))
+    lines += wrap(sentence(proof.compared, found["language"]))
     if found["healed"]:
         lines += wrap(
             f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "

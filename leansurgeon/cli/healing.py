@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
-from leansurgeon.reading import jsonfile
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -97,30 +96,26 @@ def _of_run(asked: Asked) -> TrainingRecipe | None:
     return reading.load_training(str(found)) if found.is_file() else None
 
 
-def surgery_of(folder: Path) -> dict[str, Any] | None:
-    """What `surgery.json` in `folder` holds; None where there is none. Raises `UsageError` for one that is broken."""
-    path = folder / "surgery.json"
-    return jsonfile.read_object(path) if path.exists() else None
-
-
 def has_learned(folder: Path) -> bool:
     """Whether the weights in `folder` come from somewhere: surgery that started fresh is trained as from scratch."""
+    from leansurgeon.checkpoints import record
     from leansurgeon.training.runs import folder as runfolder
 
-    surgery = surgery_of(folder) or {}
-    return runfolder.is_trained(folder) or surgery.get("initialised") != "fresh"
+    made = record.read(folder)
+    return runfolder.is_trained(folder) or made is None or made.learned
 
 
 def bound_recipe(folder: Path) -> str:
     """The recipe of the preset that the model in `folder` was cut from. Raises `UsageError` where there is none."""
+    from leansurgeon.checkpoints import record
+
     hint = "Name one: --recipe NAME (`leansurgeon recipes list`) or --recipe FILE.yaml."
-    surgery = surgery_of(folder)
-    if surgery is None:
+    made = record.read(folder)
+    if made is None:
         raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)
     from leansurgeon.architectures.presets import PRESETS
 
-    source = surgery.get("source") or {}
-    preset = source.get("preset") if isinstance(source, dict) else None
+    preset = made.source.preset
     bound = PRESETS[preset].recipe if preset in PRESETS else None
     if bound is None:
         of = f"its preset '{preset}' has no recipe" if preset else "it was not cut from a preset"

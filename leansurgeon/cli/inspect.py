@@ -124,7 +124,7 @@ def describe(found: Inspection) -> list[str]:
 
 def origin(found: Inspection) -> str:
     """Where the model comes from, by its surgery.json."""
-    record = found.provenance
+    record = found.record
     if record is None:
         preset = found.source.preset
         return (
@@ -132,11 +132,9 @@ def origin(found: Inspection) -> str:
             if preset
             else "no surgery.json, so not made by leansurgeon, or copied without it."
         )
-    steps = ", ".join(f"{o['name']} ({o['exactness']})" for o in record["plan"].get("operators", [])) or "no change"
-    return (
-        f"{record['source']['name']}, by leansurgeon {record.get('versions', {}).get('leansurgeon', '?')} "
-        f"on {str(record.get('created', '?'))[:10]}: {steps}."
-    )
+    steps = ", ".join(f"{step.name} ({step.exactness})" for step in record.steps) or "no change"
+    by = record.versions.get("leansurgeon", "?")
+    return f"{record.source.name}, by leansurgeon {by} on {(record.created or '?')[:10]}: {steps}."
 
 
 def diagnosis(checks: list[Check]) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError
 from leansurgeon.words import wrap
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import Proof
 
 
 def shrink(
@@ -117,12 +120,9 @@ def shrink(
     steps = decided.plan
     if dry_run:
         decided.close()
-    record = None if dry_run else carry_out(decided, opened, folder, force=force, check=proof, say=say)
-    found = record["proof"] if record else None
-    rows = []
-    if compare and record:
-        rows = comparison.starts(opened, wanted, steps, data, found["compared"], say)
-        comparison.keep(folder, record, rows)
+    also = (lambda found: comparison.starts(opened, wanted, steps, data, found.compared, say)) if compare else None
+    record = None if dry_run else carry_out(decided, opened, folder, force=force, check=proof, starts=also, say=say)
+    found = record.proof if record else None
     if as_json:
         document = {
             "schema_version": 1,
@@ -131,12 +131,13 @@ def shrink(
             "plan": steps.as_dict(),
             "decided": decided.record,
         }
-        document |= {"proof": found} if record else {}
-        document |= {"compare": {row.name: row.compared for row in rows}} if rows else {}
+        document |= {"proof": found and found.as_dict()} if record else {}
+        starts = record.starts if record else {}
+        document |= {"compare": {name: start.as_dict() for name, start in starts.items()}} if starts else {}
         print(json.dumps(document))
         return
     print(plan_table(steps))
-    if choices := decided_table(record["decided"] if record else decided.record):
+    if choices := decided_table(record.decided if record else decided.record):
         print("\n" + choices)
     if record is None:
         print("\nDry run: nothing was written.")
@@ -147,9 +148,9 @@ def shrink(
         else "\n".join(["", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
     )
     if found and opened.learned and init != "fresh":
-        print("\n".join(wrap(sentence(found.get("compared"), record["language"]))))
-    if rows:
-        print("\n" + comparison.table(rows, data))
+        print("\n".join(wrap(sentence(found.compared, record.language))))
+    if record.starts:
+        print("\n" + comparison.table(record.starts, data))
 
 
 def trained_on(source: str):
@@ -176,10 +177,10 @@ def sample_data(opened, calibrate: str | None, task, samples: int | None, seed: 
     )
 
 
-def closing(folder: Path, proof: dict) -> str:
-    lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof['loaded_with']}:")
+def closing(folder: Path, proof: Proof) -> str:
+    lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof.loaded_with}:")
     lines += wrap(
-        f"{proof['parameters']:,} parameters, no missing and no unexpected tensors, output {proof['output']} is finite."
+        f"{proof.parameters:,} parameters, no missing and no unexpected tensors, output {list(proof.output)} is finite."
     )
     return "\n".join(["", *lines])
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leansurgeon.cli.common import say
 from leansurgeon.words import wrap
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import SurgeryRecord
 
 
 def undo(
@@ -35,30 +38,34 @@ def undo(
         check_free(out, force=force)
         check_apart(out, source.folder)
     record = None if dry_run else carry_out(steps, out, force=force, say=say)
-    verified = record["decided"]["verified"] if record else None
+    verified = record.decided["verified"] if record else None
     if as_json:
         document = {"schema_version": 1, "dry_run": dry_run, "out": None if dry_run else str(out)}
-        document |= {"plan": steps.plan.as_dict(), "verified": verified, "proof": record and record["proof"]}
+        document |= {
+            "plan": steps.plan.as_dict(),
+            "verified": verified,
+            "proof": record and record.proof and record.proof.as_dict(),
+        }
         print(json.dumps(document))
         return
     print(plan_table(steps.plan))
     print("\n" + "\n".join(wrap(closing(out, record) if record else "Dry run: nothing was written.")))
 
 
-def closing(out: Path, record: dict) -> str:
+def closing(out: Path, record: SurgeryRecord) -> str:
     """The closing sentence: where it is, and what it was held against."""
-    verified, proof = record["decided"]["verified"], record["proof"]
+    verified, proof = record.decided["verified"], record.proof
     if verified["by"] == "reload":
-        compared = proof["compared"]
+        compared = proof.compared
         found = (
-            f"outputs differ from the undone model's by at most {compared['max_difference']:.2g} where their spread "
-            f"is {compared['spread']:.2g}"
-            if compared["done"]
-            else compared["why"]
+            f"outputs differ from the undone model's by at most {compared.max_difference:.2g} where their spread "
+            f"is {compared.spread:.2g}"
+            if compared.done
+            else compared.why
         )
         return (
             f"Written to {out}; {verified['source']} is not at hand or has changed, so the result was reloaded with "
-            f"{proof['loaded_with']}: {found}."
+            f"{proof.loaded_with}: {found}."
         )
     how = "the file has the recorded SHA-256" if verified["by"] == "sha256" else "compared tensor by tensor"
     left = verified.get("left_out")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.checkpoints.record import SurgeryRecord, read_if_whole
 from leansurgeon.checkpoints.source import Source, read_config
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
-from leansurgeon.reading import jsonfile
 from leansurgeon.shape import Shape, Stage
 
 NUMBERS = {
@@ -40,7 +40,7 @@ class Inspection:
     source: Source
     heads: str  # what the library does with head_dim
     findings: tuple[Finding, ...]
-    provenance: dict | None  # surgery.json
+    record: SurgeryRecord | None  # surgery.json
 
     def as_dict(self) -> dict:
         """All that was found, as JSON holds it."""
@@ -55,14 +55,14 @@ class Inspection:
             "parameters": source.parameters.as_dict(),
             "head_dim": {"stored": arch.stores_head_dim, "keep": keeps(arch), "says": self.heads},
             "findings": [asdict(f) for f in self.findings],
-            "surgery": self.provenance,
+            "surgery": self.record and self.record.as_dict(),
             "notes": list(source.notes),
         }
 
 
 def inspect(source: Source) -> Inspection:
     """Everything that can be said of an opened source."""
-    record, problem = surgery_record(source.folder)
+    record, problem = surgery_record(source)
     found = [problem] if problem else []
     found += contradictions(source.shape, record)
     found += ignored_head_dim(source)
@@ -87,23 +87,21 @@ def head_policy(arch: Architecture) -> str:
     return f"{derived}: heads can be split only (--head-dim split); heads that keep their size cannot be stored."
 
 
-def surgery_record(folder: Path | None) -> tuple[dict | None, Finding | None]:
+def surgery_record(source: Source) -> tuple[SurgeryRecord | None, Finding | None]:
     """surgery.json of a folder, or what is wrong with it."""
-    if folder is None or not (folder / "surgery.json").exists():
-        return None, None
-    try:
-        record = jsonfile.read_object(folder / "surgery.json")
-        Shape.from_dict(record["plan"]["after"])
+    record, trouble = source.record, source.record_trouble
+    if record is not None and record.after is None:
+        record, trouble = None, "it holds no plan"
+    if not trouble:
         return record, None
-    except (OSError, ValueError, KeyError, TypeError, LeanSurgeonError):
-        return None, Finding("contradiction", "surgery.json is damaged, so the model's past is not known.")
+    return None, Finding("contradiction", f"surgery.json is damaged, so the model's past is not known ({trouble}).")
 
 
-def contradictions(shape: Shape, record: dict | None) -> list[Finding]:
+def contradictions(shape: Shape, record: SurgeryRecord | None) -> list[Finding]:
     """Where config.json says another shape than surgery left."""
-    if record is None:
+    left = record.after if record else None
+    if left is None:
         return []
-    left = Shape.from_dict(record["plan"]["after"])
     if len(left.stages) != len(shape.stages):
         return [
             Finding("contradiction", f"surgery.json has {len(left.stages)} stages, config.json {len(shape.stages)}.")
@@ -166,7 +164,7 @@ def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:
     """The same error, with surgery.json called as a witness where a folder's config and weights disagree."""
     folder = Path(source).expanduser()
     folder = folder if (folder / "config.json").exists() else folder / "model"
-    record, _ = surgery_record(folder)
+    record = read_if_whole(folder)
     if record is None:
         return error
     try:

@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints import record
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.report.humans import number, part
 from leansurgeon.training.runs.folder import METRICS, STARTS, SUMMARY
 
-SURGERY = "surgery.json"
 SCHEMA_VERSION = 1
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
 
@@ -62,9 +62,17 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
     unique = {entry.path.resolve(): entry for entry in found.entries}.values()
     found.entries = sorted(unique, key=lambda e: (-e.when, str(e.path)))
     if not paths:
-        trained = [run.data["model"].get("surgery") for run in found.of("run")]
+        trained = [_same_form(run.data["model"].get("surgery")) for run in found.of("run")]
         found.entries = [e for e in found.entries if e.kind == "run" or e.data not in trained]
     return found
+
+
+def _same_form(surgery: Any) -> dict[str, Any] | None:
+    """The record that a summary keeps, as `collect` reads it from a file."""
+    try:
+        return record.SurgeryRecord.from_dict(surgery).as_dict()
+    except record.DamagedRecord:
+        return None
 
 
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
@@ -72,7 +80,7 @@ MAKE_ONE = "`leansurgeon run digits-vit` makes some."
 
 
 def _walk(folder: Path, depth: int, found: Collection) -> None:
-    for name, kind in ((SUMMARY, "run"), (SURGERY, "model")):
+    for name, kind in ((SUMMARY, "run"), (record.NAME, "model")):
         if (folder / name).is_file():
             entry = _read(folder / name, kind, found.problems)
             if entry:
@@ -94,31 +102,38 @@ def _walk(folder: Path, depth: int, found: Collection) -> None:
 
 
 def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
+    if kind == "model":
+        return _read_model(path, problems)
     try:
         data = jsonfile.read(path)
     except UsageError as error:
         problems.append(error.message)
         return None
-    if trouble := what_is_wrong(data, kind):
+    if trouble := what_is_wrong(data):
         problems.append(f"{path} {trouble}.")
         return None
-    if kind == "run" and data.get("kappa") is None:  # measured after the training, if ever
+    if data.get("kappa") is None:  # measured after the training, if ever
         data |= {"kappa": _kappa_of(path.parent)}
     return Entry(path.parent, kind, data, _when(data, path))
+
+
+def _read_model(path: Path, problems: list[str]) -> Entry | None:
+    try:
+        data = record.read(path.parent).as_dict()
+    except record.DamagedRecord as error:
+        problems.append(error.message)
+        return None
+    return Entry(path.parent, "model", data, _when(data, path))
 
 
 def _kappa_of(folder: Path) -> Any:
     return jsonfile.read_object_if_whole(folder / KAPPA)
 
 
-def what_is_wrong(data: Any, kind: str = "run") -> str | None:
-    """Why this is no summary (or surgery record) that a report can use, as the end of a sentence; None when it is
-    one."""
+def what_is_wrong(data: Any) -> str | None:
+    """Why this is no summary that a report can use, as the end of a sentence; None when it is one."""
     if not isinstance(data, dict):
         return "does not hold a JSON object"
-    if kind == "model":
-        whole = isinstance(data.get("source"), dict | str)
-        return None if whole else "was not written by leansurgeon: it has no source"
     version = data.get("schema_version")
     if not isinstance(version, int):
         return "was not written by leansurgeon: it has no schema_version"

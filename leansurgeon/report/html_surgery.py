@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from leansurgeon.checkpoints.report_numbers import of_comparison, sentence
+from leansurgeon.checkpoints.record import Comparison, DamagedRecord
+from leansurgeon.checkpoints.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.errors import plural
 from leansurgeon.report import humans
 from leansurgeon.report.collect import Entry
@@ -215,8 +216,8 @@ def proof(record: dict[str, Any]) -> Markup | None:
 
 def compared_said(compared: dict[str, Any], record: dict[str, Any]) -> str | None:
     try:
-        return text(sentence(compared, language=record.get("language") is True))
-    except (KeyError, TypeError, ValueError, OverflowError):  # written by another version
+        return text(sentence(Comparison.from_dict(compared), language=record.get("language") is True))
+    except (DamagedRecord, OverflowError):  # written by another version
         return None
 
 
@@ -226,12 +227,12 @@ def compared_starts(name: str, record: dict[str, Any]) -> Markup | None:
     if not isinstance(found, dict) or not found:
         return None
     try:
-        rows = [of_comparison({"best": "ours"}.get(key, text(key)), found[key], language) for key in found]
-        last = next(reversed(found.values()))
-        if "loss" in last:
-            of_source = {key: {"result": last[key]["source"]} for key in ("loss", "accuracy")}
-            rows.insert(0, of_comparison("the source itself", of_source, language))
-    except (KeyError, TypeError, ValueError, OverflowError):
+        starts = {key: Comparison.from_dict(value) for key, value in found.items()}
+        rows = [of_comparison({"best": "ours"}.get(key, text(key)), start, language) for key, start in starts.items()]
+        last = next(reversed(starts.values()))
+        if last.loss:
+            rows.insert(0, of_source("the source itself", last, language))
+    except (DamagedRecord, OverflowError):
         return None
     heads = list(dict.fromkeys(key for row in rows for key in row))
     cells: list[list[Child]] = [[row.get(key, NONE) for key in heads] for row in rows]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.plan.drop_layers import Choice
@@ -79,9 +80,11 @@ def carry_out(
     *,
     force: bool = False,
     check: bool = True,
+    starts: Callable[[Proof], Mapping[str, Comparison]] | None = None,
     say: Say = lambda _: None,
-) -> dict:
-    """Write the result of `plan` to `folder` and return the record that stands in its surgery.json.
+) -> SurgeryRecord:
+    """Write the result of `plan` to `folder` and return the record that stands in its surgery.json. `starts` is given
+    the proof and scores other starting points, which the record keeps.
 
     A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
     and leaves no folder. `check=False` leaves the proof out, for an experiment that has proved the same shape with
@@ -108,7 +111,13 @@ def carry_out(
             with blaming_weights(source):
                 proof = proved(decided, source, aside)
         record = write_surgery(
-            aside, source, steps.as_dict(), chosen | decided.record, proof, language=predicts_words(decided.calibration)
+            aside,
+            source,
+            steps.as_dict(),
+            chosen | decided.record,
+            proof,
+            language=predicts_words(decided.calibration),
+            starts=starts(proof) if starts and proof else None,
         )
         write_card(aside, record)
     return record
@@ -137,7 +146,7 @@ def predicts_words(data: Calibration | None) -> bool:
     return data is not None and data.task is not None and data.task.head in ("causal-lm", "masked-lm")
 
 
-def proved(decided: Decided, source: Source, folder: Path) -> dict[str, Any]:
+def proved(decided: Decided, source: Source, folder: Path) -> Proof:
     """The proof; a result that knows something is compared with its source, near ones only on real data."""
     steps, data = decided.plan, decided.calibration
     compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)

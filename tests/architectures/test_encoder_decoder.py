@@ -147,7 +147,7 @@ def test_one_number_for_both_sides_of_t5_and_two_for_bart(saved, tmp_path):
 def test_layers_of_t5_keep_the_same_heads_since_they_share_a_table(saved, tmp_path):
     folder, model = saved("t5")
     _, record = cut(folder, tmp_path / "few", heads="2")
-    kept = record["decided"]["kept_heads"]
+    kept = record.decided["kept_heads"]
     encoder, decoder = kept["0"], kept["4"]
     assert all(kept[str(i)] == (encoder if i < 4 else decoder) for i in range(8))
     strength = sum(b.layer[0].SelfAttention.o.weight.reshape(32, 4, 8).norm(dim=(0, 2)) for b in model.encoder.block)
@@ -232,4 +232,4 @@ def test_proof_of_an_exact_plan_compares_both_in_fresh_processes(saved, tmp_path
     folder, _ = saved("t5")
     steps, _ = cut(folder, tmp_path / "wide", heads="6")
     account = prove(tmp_path / "wide", steps.parameters_after.total, source=folder, exact=True)
-    assert account["compared"]["done"] and account["compared"]["max_difference"] < 1e-4 * account["compared"]["spread"]
+    assert account.compared.done and account.compared.max_difference < 1e-4 * account.compared.spread

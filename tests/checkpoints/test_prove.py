@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints import prove, reload_check
+from leansurgeon.checkpoints.record import Both
 from leansurgeon.errors import LeanSurgeonError
 
 RESULT = {"output": [2, 5, 7], "count": 8, "loss_sum": 4.0, "right": 6, "finite": True}
@@ -17,8 +18,8 @@ SOURCE = RESULT | {"loss_sum": 2.0, "differences": SAME}
 
 def test_what_is_compared():
     found = prove.against(SOURCE, RESULT, "held-out data", exact=True)
-    assert found["done"] and found["loss"] == {"source": 0.25, "result": 0.5} and found["scored"] == 8
-    assert found["accuracy"] == {"source": 0.75, "result": 0.75} and found["data"] == "held-out data"
+    assert found.done and found.loss == Both(0.25, 0.5) and found.scored == 8
+    assert found.accuracy == Both(0.75, 0.75) and found.data == "held-out data"
 
 
 @pytest.mark.parametrize(
@@ -32,12 +33,12 @@ def test_what_is_compared():
 )
 def test_a_source_that_nothing_can_be_compared_with(source, why):
     found = prove.against(source, RESULT, "noise", exact=True)
-    assert not found["done"] and why in found["why"]
+    assert not found.done and why in found.why
 
 
 def test_an_exact_plan_may_err_by_rounding_only():
     far = SOURCE | {"differences": SAME | {"max_difference": 3e-4}}
-    assert prove.against(far, RESULT, "noise", exact=False)["done"]
+    assert prove.against(far, RESULT, "noise", exact=False).done
     with pytest.raises(LeanSurgeonError, match=r"outputs differ by 0\.0003 where their spread is 2"):
         prove.against(far, RESULT, "noise", exact=True)
 
@@ -47,8 +48,8 @@ def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, t
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nothing")
     account = prove.prove(folder, sum(p.numel() for p in model.parameters()), source=broken)
-    assert account["finite"] and not account["missing"]
-    assert "the source itself does not load with its library" in account["compared"]["why"]
+    assert account.finite and not account.missing
+    assert "the source itself does not load with its library" in account.compared.why
 
 
 def test_differences_are_those_of_torch():

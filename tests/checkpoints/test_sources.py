@@ -44,7 +44,7 @@ def test_a_model_that_was_cut_before_can_be_cut_again_and_remembers_its_preset(t
     assert again.preset.name == "digits-vit" and again.policy == "keep"
     steps = plan(again, Wanted(heads="8", layers="2"))
     record = carry_out(steps, again, tmp_path / "twice", check=False)
-    assert record["source"]["preset"] == "digits-vit" and steps.layers == (0, 2)
+    assert record.source.preset == "digits-vit" and steps.layers == (0, 2)
     assert [o.name for o in steps.operators] == ["drop-layers", "add-heads"]
 
 
@@ -91,7 +91,7 @@ def test_old_names_and_unread_heads_of_published_bert_files(tmp_path):
     masked = transformers.BertForMaskedLM(config)
     assert source.parameters.total == sum(p.numel() for p in masked.parameters())
     record = carry_out(plan(source, Wanted(layers="1")), source, tmp_path / "cut")
-    assert "left out" in record["source"]["notes"][0]
+    assert "left out" in record.source.notes[0]
 
 
 def test_what_was_never_trained_stays_fresh_and_the_history_is_kept(tmp_path):
@@ -99,7 +99,7 @@ def test_what_was_never_trained_stays_fresh_and_the_history_is_kept(tmp_path):
     carry_out(plan(first, Wanted(layers="4")), first, tmp_path / "once", check=False)
     again = open_source(str(tmp_path / "once"))
     record = carry_out(plan(again, Wanted(layers="2")), again, tmp_path / "twice", check=False)
-    assert record["initialised"] == "fresh" and len(record["history"]) == 2
+    assert record.initialised == "fresh" and len(record.history) == 2
     assert "newly initialised" in (tmp_path / "twice/README.md").read_text()
     trained = load(tmp_path / "once")
     trained.save(tmp_path / "trained")
@@ -173,8 +173,8 @@ def test_a_pickle_keeps_its_own_name_and_hash(tmp_path):
     source = open_source(str(tmp_path / "m"), allow_pickle=True)
     record = carry_out(plan(source, Wanted(layers="2")), source, tmp_path / "cut", check=False)
     digest = hashlib.sha256((tmp_path / "m/pytorch_model.bin").read_bytes()).hexdigest()
-    assert record["source"]["name"] == str(tmp_path / "m")
-    assert record["source"]["sha256"] == {"pytorch_model.bin": digest}
+    assert record.source.name == str(tmp_path / "m")
+    assert record.source.sha256 == {"pytorch_model.bin": digest}
 
 
 def test_a_layer_whose_scale_depends_on_its_number_is_not_moved(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.surgery.plan.method import Method
@@ -39,11 +40,11 @@ def test_added_heads_and_units_go_again(family, saved, tmp_path):
     mlp = {"gpt2": "160"}.get(family, "64")
     cut(folder, tmp_path / "wide", ADD, heads="2x", head_dim="keep", mlp_dim=mlp)
     record = undone(tmp_path / "wide", tmp_path / "back")
-    assert record["decided"]["verified"]["by"] == "sha256" and record["proof"] is None
+    assert record.decided["verified"]["by"] == "sha256" and record.proof is None
     assert equal(folder, tmp_path / "back")
     first, again = (json.loads((f / "config.json").read_text()) for f in (folder, tmp_path / "back"))
     assert first == again  # the library's own family again, too
-    assert {o["name"] for o in record["plan"]["operators"]} <= {"undo-add-heads", "undo-widen-mlp"}
+    assert {o["name"] for o in record.plan["operators"]} <= {"undo-add-heads", "undo-widen-mlp"}
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "qwen3"])
@@ -83,7 +84,7 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "by": "somebody"})
     cut(folder, tmp_path / "wide", ADD, heads="8")
-    assert undone(tmp_path / "wide", tmp_path / "first")["decided"]["verified"]["by"] == "source"
+    assert undone(tmp_path / "wide", tmp_path / "first").decided["verified"]["by"] == "source"
     kept = shutil.copytree(folder, tmp_path / "kept")  # then the source changes
     tensors["vit.layernorm.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -91,11 +92,11 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
 
     def prove(result, parameters, *, source, exact):
         asked.update(parameters=parameters, source=source, exact=exact)
-        return {"loaded_with": "a stand-in", "parameters": parameters, "compared": None}
+        return Proof("a stand-in", parameters)
 
     monkeypatch.setattr(undo, "prove", prove)
     record = undone(tmp_path / "wide", tmp_path / "back")
-    assert record["decided"]["verified"]["by"] == "reload" and equal(kept, tmp_path / "back")
+    assert record.decided["verified"]["by"] == "reload" and equal(kept, tmp_path / "back")
     count = sum(p.numel() for p in model.parameters())
     assert asked == {"parameters": count, "source": tmp_path / "wide", "exact": True}
 

@@ -14,8 +14,8 @@ from leansurgeon.report.table import render
 from tests.support.report_fixtures import digits, summary, write
 
 PLAN = {
-    "before": {"stages": [{"depth": 16, "heads": 12, "head_dim": 64, "mlp_dim": 3072}]},
-    "after": {"stages": [{"depth": 10, "heads": 24, "head_dim": 32, "mlp_dim": 3072}]},
+    "before": {"stages": [{"depth": 16, "heads": 12, "head_dim": 64, "kv_heads": 12, "mlp_dim": 3072, "width": 768}]},
+    "after": {"stages": [{"depth": 10, "heads": 24, "head_dim": 32, "kv_heads": 24, "mlp_dim": 3072, "width": 768}]},
     "parameters_before": {"total": 119_589_889},
     "parameters_after": {"total": 84_182_017, "attention": 23_000_000},
 }

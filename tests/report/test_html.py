@@ -335,17 +335,6 @@ def test_raw_and_invariant_kappa_side_by_side(tmp_path):
     assert page.table("Results").row("a")["kappa A W_o"].value == 20.0
 
 
-def test_compared_starts_reach_the_record(tmp_path):
-    from leansurgeon.surgery.check.compare import Start, keep
-
-    record = {"source": {"name": "x"}, "plan": {}}
-    write(tmp_path, record, "surgery.json")
-    keep(tmp_path, record, [Start("fresh", {"cosine": 0.1}), Start("best", {"cosine": 0.9})])
-    found = json.loads((tmp_path / "surgery.json").read_text())
-    assert found == record | {"starts": {"fresh": {"cosine": 0.1}, "best": {"cosine": 0.9}}}
-    assert [p.name for p in tmp_path.iterdir()] == ["surgery.json"]
-
-
 def test_the_predicted_memory_of_a_run_on_a_gpu_stands_beside_the_measured_one(tmp_path):
     from leansurgeon import architectures
     from leansurgeon.architectures.presets import get

@@ -97,7 +97,7 @@ def test_a_shared_tensor_that_is_stored_twice_stays_shared(tmp_path):
     model.save_pretrained(tmp_path / "source")
     spoil(tmp_path / "source", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     record = cut(tmp_path / "source", tmp_path / "out", layers="2")
-    assert record["plan"]["parameters_before"]["total"] == sum(p.numel() for p in model.parameters())
+    assert record.plan["parameters_before"]["total"] == sum(p.numel() for p in model.parameters())
     lean = load(tmp_path / "out").model
     assert lean.lm_head.weight is lean.model.embed_tokens.weight
     assert torch.equal(lean.lm_head.weight, model.lm_head.weight)
@@ -146,14 +146,14 @@ def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from leansurgeon.checkpoints import output, weights
+from leansurgeon.checkpoints import durable, output, weights
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.shrink import carry_out
 from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out
 
 at, left = sys.argv[3], int(sys.argv[4])
-module, name = {"copy": (weights, "copy_range"), "make": (weights, "write_array"), "sync": (output, "sync"),
+module, name = {"copy": (weights, "copy_range"), "make": (weights, "write_array"), "sync": (durable, "sync"),
                 "moved": (output.shutil, "rmtree"), "rename": (output, "replace_folder")}[at]
 real = getattr(module, name)
 

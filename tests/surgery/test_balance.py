@@ -39,15 +39,15 @@ def test_every_family_says_the_same_in_another_basis(key, tmp_path):
             plan(source, Wanted(), method=Method(balance=True))
         return
     record = written(source, tmp_path / "out")
-    (step,) = record["plan"]["operators"]
-    assert (step["name"], record["plan"]["exactness"]) == ("balance", "exact")
+    (step,) = record.plan["operators"]
+    assert (step["name"], record.plan["exactness"]) == ("balance", "exact")
     assert step["settings"]["scores"] or key not in SCORES
     assert not step["settings"]["scores"] or key not in NOT_SCORES
     new = load(tmp_path / "out").model.eval()
     for batch in batches(source, model):
         a, b = (expected(source, m, batch) for m in (model, new))
         assert (a - b).abs().max() < 1e-4 * a.std()
-    after, balanced = open_source(str(tmp_path / "out")), record["decided"]["balance"]
+    after, balanced = open_source(str(tmp_path / "out")), record.decided["balance"]
     assert list(balanced) == [str(i) for i in range(source.shape.depth)]
     changed = {s.role for s in source.specs if not np.array_equal(*(m.weights.raw(s.name) for m in (source, after)))}
     assert "o" in changed and changed <= {"q", "k", "v", "qk", "qkv", "o"}

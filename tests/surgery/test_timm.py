@@ -50,7 +50,7 @@ def test_kept_head_dim_is_exact_through_the_registered_entry_point(folder, tmp_p
 
     path, model = folder
     steps, record = cut(path, tmp_path / "wide", heads="8", head_dim="keep")
-    assert "timm_vit" in record["proof"]["loaded_with"] and steps.exactness == "exact"
+    assert "timm_vit" in record.proof.loaded_with and steps.exactness == "exact"
     wide = timm.create_model(f"local-dir:{tmp_path / 'wide'}", pretrained=True).eval()
     image = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_what_timm_itself_can_hold_is_written_for_plain_timm(folder, tmp_path):
     path, _ = folder
     steps, record = cut(path, tmp_path / "lean", heads="8", layers="2", mlp_ratio=1.0)
     assert steps.policy == "split" and "timm" in steps.why
-    assert record["proof"]["loaded_with"] == "timm.create_model"
+    assert record.proof.loaded_with == "timm.create_model"
     assert json.loads((tmp_path / "lean/config.json").read_text())["architecture"] == "vit_tiny_patch16_224"
 
 

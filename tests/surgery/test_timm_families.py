@@ -191,7 +191,7 @@ def test_kept_head_dim_is_exact_and_reloads_through_timm(case, tmp_path):
     assert steps.exactness == "exact" and steps.architecture.name == f"{'timm' if native else 'leansurgeon'}_{key}"
     if key in PROVED:
         after = "" if native else f" after `import leansurgeon.models.timm_{key}`"
-        assert record["proof"]["loaded_with"] == f"timm.create_model{after}"
+        assert record.proof.loaded_with == f"timm.create_model{after}"
     wide = reload(tmp_path / "wide")
     torch.testing.assert_close(output(wide), output(model), atol=1e-5, rtol=1e-5)
     # The layers compute the same sum with wider attention, and what is new is drawn, not zero.
@@ -250,7 +250,7 @@ def test_dropped_layers_are_whole_layers_of_the_source(case, tmp_path):
     assert steps.architecture.name == ("leansurgeon_volo" if key == "volo" else f"timm_{key}")
     reload(tmp_path / "short")
     if key == "davit":
-        assert record["proof"]["loaded_with"] == "timm.create_model"
+        assert record.proof.loaded_with == "timm.create_model"
 
 
 def stage_of(source, layer):
@@ -285,7 +285,7 @@ def test_heads_and_units_of_a_stage_are_trimmed_by_weight(tmp_path):
     steps, record = cut(folder, tmp_path / "out", **asked)
     assert [o.name for o in steps.operators] == ["drop-layers", "trim-heads", "trim-mlp"]
     assert all(o.says.startswith("stage 3: ") for o in steps.operators)
-    assert record["decided"]["kept_heads"] == {"3": [0, 2], "3.1": [1, 3]}
+    assert record.decided["kept_heads"] == {"3": [0, 2], "3.1": [1, 3]}
     new, old = load_file(tmp_path / "out/model.safetensors"), model.state_dict()
     halves = old["stages.2.blocks.0.1.attn.qkv.weight"].view(3, 4, 8, 32)[:, [1, 3]].reshape(48, 32)
     assert torch.equal(new["stages.2.blocks.0.1.attn.qkv.weight"], halves)

@@ -105,10 +105,7 @@ def label(shape: Shape) -> str:
 
 def shape_before(source: Source) -> Shape | None:
     """The shape that a result of surgery was cut from, where its record says so and it differs."""
-    try:
-        before = Shape.from_dict(source.record["plan"]["before"])
-    except (KeyError, TypeError, LeanSurgeonError):
-        return None
+    before = source.record.before if source.record else None
     return before if before != source.shape else None
 
 

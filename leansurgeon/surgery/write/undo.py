@@ -22,10 +22,11 @@ from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
 from leansurgeon.checkpoints.source import Source, copy_companions
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.shape import ParameterCount
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.method import Method
@@ -43,7 +44,7 @@ class Undo:
     """The way back: `plan` leads from the model as it is to its source's shape, `forward` is the one that made it."""
 
     source: Source
-    record: dict[str, Any]  # the surgery.json that is undone
+    record: SurgeryRecord  # the surgery.json that is undone
     plan: Plan
     forward: Transfer
     specs: tuple[TensorSpec, ...]  # tensors of the source
@@ -104,16 +105,15 @@ def untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: s
 def plan_undo(source: Source) -> Undo:
     """The way back for an opened result. Raises `UsageError` with the reason where there is none."""
     record = undoable(source)
-    steps = record["plan"]
-    before, now = Shape.from_dict(steps["before"]), source.shape
-    if Shape.from_dict(steps["after"]) != now:
+    steps, before, now = record.plan, record.before, source.shape
+    if record.after != now:
         raise UsageError(
             f"{source.name} has another shape than its surgery.json says, so what was done is not known.",
             f"`leansurgeon inspect {source.name}` says more.",
         )
     source = follow(source) if steps.get("class_attention") else source
     specs = tuple(target_specs(source, source.architecture, before))
-    config = record.get("source_config")
+    config = record.source_config
     architecture = architectures.of(config) if config else source.architecture
     config = config or architecture.with_shape(source.config, before)
     parameters = [source.parameters, counted(specs)]
@@ -123,13 +123,13 @@ def plan_undo(source: Source) -> Undo:
         after=before,
         architecture=architecture,
         policy=steps["head_policy"],
-        why=f"undone: {', '.join(o['name'] for o in steps['operators'])}, as surgery.json records it",
+        why=f"undone: {', '.join(step.name for step in record.steps)}, as surgery.json records it",
         init="transfer",
         seed=steps["seed"],
         method=Method(**steps["method"]),
         calibrated=False,
         layers=tuple(range(now.depth)),
-        operators=tuple(inverse(o) for o in reversed(steps["operators"])),
+        operators=tuple(inverse(step) for step in reversed(record.steps)),
         parameters_before=parameters[0],
         parameters_after=parameters[1],
         saved_by={
@@ -143,51 +143,52 @@ def plan_undo(source: Source) -> Undo:
     return Undo(source, record, back, forward, specs, config, architecture)
 
 
-def undoable(source: Source) -> dict[str, Any]:
+def undoable(source: Source) -> SurgeryRecord:
     """The record to undo. Raises `UsageError` with the sentence that says what is in the way."""
     own = "Take the source itself."
-    record = source.record.get("restored") or source.record
-    if source.weights is None or not record:
+    if source.record_trouble:
+        raise UsageError(f"What was done to {source.name} is not known: {source.record_trouble}")
+    record = source.record and (source.record.restored or source.record)
+    if source.weights is None or record is None:
         raise UsageError(f"{source.name} has no surgery.json, so nothing is recorded that could be undone.")
-    try:
-        steps, origin = record["plan"], record["source"]["name"]
-        found = [(o["name"], o["exactness"], o["says"]) for o in steps["operators"]]
-    except (KeyError, TypeError):
-        raise UsageError(f"The surgery.json of {source.name} is damaged, so what was done is not known.") from None
-    if not found or all(name.startswith(UNDO) for name, *_ in found):
+    if record.before is None or record.after is None:
+        raise UsageError(f"The surgery.json of {source.name} holds no plan, so what was done is not known.")
+    names = [step.name for step in record.steps]
+    if not names or all(name.startswith(UNDO) for name in names):
         raise UsageError(f"{source.name} has the shape and the tensors of its source; nothing is left to undo.")
-    lossy = next((step for step in found if step[1] != "exact"), None)
+    lossy = next((step for step in record.steps if step.exactness != "exact"), None)
     if lossy:
-        name, _, says = lossy
-        raise UsageError(f"{name} cannot be undone, since it forgets what it takes away: {says}.", f"Source: {origin}.")
-    if source.record.get("initialised") == "trained":
-        done = " and ".join(name for name, *_ in found)
         raise UsageError(
-            f"The model was trained after {done}: new heads and units are not silent any more, and old ones have "
-            "moved on.",
+            f"{lossy.name} cannot be undone, since it forgets what it takes away: {lossy.says}.",
+            f"Source: {record.source.name}.",
+        )
+    if source.record.initialised == TRAINED:
+        raise UsageError(
+            f"The model was trained after {' and '.join(names)}: new heads and units are not silent any more, and old "
+            "ones have moved on.",
             own,
         )
-    if any(name == "balance" for name, *_ in found):
+    if "balance" in names:
         raise UsageError(
             "balance cannot be undone to the bit: it puts values and outputs into another basis, and surgery.json does "
             "not keep the old one.",
             own,
         )
-    strange = next((name for name, *_ in found if name not in COPIED), None)
-    sizes = [[stage["head_dim"] for stage in steps[side]["stages"]] for side in ("before", "after")]
+    strange = next((name for name in names if name not in COPIED), None)
+    sizes = [[stage.head_dim for stage in shape.stages] for shape in (record.before, record.after)]
     if strange or sizes[0] != sizes[1]:
         why = "heads of another size have rescaled scores" if not strange else "no way back is known"
         raise UsageError(f"{strange or 'split-heads'} cannot be undone to the bit: {why}.", own)
     return record
 
 
-def inverse(operator: dict[str, Any]) -> Operator:
+def inverse(step: Step) -> Operator:
     says = {
         "add-heads": "take the added heads away",
         "split-heads": "join the children of every head",
         "widen-mlp": "take the added MLP units away",
-    }[operator["name"]]
-    return Operator(UNDO + operator["name"], "exact", says, dict(operator["settings"]))
+    }[step.name]
+    return Operator(UNDO + step.name, "exact", says, dict(step.settings))
 
 
 def counted(specs: tuple[TensorSpec, ...]) -> ParameterCount:
@@ -201,7 +202,9 @@ def counted(specs: tuple[TensorSpec, ...]) -> ParameterCount:
 # -- carry out and verify --------------------------------------------------------------------------
 
 
-def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None) -> dict:
+def carry_out(
+    steps: Undo, folder: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None
+) -> SurgeryRecord:
     """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
 
     It is compared bit by bit with the source where that is at hand and unchanged (`verified["by"]` is `source`, or
@@ -222,7 +225,7 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Callable[[
                 f"'{verified['differing'][0]}' is not bit for bit that of {verified['source']}.",
                 "Nothing was kept. Please report this.",
             )
-        restored = steps.record.get("source_surgery")
+        restored = steps.record.source_surgery
         record = write_surgery(
             aside, steps.source, steps.plan.as_dict(), {"verified": verified}, proof, restored=restored
         )
@@ -232,18 +235,18 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Callable[[
 
 def verify(steps: Undo, written: Path, paths: list[Path]) -> dict[str, Any]:
     """How the result can be held against the source, and what differs."""
-    origin = steps.record["source"]
-    recorded = set(origin.get("sha256", {}).values())
+    origin = steps.record.source
+    recorded = set(origin.sha256.values())
     if recorded and {sha256(path) for path in paths} == recorded:
-        return {"by": "sha256", "source": origin["name"], "differing": []}
+        return {"by": "sha256", "source": origin.name, "differing": []}
     files = at_hand(origin, recorded)
     if not files:
-        return {"by": "reload", "source": origin["name"], "differing": []}
+        return {"by": "reload", "source": origin.name, "differing": []}
     old = Weights.open(files[0].parent).renamed(steps.architecture.renames)
     new = Weights.open(written)
     return {
         "by": "source",
-        "source": origin["name"],
+        "source": origin.name,
         "differing": sorted(unequal(new, old)),
         "left_out": sorted(set(old.entries) - set(new.entries)),
     }
@@ -257,12 +260,12 @@ def unequal(new: Weights, old: Weights) -> Iterator[str]:
             yield name
 
 
-def at_hand(origin: dict[str, Any], recorded: set[str]) -> list[Path]:
+def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
     """The source's weight files, where they lie on this machine and are still those of the record."""
-    folder = Path(origin["name"]).expanduser()
+    folder = Path(origin.name).expanduser()
     folder = folder if (folder / "config.json").exists() else folder / "model"
-    if origin.get("kind") == "hub":
-        folder = cached(origin["name"])
+    if origin.kind == "hub":
+        folder = cached(origin.name)
     try:
         files = Weights.open(folder).files if folder and folder.is_dir() else []
     except UnsupportedModel:

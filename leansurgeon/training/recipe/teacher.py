@@ -46,17 +46,17 @@ def find(source: Source, model_dir: Path, kind: str, sets: Sequence[str], *, new
     named = next((text.removeprefix(_KEY) for text in reversed(sets) if text.startswith(_KEY)), None)
     if named not in (None, "source"):
         return Teacher(named, named)
-    record = source.record.get("source")
-    if not isinstance(record, dict) or not record.get("name"):
+    if source.record is None:
         return Teacher(None, "it was not cut from another model")
-    name = str(record["name"])
-    if record.get("kind") == "preset":
+    origin = source.record.source
+    name = origin.name
+    if origin.kind == "preset":
         return Teacher(None, f"{name} is a preset, which has learned nothing")
     if new_tokenizer:
         return Teacher(None, f"{name} has another tokenizer")
     with ExitStack() as keep:
         try:
-            place = at_hand(name, str(record.get("kind")), model_dir)
+            place = at_hand(name, str(origin.kind), model_dir)
             if place is None:
                 return Teacher(None, f"{name}, from which it was cut, is not on this machine")
             opened = open_source(place, keep=keep)

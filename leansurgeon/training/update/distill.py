@@ -29,6 +29,7 @@ from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
 
 if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import SurgeryRecord
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.data.feed import Batch
     from leansurgeon.training.recipe.settings import Distill, Train
@@ -206,7 +207,7 @@ def targets(student: Any, teacher: Any, name: str) -> list[int]:
     """
     depths = [stage.depth for stage in teacher.architecture.shape(teacher.config).stages]
     count = sum(stage.depth for stage in student.architecture.shape(student.config).stages)
-    kept = ((student.surgery or {}).get("plan") or {}).get("layers") or []
+    kept = list(student.surgery.layers) if student.surgery else []
     if len(kept) != count and count == sum(depths):
         kept = list(range(count))
     if len(kept) != count or any(layer >= sum(depths) for layer in kept):
@@ -228,7 +229,7 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
 
 
 def load_teacher(
-    name: str, model_dir: Path, surgery: dict[str, Any] | None, task: Task, *, trained_head: bool = True
+    name: str, model_dir: Path, surgery: SurgeryRecord | None, task: Task, *, trained_head: bool = True
 ) -> Any:
     """The teacher with the task's head. Raises `UsageError` for one that is not there, has learned nothing, or whose
     head would be new where its logits weigh something.
@@ -238,10 +239,9 @@ def load_teacher(
 
     hint = "Name a trained model folder: --set train.distill.teacher=FOLDER."
     if name == "source":
-        record = (surgery or {}).get("source") or {}
-        if not record:
+        if surgery is None:
             raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", hint)
-        name = record["name"]
+        name = surgery.source.name
     source = open_source(name)
     if not source.learned or source.folder is None:
         raise UsageError(f"The teacher {name} has learned nothing.", hint)

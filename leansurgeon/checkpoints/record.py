@@ -1,0 +1,384 @@
+"""surgery.json: what was done to a model, to which source, and what the proof found. Typed, with one reader and one
+writer; every other room asks `SurgeryRecord` and never the file.
+
+A key that is missing is what older versions did not write, and stands at its default; a key of the wrong kind is
+damage. What a later version adds is kept as it is (`other`), so that a record that travels on loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints.durable import write_durably
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.reading import jsonfile
+from leansurgeon.shape import Shape
+
+NAME = "surgery.json"
+FORM = 1  # raised where an older reader would misread what is written
+TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of weights that know nothing
+
+
+class DamagedRecord(UnsupportedModel):
+    """A surgery.json that cannot be read, or holds something else than a record."""
+
+
+# -- what a proof found ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Both:
+    """One number of the source and of the result, on the same samples."""
+
+    source: float
+    result: float
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples."""
+
+    cosine: float
+    first_percentile: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outputs of a result against its source's on the same inputs; where that could not be `done`, `why`.
+
+    `data` is "noise" or "held-out data"; `rows` outputs of real tokens are compared, `scored` labels counted.
+    `relative_error` is the norm of the difference over that of the source's outputs.
+    """
+
+    done: bool = True
+    why: str | None = None
+    data: str | None = None
+    rows: int | None = None
+    max_difference: float | None = None
+    spread: float | None = None
+    relative_error: float | None = None
+    cosine: float | None = None
+    embeddings: Embeddings | None = None
+    loss: Both | None = None
+    accuracy: Both | None = None
+    scored: int | None = None
+
+    @classmethod
+    def from_dict(cls, data: object) -> Comparison:
+        """Raises `DamagedRecord`."""
+        take = Taker(data, "compared")
+        return cls(
+            done=take("done", bool, True),
+            why=take("why", str),
+            data=take("data", str),
+            rows=take("rows", int),
+            max_difference=take("max_difference", float),
+            spread=take("spread", float),
+            relative_error=take("relative_error", float),
+            cosine=take("cosine", float),
+            embeddings=take.part("embeddings", embeddings_of),
+            loss=take.part("loss", both_of),
+            accuracy=take.part("accuracy", both_of),
+            scored=take("scored", int),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: plain(value) for key, value in named(self).items() if value is not None}
+
+
+def both_of(data: object) -> Both:
+    take = Taker(data, "compared")
+    return Both(take("source", float, needed=True), take("result", float, needed=True))
+
+
+def embeddings_of(data: object) -> Embeddings:
+    take = Taker(data, "embeddings")
+    return Embeddings(
+        *(take(name, float, needed=True) for name in ("cosine", "first_percentile")), take("samples", int, 0)
+    )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The account of the fresh process that reloaded a result: how, what it counted, and how outputs compare."""
+
+    loaded_with: str
+    parameters: int
+    output: tuple[int, ...] = ()
+    finite: bool = True
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    loss_sum: float = 0.0
+    count: int = 0
+    right: int = 0
+    compared: Comparison | None = None
+
+    @classmethod
+    def from_dict(cls, data: object) -> Proof:
+        """Raises `DamagedRecord`."""
+        take = Taker(data, "proof")
+        return cls(
+            loaded_with=take("loaded_with", str, needed=True),
+            parameters=take("parameters", int, needed=True),
+            output=take.several("output", int),
+            finite=take("finite", bool, True),
+            missing=take.several("missing", str),
+            unexpected=take.several("unexpected", str),
+            mismatched=take.several("mismatched", str),
+            loss_sum=take("loss_sum", float, 0.0),
+            count=take("count", int, 0),
+            right=take("right", int, 0),
+            compared=take.part("compared", Comparison.from_dict),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {key: plain(value) for key, value in named(self).items()}
+        return found if self.compared else {key: value for key, value in found.items() if key != "compared"}
+
+
+# -- where a model comes from ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What was cut. `name` is a preset, a hub id, `timm/NAME`, a relative path, or the last part of an absolute one;
+    `sha256` has the digest of every weight file. `code` has those of modelling files that came with the checkpoint and
+    ran, because --trust-remote-code said so.
+    """
+
+    name: str
+    kind: str | None = None  # preset | folder | hub | timm
+    preset: str | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Origin:
+        """Raises `DamagedRecord`."""
+        if isinstance(data, str):  # as the first versions wrote it
+            return cls(data)
+        take = Taker(data, "source")
+        preset = data.get("preset") if isinstance(data, dict) else None
+        return cls(
+            name=take("name", str, "?"),
+            kind=take("kind", str),
+            preset=preset if isinstance(preset, str) else None,
+            sha256=take.words("sha256"),
+            notes=take.several("notes", str),
+            code=take.words("code"),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {key: plain(value) for key, value in named(self).items()}
+        return found if self.code else {key: value for key, value in found.items() if key != "code"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator as the record keeps it; `exactness` is exact, near or fresh."""
+
+    name: str
+    exactness: str
+    says: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SurgeryRecord:
+    """All of surgery.json. `plan` is the plan as it was carried out (`Plan.as_dict`), `decided` what was chosen on the
+    way. An exact plan also keeps what undoing it needs: the source's config and record; `restored` is the record that
+    the model had in the first place, where surgery was undone.
+    """
+
+    source: Origin
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    created: str | None = None
+    initialised: str | None = None  # transfer | fresh | fresh-attention | trained
+    history: tuple[Mapping[str, Any], ...] = ()
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof | None = None
+    language: bool = False  # whether the scores are those of a language model
+    starts: Mapping[str, Comparison] = field(default_factory=dict)
+    source_config: Mapping[str, Any] | None = None
+    source_surgery: SurgeryRecord | None = None
+    restored: SurgeryRecord | None = None
+    files: tuple[str, ...] = ()  # of the folder, so that --force deletes nothing else
+    form: int = FORM
+    other: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    before: Shape | None = field(init=False)  # of the plan
+    after: Shape | None = field(init=False)
+    layers: tuple[int, ...] = field(init=False)  # of the source, that were kept
+    steps: tuple[Step, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        take = Taker(self.plan, "plan")
+        for name, value in (
+            ("before", take.part("before", shape_of)),
+            ("after", take.part("after", shape_of)),
+            ("layers", take.several("layers", int)),
+            ("steps", tuple(step_of(item) for item in take.several("operators", dict))),
+        ):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_dict(cls, data: object) -> SurgeryRecord:
+        """Raises `DamagedRecord` for what is no record, or has the form of a later version."""
+        take = Taker(data, NAME)
+        form = take("schema_version", int, FORM)
+        if form > FORM:
+            raise DamagedRecord(f"{NAME} has form {form}, and this leansurgeon reads {FORM}.", "Update leansurgeon.")
+        if "source" not in take.data:
+            raise take.damage("source", "is missing")
+        return cls(
+            source=Origin.from_dict(take.data["source"]),
+            plan=take("plan", dict, {}),
+            created=take("created", str),
+            initialised=take("initialised", str),
+            history=take.several("history", dict),
+            decided=take("decided", dict, {}),
+            versions=take.words("versions"),
+            proof=take.part("proof", Proof.from_dict),
+            language=take("language", bool, False),
+            starts={key: Comparison.from_dict(value) for key, value in take("starts", dict, {}).items()},
+            source_config=take("source_config", dict),
+            source_surgery=take.part("source_surgery", cls.from_dict),
+            restored=take.part("restored", cls.from_dict),
+            files=take.several("files", str),
+            form=form,
+            other={key: value for key, value in take.data.items() if key not in KEYS},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What stands in the file."""
+        found = {
+            KEY_OF.get(key, key): plain(value) for key, value in named(self).items() if key not in ("other", *PLAN)
+        }
+        lacking = {key for key in OPTIONAL if not found[key]}
+        return {key: value for key, value in found.items() if key not in lacking} | dict(self.other)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the weights know anything."""
+        return self.initialised != FRESH
+
+    def trained(self) -> SurgeryRecord:
+        """The record of the same model after a training, in a folder that is another one."""
+        return replace(self, initialised=TRAINED, files=())
+
+
+PLAN = ("before", "after", "layers", "steps")
+KEY_OF = {"form": "schema_version"}
+OPTIONAL = ("starts", "source_config", "source_surgery", "restored", "files")
+KEYS = {KEY_OF.get(f.name, f.name) for f in fields(SurgeryRecord) if f.init} - {"other"}
+
+
+def shape_of(data: object) -> Shape:
+    """Raises `DamagedRecord`."""
+    try:
+        return Shape.from_dict(data)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError, AttributeError, LeanSurgeonError) as error:
+        raise DamagedRecord(f"{NAME} is damaged: a shape in it cannot be read ({type(error).__name__}).") from None
+
+
+def step_of(data: object) -> Step:
+    take = Taker(data, "operators")
+    says = [take(key, str, needed=True) for key in ("name", "exactness", "says")]
+    return Step(*says, take("settings", dict, {}))
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def read(folder: Path | None) -> SurgeryRecord | None:
+    """The record of a folder; None where there is none. Raises `DamagedRecord`."""
+    path = folder / NAME if folder else None
+    if path is None or not path.exists():
+        return None
+    data = jsonfile.read_object(path, raising=DamagedRecord)
+    try:
+        return SurgeryRecord.from_dict(data)
+    except DamagedRecord as error:
+        raise DamagedRecord(f"{path}: {error.message}", error.hint) from None
+
+
+def read_if_whole(folder: Path | None) -> SurgeryRecord | None:
+    """`read`, and None for one that is damaged: for those who only want to know more."""
+    try:
+        return read(folder)
+    except DamagedRecord:
+        return None
+
+
+def write(folder: Path, record: SurgeryRecord) -> SurgeryRecord:
+    """Write the record of a folder, whole or not at all; returns it."""
+    write_durably(folder / NAME, json.dumps(record.as_dict(), indent=2) + "\n")
+    return record
+
+
+# -- small parts -----------------------------------------------------------------------------------
+
+
+class Taker:
+    """Values of a JSON object by their kind; what is missing or null is the default."""
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise DamagedRecord(f"{NAME} is damaged: '{where}' is no object.")
+        self.data, self.where = data, where
+
+    def damage(self, key: str, what: str) -> DamagedRecord:
+        return DamagedRecord(f"{NAME} is damaged: '{key}' in '{self.where}' {what}.")
+
+    def __call__(self, key: str, kind: type, default: Any = None, *, needed: bool = False) -> Any:
+        value = self.data.get(key)
+        if value is None:
+            if needed:
+                raise self.damage(key, "is missing")
+            return default
+        good = is_number(value) if kind is float else isinstance(value, kind)
+        if not good or (kind is int and isinstance(value, bool)):
+            raise self.damage(key, f"is no {kind.__name__}")
+        return value
+
+    def several(self, key: str, kind: type) -> tuple:
+        values = self(key, list, [])
+        if not all(isinstance(value, kind) and not (kind is int and isinstance(value, bool)) for value in values):
+            raise self.damage(key, f"holds something else than {kind.__name__}")
+        return tuple(values)
+
+    def words(self, key: str) -> dict[str, str]:
+        found = self(key, dict, {})
+        if not all(isinstance(value, str) for value in found.values()):
+            raise self.damage(key, "holds something else than words")
+        return found
+
+    def part(self, key: str, read: Callable[[object], Any]) -> Any:
+        value = self.data.get(key)
+        return None if value is None else read(value)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def named(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def plain(value: Any) -> Any:
+    """As JSON holds it."""
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    if isinstance(value, Both | Embeddings):
+        return named(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,136 @@
+"""surgery.json: one typed form, one reader, one writer."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from leansurgeon.checkpoints import durable, record
+from leansurgeon.checkpoints.record import Both, Comparison, DamagedRecord, Embeddings, Origin, Proof, SurgeryRecord
+from leansurgeon.shape import Shape, Stage
+
+STAGE = Stage(depth=2, heads=4, head_dim=8, kv_heads=4, mlp_dim=48, width=32)
+PLAN = {
+    "before": Shape((STAGE,)).as_dict(),
+    "after": Shape((STAGE,)).as_dict(),
+    "layers": [0, 3],
+    "operators": [{"name": "drop-layers", "exactness": "near", "says": "two of four", "settings": {"kept": [0, 3]}}],
+}
+COMPARED = Comparison(
+    data="noise", rows=3, cosine=0.5, spread=1.0, loss=Both(1.0, 2.0), embeddings=Embeddings(0.9, 0.8, 4)
+)
+
+
+def whole() -> SurgeryRecord:
+    first = SurgeryRecord(Origin("digits-vit", "preset", "digits-vit"), initialised="fresh")
+    return SurgeryRecord(
+        Origin("some/model", "hub", sha256={"model.safetensors": "ab" * 32}, notes=("a note",)),
+        plan=PLAN,
+        created="2026-01-31T10:00:00+00:00",
+        initialised="transfer",
+        history=({"source": {"name": "digits-vit"}, "operators": [], "seed": 0},),
+        decided={"kept_heads": {"0": [1, 2]}},
+        versions={"leansurgeon": "0.1.0"},
+        proof=Proof("transformers.X.from_pretrained", 1234, (1, 2), compared=COMPARED),
+        starts={"naive": COMPARED, "best": Comparison(done=False, why="no reason")},
+        source_config={"model_type": "vit"},
+        source_surgery=first,
+        restored=first,
+        files=("README.md", "surgery.json"),
+        other={"of_a_later_version": [1]},
+    )
+
+
+def test_what_is_written_is_what_is_read(tmp_path):
+    made = record.write(tmp_path, whole())
+    found = record.read(tmp_path)
+    assert found == made and found.as_dict() == json.loads((tmp_path / "surgery.json").read_text())
+    assert found.after == Shape((STAGE,)) and found.layers == (0, 3) and found.steps[0].settings == {"kept": [0, 3]}
+    assert found.proof.compared.loss.result == 2.0 and found.starts["best"].why == "no reason"
+    assert record.read(tmp_path / "nowhere") is None
+    assert os.listdir(tmp_path) == ["surgery.json"]
+
+
+def test_a_trained_model_keeps_the_record_without_the_list_of_files():
+    found = whole().trained()
+    assert found.initialised == "trained" and "files" not in found.as_dict() and found.learned
+    assert not whole().source_surgery.learned
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"source": 5}',
+        b'{"source": {"name": 5}}',
+        b'{"source": {"name": "a"}, "plan": []}',
+        b'{"source": {"name": "a"}, "plan": {"after": {"stages": [{}]}}}',
+        b'{"source": {"name": "a"}, "plan": {"operators": [{"name": "x"}]}}',
+        b'{"source": {"name": "a"}, "plan": {"layers": [true]}}',
+        b'{"source": {"name": "a"}, "history": [1]}',
+        b'{"source": {"name": "a"}, "proof": {"loaded_with": "x"}}',
+        b'{"source": {"name": "a"}, "source_surgery": {}}',
+        b'{"source": {"name": "a"}, "schema_version": 99}',
+        b'{"source": {"name": "a"}, "schema_version": "1"}',
+    ],
+)
+def test_damage_is_one_kind_of_error(content, tmp_path):
+    (tmp_path / "surgery.json").write_bytes(content)
+    with pytest.raises(DamagedRecord) as error:
+        record.read(tmp_path)
+    assert error.value.exit_code == 3 and str(tmp_path) in error.value.message and len(error.value.message) < 300
+    assert record.read_if_whole(tmp_path) is None
+
+
+def test_what_is_no_file_is_damage(tmp_path):
+    (tmp_path / "surgery.json").mkdir()
+    with pytest.raises(DamagedRecord):
+        record.read(tmp_path)
+    (tmp_path / "surgery.json").rmdir()
+    os.mkfifo(tmp_path / "surgery.json")  # reading it would wait for ever
+    with pytest.raises(DamagedRecord):
+        record.read(tmp_path)
+
+
+def test_the_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
+    record.write(tmp_path, whole())
+    before = (tmp_path / "surgery.json").read_bytes()
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(durable.os, "fsync", lambda handle: (synced.append(handle), real(handle)))
+    record.write(tmp_path, whole().trained())
+    assert len(synced) == 2  # the file, and the folder that names it
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    after = (tmp_path / "surgery.json").read_bytes()
+    assert after != before
+    monkeypatch.setattr(durable.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        record.write(tmp_path, whole())
+    assert (tmp_path / "surgery.json").read_bytes() == after and os.listdir(tmp_path) == ["surgery.json"]
+
+
+def test_one_place_reads_and_writes_it():
+    """Nobody else opens the file; those who name it look for it or speak of it."""
+    from pathlib import Path
+
+    import leansurgeon
+
+    package = Path(leansurgeon.__file__).parent
+    opens = ("read_text", "write_text", "read_bytes", "open(")
+    lines = [
+        (str(file.relative_to(package)), line)
+        for file in package.rglob("*.py")
+        for line in file.read_text().splitlines()
+        if "surgery.json" in line and any(word in line for word in opens)
+    ]
+    assert not lines
