@@ -9,8 +9,8 @@ import numpy as np
 WORDS = [f"w{i}" for i in range(50)]
 
 
-def words(folder: Path) -> None:
-    """A tokenizer of single words beside a model of 61 tokens."""
+def words(folder: Path, mask: str | None = None) -> None:
+    """A tokenizer of single words beside a model of 61 tokens; `mask` is the token that hides others."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +19,7 @@ def words(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", mask_token=mask
     ).save_pretrained(folder)
 
 
