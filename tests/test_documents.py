@@ -1,0 +1,69 @@
+"""The README and the guide: short enough to scan, links that lead somewhere, commands that the command line takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("*.md"))]
+GUIDE = [page for page in PAGES if page.parent.name in (ROOT.name, "guide")]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every `leansurgeon ...` in a bash block of a page, without comments."""
+    text = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S))
+    lines = re.findall(r"leansurgeon [a-z].*", text)
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+ALL = [pytest.param(words, id=" ".join(words)) for page in GUIDE for words in commands(page)]
+
+
+def test_the_readme_can_be_scanned():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    assert max(map(len, lines)) <= 160
+    assert any("GPU" in line for line in lines[:30]), "limits belong on the first screen"
+
+
+def test_ci_calls_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert "pip install -e . && leansurgeon run digits-vit\n" in readme
+    assert re.search(r"^pip install -e '\.\[test\]' && pytest", readme, flags=re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_the_command_line_takes_every_command_of_the_documents(words):
+    """Parsed as if typed, and not carried out: unknown options, missing arguments and wrong types are errors."""
+    from typer.main import get_command
+
+    from leansurgeon.cli.main import app
+
+    command = get_command(app)
+    with command.make_context("leansurgeon", list(words)) as context:
+        while hasattr(command, "resolve_command"):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            context = command.make_context(name, rest, parent=context)
+
+
+def test_enough_commands_are_documented():
+    assert len(ALL) >= 30
+    assert {words[0] for p in GUIDE for words in commands(p)} >= {
+        "shrink",
+        "retrain",
+        "report",
+        "run",
+        "kappa",
+        "heads",
+    }
