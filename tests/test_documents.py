@@ -58,12 +58,18 @@ def test_the_command_line_takes_every_command_of_the_documents(words):
 
 
 def test_enough_commands_are_documented():
-    assert len(ALL) >= 30
-    assert {words[0] for p in GUIDE for words in commands(p)} >= {
+    named = {words[0] for page in GUIDE for words in commands(page)}
+    assert len(ALL) >= 25
+    assert named >= {
         "shrink",
         "retrain",
         "report",
         "run",
         "kappa",
         "heads",
+        "plan",
+        "search",
+        "inspect",
+        "diff",
+        "undo",
     }
