@@ -1,0 +1,120 @@
+"""Layers taken out of a small model, in a file as surgery does it and by hand in memory, and both compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.architectures.infer.differences import Level
+from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
+from leansurgeon.architectures.infer.tiny import Config
+
+EQUAL = 3e-5  # of the outputs' spread: what rounding may cost
+ALIVE = 2e-4  # what a control must change at least
+# Numbers that count layers from the first one on, and lists of layers' numbers: they follow the layers that stay.
+COUNTERS = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "max_window_layers", "num_hash_layers")
+INDEX_LISTS = ("attn_layer_indices", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "global_attn_layers", "dense_layers")
+
+
+def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
+    """The config of a model that keeps these layers of a stage."""
+    found = dict(config)
+    found[level.key] = len(keep)
+    for key in level.lists:
+        found[key] = [config[key][i] for i in keep]
+    for key in COUNTERS:
+        if isinstance(config.get(key), int):
+            found[key] = sum(i < config[key] for i in keep) if config[key] < level.depth else config[key]
+    for key in INDEX_LISTS:
+        if isinstance(config.get(key), list):
+            found[key] = [keep.index(i) for i in config[key] if i in keep]
+    return found
+
+
+def cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
+    """A file of the kept layers."""
+    start = re.compile(re.escape(level.layer).replace(r"\{i\}", r"(\d+)"))
+    new = {old: i for i, old in enumerate(keep)}
+    found = {}
+    for name, tensor in state.items():
+        if not (hit := start.match(name)):
+            found[name] = tensor
+        elif int(hit[1]) in new:
+            found[level.layer.format(i=new[int(hit[1])]) + name[hit.end() :]] = tensor
+    return found
+
+
+@contextmanager
+def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator[None]:
+    """The blocks of a stage that are gone pass on what they receive."""
+
+    def through(_: nn.Module, args: tuple, kwargs: dict, out: Any) -> Any:
+        hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
+        if not isinstance(out, tuple | list):
+            return hidden
+        return type(out)([hidden, *out[1:]])
+
+    hooks = [
+        model.get_submodule(level.modules.format(i=i)).register_forward_hook(through, with_kwargs=True) for i in gone
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def proven_cut(
+    library: Library, config: Config, model: nn.Module, inputs: Mapping[str, Tensor], level: Level, keep: Sequence[int]
+) -> str | None:
+    """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
+    computes when those layers pass on what they receive; and that differs from the whole model.
+    """
+    gone = [i for i in range(level.depth) if i not in keep]
+    with passed_over(model, level, gone):
+        by_hand = outputs(model, inputs)
+    if difference(outputs(model, inputs), by_hand) < ALIVE:
+        return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
+    try:
+        cut = library.reloaded(cut_config(config, level, keep), cut_state(library.saved(model), level, keep))
+    except Unbuildable as error:
+        return f"without layer {gone[0]} it does not load ({error})"
+    found = difference(by_hand, outputs(cut, inputs))
+    return None if found <= EQUAL else f"without layer {gone[0]} outputs differ by {found:.1e} of their spread"
+
+
+def cuts(depth: int) -> list[list[int]]:
+    """Which layers are kept in the cuts that are proven."""
+    alone = sorted({0, depth // 2, depth - 1})
+    found = [[j for j in range(depth) if j != i] for i in alone]
+    return [*found, [j for j in range(depth) if j not in (1, depth - 2)]] if depth >= 5 else found
+
+
+def period(config: Config) -> int:
+    """The largest small number of a config that may be a period of layers (every third one, ...)."""
+    words = ("every", "interval", "step", "period", "pattern", "freq", "offset", "layer_norm_num")
+    return max((v for k, v in config.items() if isinstance(v, int) and 1 < v <= 12 and any(w in k for w in words)), default=2)
+
+
+def deeper(config: Config, level: Level, depth: int) -> Config:
+    """The config at another depth; lists of layers go on as they began."""
+    found = dict(config) | {level.key: depth}
+    for key in level.lists:
+        found[key] = [config[key][i % level.depth] for i in range(depth)]
+    return found
+
+
+@torch.no_grad()
+def depth_trouble(library: Library, config: Config, level: Level, make_inputs: Any, seed: int = 0) -> str | None:
+    """Why layers cannot be dropped from this stage; None where every cut was proven."""
+    model = library.build(config, seed)
+    inputs = make_inputs(model, config)
+    for keep in cuts(level.depth):
+        if trouble := proven_cut(library, config, model, inputs, level, keep):
+            return trouble
+    return None

@@ -1,0 +1,129 @@
+"""What follows from each number of a config: build the model again with one number changed, and compare sizes.
+
+A key whose change takes a layer away is a depth; an axis that grows with a key is made of that key's units.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from leansurgeon.architectures.infer.library import Library, Unbuildable
+from leansurgeon.architectures.infer.tiny import Config, is_per_layer
+
+Shapes = dict[str, tuple[int, ...]]
+Axis = tuple[str, int]  # a tensor's name and the number of an axis
+
+
+def shapes(library: Library, config: Config) -> Shapes:
+    """Sizes of everything in a file, by name. Raises `Unbuildable`."""
+    return {name: tuple(t.shape) for name, t in library.saved(library.build(config, None)).items()}
+
+
+def grown(before: Shapes, after: Shapes) -> dict[Axis, int] | None:
+    """By how much each axis grew; None where the tensors themselves are others."""
+    if set(before) != set(after) or any(len(before[n]) != len(after[n]) for n in before):
+        return None
+    return {
+        (name, axis): after[name][axis] - size
+        for name in before
+        for axis, size in enumerate(before[name])
+        if after[name][axis] != size
+    }
+
+
+@dataclass(frozen=True)
+class Level:
+    """A stage: the config key of its depth, the place of its blocks in files (`model.layers.{i}.`) and in memory."""
+
+    key: str
+    layer: str
+    modules: str
+    depth: int
+    lists: tuple[str, ...] = ()  # config keys with one entry a layer
+    outside: dict[Axis, int] = field(default_factory=dict)  # axes outside the blocks that shrink with a layer
+
+
+def numbers(config: Config) -> list[str]:
+    """Keys that hold a positive whole number."""
+    return [k for k, v in config.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+
+
+def without_last(config: Config, key: str) -> Config:
+    """The config with one layer less of this depth; its lists of layers are cut."""
+    depth = config[key]
+    cut = {
+        k: v[:-1] for k, v in config.items() if isinstance(v, list | tuple) and len(v) == depth and is_per_layer(k, v)
+    }
+    return config | cut | {key: depth - 1}
+
+
+def module_lists(model: nn.Module) -> dict[str, int]:
+    found = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential | nn.ModuleDict)}
+    return found
+
+
+def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
+    """The stages of a model, and what keeps the others from being any."""
+    base_model = library.build(config, None)
+    base = {n: tuple(t.shape) for n, t in library.saved(base_model).items()}
+    lists = module_lists(base_model)
+    found, troubles = [], []
+    for key in numbers(config):
+        if not 2 <= config[key] <= 12 or not looks_like_depth(key):
+            continue
+        less = without_last(config, key)
+        try:
+            model = library.build(less, None)
+            after = {n: tuple(t.shape) for n, t in library.saved(model).items()}
+        except Unbuildable:
+            continue
+        gone = sorted(set(base) - set(after))
+        if not gone:
+            continue
+        shorter = [n for n, size in module_lists(model).items() if n in lists and size == lists[n] - 1 and lists[n] == config[key]]
+        prefix = common_layer(gone, config[key] - 1, set(after))
+        if prefix is None or set(after) - set(base):
+            troubles.append(f"{key}: its layers stand in several lists or under changing names")
+            continue
+        if len(shorter) != 1:
+            troubles.append(f"{key}: {len(shorter)} lists of modules shorten with it")
+            continue
+        outside = {
+            (n, a): size - after[n][a] for n, s in base.items() if n in after for a, size in enumerate(s) if after[n][a] != size
+        }
+        of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
+        found.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, outside))
+    places = Counter(level.layer for level in found)
+    found = [level for i, level in enumerate(found) if level.layer not in {f.layer for f in found[:i]}]
+    if any(n > 1 for n in places.values()):
+        troubles.append("several keys shorten one list of layers")
+    return found, troubles
+
+
+def looks_like_depth(key: str) -> bool:
+    return any(word in key for word in ("layer", "depth", "block", "stages")) and not key.startswith(("first_k", "max_window"))
+
+
+def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
+    """What the names of the last layer begin with, its number as `{i}`; None where they share no such place."""
+    places: Counter[str] = Counter()
+    for name in gone:
+        parts = name.split(".")
+        for at, part in enumerate(parts):
+            if part == str(last):
+                places[".".join([*parts[:at], "{i}", ""])] += 1
+    whole = [p for p, n in places.items() if n == len(gone)]
+    whole = [p for p in whole if any(n.startswith(p.format(i=0)) for n in left)]
+    return min(whole, key=len) if whole else None
+
+
+def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str, int]) -> dict[Axis, int] | None:
+    """Growth of every axis with these numbers; None where the library refuses them or builds other tensors."""
+    try:
+        return grown(base, shapes(library, config | dict(changes)))
+    except Unbuildable:
+        return None

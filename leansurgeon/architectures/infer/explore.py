@@ -1,0 +1,283 @@
+"""From a config to what is known of its family: build it small, change number by number, prove what will be used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from leansurgeon.architectures.infer import cuts, inputs, tiny
+from leansurgeon.architectures.infer.differences import Axis, Level, Shapes, effect, levels, numbers, shapes
+from leansurgeon.architectures.infer.finding import Finding, Part, Stage
+from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs, quietly, whole
+from leansurgeon.architectures.infer.tiny import Config, aliases
+from leansurgeon.architectures.infer.units import Kind, Trial, explained, heads_kind, mlp_kind, proof
+from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
+
+MOE_MLPS = ("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+
+
+def explore(config: Mapping[str, Any]) -> Finding:
+    """Everything that is known of the family of a `config.json` afterwards. Never raises for what a library does."""
+    started = time.monotonic()
+    with quietly(), torch.random.fork_rng(devices=[]):
+        full = whole(config)
+        library = Library.of(full)
+        try:
+            small, attempt = built(library, full)
+        except Unbuildable as error:
+            return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
+        search = Search(library, probed(library, small))
+        found = search.finding()
+    return replace(found, attempt=attempt, seconds=round(time.monotonic() - started, 2))
+
+
+def built(library: Library, full: Config) -> tuple[Config, int]:
+    """The first small config that runs. Raises `Unbuildable` with what the first attempt said."""
+    first = None
+    for attempt in range(tiny.ATTEMPTS + 1):
+        try:
+            small = tiny.shrunk(full, attempt)
+            size = library.size(small)
+            if size > LARGEST:
+                raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
+            model = library.build(small)
+            torch.isfinite(outputs(model, inputs.example(model, small)))
+            return small, attempt
+        except Unbuildable as error:
+            first = first or error
+    raise first
+
+
+def probed(library: Library, small: Config) -> Config:
+    """The config with numbers for what it leaves to the library, where the library takes such numbers."""
+    names = aliases(small)
+    base = shapes(library, small)
+    for wanted, value in ((tiny.HEAD_DIMS, 8), (tiny.MLPS, 112)):
+        if any(isinstance(small.get(k), int) for k in small if names.get(k, k) in wanted):
+            continue
+        general = wanted[:1] if wanted is tiny.HEAD_DIMS else ()
+        for key in dict.fromkeys([*(k for k in small if names.get(k, k) in wanted and small[k] is None), *general]):
+            tried = small | {key: value}
+            if effect(library, small, base, {key: value}):
+                try:
+                    model = library.build(tried)
+                    outputs(model, inputs.example(model, tried))
+                except Unbuildable:
+                    continue
+                small = tried
+                base = shapes(library, small)
+                break
+    return small
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a change of numbers does: growth of axes, by how much the number grew."""
+
+    step: int
+    axes: Mapping[Axis, int]
+
+
+class Search:
+    """One family while it is looked at; `config` is small."""
+
+    def __init__(self, library: Library, config: Config) -> None:
+        self.library, self.config, self.names = library, config, aliases(config)
+        self.base: Shapes = shapes(library, config)
+        self.levels, self.troubles = levels(library, config)
+        self.trial = Trial.of(library, config, self.levels, inputs.example)
+        self.known: dict[tuple, Effect | None] = {}
+
+    def finding(self) -> Finding:
+        """The whole of it."""
+        size = sum(p.numel() for p in self.trial.model.parameters())
+        trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
+        stages = [self.stage(level) for level in self.levels]
+        return Finding(
+            self.config["model_type"],
+            self.library.cls.__name__,
+            tuple(stages),
+            trouble,
+            parameters=size,
+            notes=tuple(self.troubles),
+        )
+
+    # -- numbers -------------------------------------------------------------------------------------
+
+    def general(self, key: str) -> str:
+        return self.names.get(key, key)
+
+    def changed(self, **by: int) -> Effect | None:
+        """The effect of numbers that grow together, by the first step that the library takes."""
+        at = tuple(sorted(by))
+        if at not in self.known:
+            self.known[at] = None
+            first = self.config[at[0]]
+            for step in dict.fromkeys((1, 2, first)):
+                changes = {key: self.config[key] + step * by[key] for key in at}
+                axes = effect(self.library, self.config, self.base, changes)
+                if axes is not None:
+                    self.known[at] = Effect(step, axes)
+                    break
+        return self.known[at]
+
+    def named(self, names: tuple[str, ...], level: Level) -> list[str]:
+        """Keys of such a name, those that share a word with the stage's depth first."""
+        found = [k for k in numbers(self.config) if self.general(k) in names]
+        side = next((s for s in ("encoder", "decoder") if s in level.key or f"{s}." in level.layer), "")
+        other = {"encoder": "decoder", "decoder": "encoder"}.get(side, " ")
+        found = [k for k in found if not k.startswith(other)] or found
+        return sorted(found, key=lambda k: not (side and k.startswith(side)))
+
+    def inside(self, effect: Effect | None, level: Level) -> dict[Axis, int]:
+        """The part of an effect that lies in the blocks of a stage."""
+        number = self.levels.index(level)
+        if effect is None:
+            return {}
+        return {at: d for at, d in effect.axes.items() if (p := self.trial.placed(at[0])) and p[0] == number}
+
+    # -- stages --------------------------------------------------------------------------------------
+
+    def stage(self, level: Level) -> Stage:
+        width = next(iter(self.named(tiny.WIDTHS, level)), "hidden_size")
+        found = Stage(level.layer, level.modules, level.key, width, level.lists)
+        found = replace(found, depth_trouble=self.depth_trouble(level))
+        found = self.with_heads(found, level)
+        return self.with_mlp(found, level)
+
+    def depth_trouble(self, level: Level) -> str:
+        if level.outside:
+            return "a tensor outside the blocks has a part for every layer"
+        trouble = cuts.depth_trouble(self.library, self.config, level, inputs.example)
+        if trouble:
+            return trouble
+        deep = max(level.depth + 2, cuts.period(self.config) + 3)
+        config = cuts.deeper(self.config, level, min(deep, 13))
+        other = replace(level, depth=config[level.key])
+        try:
+            return cuts.depth_trouble(self.library, config, other, inputs.example, seed=7) or ""
+        except Unbuildable as error:
+            return f"at depth {other.depth} no model of it runs: {error}"
+
+    # -- heads ---------------------------------------------------------------------------------------
+
+    def with_heads(self, stage: Stage, level: Level) -> Stage:
+        keys = self.named(tiny.HEADS, level)
+        if not keys:
+            return replace(stage, heads_trouble="its config has no number of heads")
+        key = keys[0]
+        kv_key = next(iter(self.named(tiny.KV_HEADS, level)), None)
+        heads = self.config[key]
+        kv = self.config[kv_key] if kv_key else heads
+        stage = replace(stage, heads_key=key, kv_key=kv_key)
+        plain = kv == heads
+        effect = self.changed(**({key: 1, kv_key: 1} if plain and kv_key else {key: kv if not plain else 1}))
+        axes = self.inside(effect, level)
+        head_dim_key = self.head_dim_key(level, heads, axes)
+        sinks = [at for at in axes if self.is_inner(at, axes[at] * heads // self.step(effect, plain, kv))]
+        if not axes or not sinks or not head_dim_key:
+            return replace(stage, derived=True, heads_trouble="head_dim is width // heads in the library's class")
+        stage = replace(stage, head_dim_key=head_dim_key)
+        now = Numbers(heads, kv, self.config[head_dim_key], 1)
+        options = {}
+        per_kv = {} if plain else self.inside(self.changed(**{kv_key: heads}), level)
+        if not plain and self.changed(**{kv_key: heads}) is None:
+            return replace(stage, heads_trouble="the number of key/value heads cannot change")
+        whole_effect = dict(axes)
+        for at in {**axes, **per_kv}:
+            size = self.base[at[0]][at[1]]
+            a = axes.get(at, 0) // self.step(effect, plain, kv)
+            b = per_kv.get(at, 0) // (self.changed(**{kv_key: heads}).step * heads) if per_kv else 0
+            words = head_words(size, a, b, now)
+            if not words:
+                return replace(stage, heads_trouble=f"axis {at[1]} of '{at[0]}' is made of more than heads")
+            if at in whole_effect or b:
+                options[at] = words
+        more = heads + 2 if plain else heads + kv
+        kind = heads_kind(now, key, kv_key, more, heads - (2 if plain else kv))
+        if not plain and heads <= kv:
+            return replace(stage, heads_trouble="every key/value head has one head")
+        more_trouble = self.outside_axes(effect)
+        if more_trouble:
+            return replace(stage, heads_trouble=more_trouble)
+        places, trouble = explained(self.trial, options, lambda found: proof(self.trial, kind, found))
+        return replace(stage, heads=self.part(key, places), heads_trouble=trouble or "")
+
+    @staticmethod
+    def step(effect: Effect | None, plain: bool, kv: int) -> int:
+        return 1 if effect is None else effect.step * (1 if plain else kv)
+
+    def outside_axes(self, effect: Effect | None) -> str:
+        """Trouble where axes outside all blocks follow the heads."""
+        name = next((n for n, _ in effect.axes if self.trial.placed(n) is None), None) if effect else None
+        return f"'{name}' outside the blocks follows the heads" if name else ""
+
+    def is_inner(self, at: Axis, size: int) -> bool:
+        """Whether an axis may be what enters an output projection: a matrix with heads * head_dim on this side."""
+        return len(self.base[at[0]]) == 2 and self.base[at[0]][at[1]] == size
+
+    def head_dim_key(self, level: Level, heads: int, axes: Mapping[Axis, int]) -> str | None:
+        """The key whose growth makes an axis of heads * head_dim grow by the heads."""
+        keys = [k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k or k == "v_head_dim"]
+        for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
+            found = self.changed(**{key: 1})
+            for at, by in self.inside(found, level).items():
+                size = self.base[at[0]][at[1]]
+                if at in axes and at[1] == len(self.base[at[0]]) - 1 and by == found.step * heads and size == heads * self.config[key]:
+                    return key
+                if at in axes and by == found.step * heads and size == heads * self.config[key] and len(self.base[at[0]]) == 2:
+                    return key
+        return None
+
+    def part(self, key: str, places: Mapping[str, list[Place]]) -> Part:
+        """Places by template; all layers agree, since one word was tried for all."""
+        axes: dict[str, dict[int, str]] = {}
+        sinks: set[str] = set()
+        for found in places.values():
+            for place in found:
+                axes.setdefault(place.template, {})[place.axis] = place.word
+                sinks |= {place.template} if place.sink else set()
+        return Part(key, {t: tuple(sorted(a.items())) for t, a in axes.items()}, tuple(sorted(sinks)))
+
+    # -- MLP -----------------------------------------------------------------------------------------
+
+    def with_mlp(self, stage: Stage, level: Level) -> Stage:
+        trouble = "its config has no number of MLP units"
+        for key in [*self.named(tiny.MLPS, level), *self.named(MOE_MLPS, level)]:
+            effect = self.changed(**{key: 1})
+            axes = self.inside(effect, level)
+            if not axes:
+                continue
+            now = Numbers(1, 1, 1, self.config[key])
+            options = {at: mlp_words(self.base[at[0]][at[1]], by // effect.step, now) for at, by in axes.items()}
+            if any(not words for words in options.values()):
+                trouble = trouble if stage.mlp_key else f"{key} also stands in axes of other meaning"
+                continue
+            kind = mlp_kind(now, lambda n, key=key: {key: n}, now.mlp + 16, now.mlp - 16)
+            places, trouble_here = explained(self.trial, options, lambda found: proof(self.trial, kind, found))
+            if trouble_here is None:
+                return replace(stage, mlp_key=key, mlp=self.part(key, places), mlp_trouble="")
+            stage = replace(stage, mlp_key=stage.mlp_key or key)
+            trouble = trouble_here
+        if (ratio := self.ratio(stage, level)) is not None:
+            return ratio
+        return replace(stage, mlp_trouble=trouble)
+
+    def ratio(self, stage: Stage, level: Level) -> Stage | None:
+        """The MLP as a multiple of the width."""
+        key, width = "mlp_ratio", self.config.get(stage.width_key)
+        old = self.config.get(key)
+        if not isinstance(old, int | float) or isinstance(old, bool) or not isinstance(width, int):
+            return None
+        axes = self.inside(Effect(1, effect(self.library, self.config, self.base, {key: old + 1}) or {}), level)
+        now = Numbers(1, 1, 1, int(width * old))
+        options = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
+        if not options or any(not words for words in options.values()):
+            return None
+        kind = mlp_kind(now, lambda n: {key: type(old)(n / width)}, now.mlp + width, now.mlp - width)
+        places, trouble = explained(self.trial, options, lambda found: proof(self.trial, kind, found))
+        return replace(stage, mlp_key=key, mlp_ratio=True, mlp=self.part(key, places), mlp_trouble=trouble or "")

@@ -1,0 +1,72 @@
+"""Small inputs of every kind that the library's models take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.architectures.infer.tiny import VOCAB
+
+TOKENS = 15
+
+
+def example(model: nn.Module, config: Mapping[str, Any], seed: int = 0, vocab: int = VOCAB) -> dict[str, Tensor]:
+    """Inputs that a model runs on, by its main input and the arguments of its forward pass."""
+    generator = torch.Generator().manual_seed(seed)
+    takes = inspect.signature(model.forward).parameters
+    main = getattr(model, "main_input_name", "input_ids")
+    main = main if main in takes else next(iter(takes))
+    found: dict[str, Tensor] = {}
+
+    def ids(low: int = 10) -> Tensor:
+        return torch.randint(low, vocab - 10, (2, TOKENS), generator=generator)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    if main in ("pixel_values", "pixel_values_videos", "images"):
+        found[main] = noise(*image_size(config))
+    elif main == "input_values":
+        found[main] = noise(2, 2000) if "conv_dim" in config or "conv_kernel" in config else audio_patches(config, noise)
+    elif main == "input_features":
+        found[main] = features(config, noise)
+    elif main == "inputs_embeds":
+        found[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
+    else:
+        found["input_ids" if "input_ids" in takes else main] = ids()
+    if "pixel_values" in takes and "pixel_values" not in found and config.get("vision_config") and "logit_scale" in dict(model.named_parameters()):
+        found["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
+    if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
+        found["input_ids"] = ids()
+    if "noise" in takes and "mask_ratio" in config:
+        patches = (config["image_size"] // config["patch_size"]) ** 2
+        found["noise"] = noise(2, patches)
+    if config.get("is_encoder_decoder") and "decoder_input_ids" in takes:
+        found["decoder_input_ids"] = ids()
+    if "bbox" in takes:
+        corner = torch.randint(0, 30, (2, TOKENS, 2), generator=generator)
+        found["bbox"] = torch.cat([corner, corner + 20], -1)
+    return found
+
+
+def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
+    size = config.get("image_size") or config.get("img_size") or config.get("crop_size") or 64
+    sides = list(size) if isinstance(size, list | tuple) else [size, size]
+    channels = config.get("num_channels") or config.get("in_channels") or config.get("in_chans") or 3
+    frames = [config["num_frames"]] if config.get("num_frames") else []
+    return (2, *frames, channels, *sides[-2:])
+
+
+def features(config: Mapping[str, Any], noise: Any) -> Tensor:
+    bins = config.get("num_mel_bins") or config.get("feature_projection_input_dim") or config.get("input_feat_per_channel") or 16
+    if config.get("model_type") in ("whisper", "qwen2_audio_encoder"):
+        return noise(2, bins, 2 * config.get("max_source_positions", 32))
+    return noise(2, 40, bins)
+
+
+def audio_patches(config: Mapping[str, Any], noise: Any) -> Tensor:
+    return noise(2, config.get("max_length", 64), config.get("num_mel_bins", 16))

@@ -1,0 +1,228 @@
+"""The library's own models, small and random: built from a config, saved and loaded again in the names of files.
+
+All that inference finds is found on these. Tensors are spoken of by their names in files, which in transformers differ
+from the names in memory: `saved` says what `save_pretrained` would write, `reloaded` what `from_pretrained` makes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.errors import UnsupportedModel
+
+LARGEST = 60_000_000  # parameters of a model that inference builds
+# Which class stands for a family where the config names none: the first that there is.
+MAPPINGS = (
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
+)
+
+
+class Unbuildable(Exception):
+    """A config of which the library makes no model that runs; the text says why."""
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """No talk of the libraries while small models are tried, most of which nobody asked for."""
+    from transformers.utils import logging as talk
+
+    was, level = talk.get_verbosity(), logging.root.manager.disable
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        talk.set_verbosity(was)
+
+
+def config_class(model_type: str) -> type:
+    """The config class of a type. Raises `UnsupportedModel` where this version of transformers has none."""
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[model_type]
+    except (KeyError, ImportError, AttributeError):
+        raise UnsupportedModel(
+            f"'{model_type}' is an architecture that neither leansurgeon nor transformers {transformers.__version__} "
+            "knows.",
+            "A newer transformers may know it; a family of your own is one declaration (architectures/base.py).",
+        ) from None
+
+
+def class_name(model_type: str) -> str | None:
+    """The class that stands for a type where its config names none."""
+    from transformers.models.auto import modeling_auto as auto
+
+    found = (getattr(auto, name, {}).get(model_type) for name in MAPPINGS)
+    name = next((f for f in found if f), None)
+    return name if name is None or isinstance(name, str) else name[0]
+
+
+def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
+    """The library's class of a `config.json`. Raises `UnsupportedModel`."""
+    import transformers
+
+    name = (config.get("architectures") or [None])[0] or class_name(config["model_type"])
+    found = getattr(transformers, name, None) if name else None
+    if not isinstance(found, type):
+        raise UnsupportedModel(
+            f"transformers {transformers.__version__} has no model class {name or ''} for '{config['model_type']}'."
+        )
+    return found
+
+
+def whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with every key that the library gives it."""
+    made = config_class(config["model_type"]).from_dict(plain(config))
+    return {k: v for k, v in made.to_dict().items() if k != "transformers_version"}
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: copy.deepcopy(v) for k, v in config.items() if k not in ("torch_dtype", "dtype", "auto_map")}
+
+
+@dataclass(frozen=True)
+class Library:
+    """One class of the library; configs are dictionaries as in `config.json`."""
+
+    cls: type[nn.Module]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Library:
+        return cls(model_class(config))
+
+    def settings(self, config: Mapping[str, Any]) -> Any:
+        """The config as an object of the library. Raises `Unbuildable`."""
+        try:
+            made = config_class(config["model_type"]).from_dict(plain(config))
+            made._attn_implementation = "eager"
+            for part in vars(made).values():
+                if hasattr(part, "_attn_implementation"):
+                    part._attn_implementation = "eager"
+            return made
+        except Exception as error:
+            raise Unbuildable(reason(error)) from None
+
+    def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
+        """A model in eval mode, fp32, with random weights (`seed` None leaves the library's own). Raises
+        `Unbuildable`.
+        """
+        made = self.settings(config)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device(device):
+                torch.manual_seed(0)
+                model = self.cls(made).float().eval()
+        except Exception as error:
+            raise Unbuildable(reason(error)) from None
+        if seed is not None:
+            perturb(model, seed)
+        return model
+
+    def size(self, config: Mapping[str, Any]) -> int:
+        """Parameters of a model, without memory for them. Raises `Unbuildable`."""
+        return sum(p.numel() for p in self.build(config, None, "meta").parameters())
+
+    def saved(self, model: nn.Module) -> dict[str, Tensor]:
+        """What a file of this model holds, by the names in the file."""
+        return saved(model)
+
+    def reloaded(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+        """What `from_pretrained` makes of such a file. Raises `Unbuildable` where a tensor has no place, another size,
+        or is missing.
+        """
+        made = self.settings(config)
+        try:
+            model, info = self.cls.from_pretrained(
+                None,
+                config=made,
+                state_dict={k: v.contiguous() for k, v in state.items()},
+                output_loading_info=True,
+                attn_implementation="eager",
+                dtype=torch.float32,
+            )
+        except Exception as error:
+            raise Unbuildable(reason(error)) from None
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if info[what]:
+                raise Unbuildable(f"{len(info[what])} {what.replace('_', ' ')}, the first {sorted(map(str, info[what]))[0]}")
+        return model.eval()
+
+
+def saved(model: nn.Module) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    state = model.state_dict()
+    for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
+        state.pop(name, None)
+    state = remove_tied_weights_from_state_dict(state, model)
+    return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, seed: int) -> None:
+    """Random values for every parameter, so that nothing is equal, zero or one by initialisation alone."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * noise.to(parameter.dtype))
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Logits, or what a model without a head gives first. Raises `Unbuildable`."""
+    try:
+        torch.manual_seed(0)
+        cache = {"use_cache": False} if "use_cache" in model.forward.__code__.co_varnames else {}
+        found = model(**inputs, **cache)
+        return first(found).float()
+    except Exception as error:
+        raise Unbuildable(f"forward: {reason(error)}") from None
+
+
+def first(found: Any) -> Tensor:
+    """The tensor of an output that counts."""
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(found, Mapping):
+        for key in ("logits", "last_hidden_state"):
+            if isinstance(found.get(key), Tensor):
+                return found[key]
+        found = tuple(found.values())
+    return next(t for part in found for t in [first(part) if isinstance(part, tuple | list) else part] if isinstance(t, Tensor) and t.is_floating_point())
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference against the spread of `a`; infinity where sizes differ or a value is no number."""
+    if a.shape != b.shape or not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return float("inf")
+    return float((a - b).abs().max() / a.std().clamp(min=1e-6))
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what a library says."""
+    text = str(error).strip().replace("\n", " ")
+    return f"{type(error).__name__}: {text[:200]}"

@@ -1,0 +1,203 @@
+"""The user's own config made small, every flag kept: what inference looks at.
+
+Numbers are told by the name that transformers gives them (`attribute_map` translates a family's own). Sizes are chosen
+so that no two axes have one length by chance.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Config = dict[str, Any]
+
+DEPTH = 5
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers", "depth"),
+    *("encoder_layers", "decoder_layers", "encoder_num_layers", "num_transformer_layers", "encoder_num_hidden_layers"),
+    *("decoder_num_hidden_layers", "text_encoder_layers", "num_blocks", "encoder_depth", "num_encoder_blocks"),
+)
+HEADS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    *("attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads"),
+)
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "dim", "emb_dim", "decoder_hidden_size", "encoder_hidden_size", "hidden_width", "width", "embed_size", "n_embed", "input_hidden_size", "word_embed_proj_dim", "embedding_dim", "rnn_hidden_size", "attention_hidden_size", "encoder_hidden_dim", "qkv_dim", "output_hidden_size", "cross_attention_hidden_size_")
+HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size", "d_head", "global_head_dim_", "swa_head_dim")
+MLPS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim", "mlp_dim", "d_inner", "hidden_dim", "feed_forward_dim", "feedforward_size", "ff_dim", "decoder_intermediate_size", "encoder_intermediate_size", "dense_intermediate_size", "linear_units", "inner_dim", "ffn_intermediate_size", "feed_forward_size", "intermediate_dim")
+SMALL = {
+    **dict.fromkeys(MLPS, 112),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_size", "moe_ffn_hidden_size", "expert_dim"), 40),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 56),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "top_k_experts", "experts_per_token"), 2),
+    **{"n_group": 2, "topk_group": 1, "num_expert_group": 2, "num_expert_groups": 2},
+    **{"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "qk_head_dim": 16},
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "max_seq_length", "max_target_positions", "seq_length", "max_length_"), 64),
+    **dict.fromkeys(("original_max_position_embeddings", "initial_context_length", "max_encoder_position_embeddings", "max_decoder_position_embeddings"), 64),
+    **{"max_source_positions": 32, "model_max_length": 64},
+    **dict.fromkeys(("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size"), 8),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads", "num_mamba_heads"), 12),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_dt_rank", "time_step_rank"), 8),
+    **{"mamba_n_groups": 1, "n_groups": 1, "linear_num_key_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{"linear_conv_kernel_dim": 4, "mamba_chunk_size": 8, "chunk_size": 8, "mamba_d_ssm": 192, "lru_width": 96},
+    **{"attention_window": 4, "vocab_size_per_layer_input": 80, "hidden_size_per_layer_input": 12, "altup_num_inputs": 2},
+    **{"num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 32},
+    **{"relation_transformer_layers": 1, "codebook_size": 32, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8},
+    **{"projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32, "num_codevectors_per_group": 8, "codevector_dim": 32},
+    **{"temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": 96, "num_position_embeddings": 64},
+    **{"moe_num_shared_experts": 1, "audio_vocab_size": 80, "pooler_hidden_size": 96, "max_2d_position_embeddings": 64},
+}
+VOCAB = 80
+IDS = ("_token_id", "_token_index", "_id", "_token_ids")
+
+
+def shrunk(config: Config, attempt: int = 0) -> Config:
+    """A small config with the flags of `config`, which is whole (`library.whole`).
+
+    Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
+    leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide.
+    """
+    if attempt > ATTEMPTS:
+        raise ValueError("no further attempt")
+    return _shrunk(copy.deepcopy(config), attempt, outer=True)
+
+
+ATTEMPTS = 5
+
+
+def aliases(config: Mapping[str, Any]) -> dict[str, str]:
+    """A family's own names -> transformers' names."""
+    from leansurgeon.architectures.infer.library import config_class
+
+    try:
+        return {own: general for general, own in (config_class(config["model_type"]).attribute_map or {}).items()}
+    except Exception:
+        return {}
+
+
+def _shrunk(c: Config, attempt: int, outer: bool) -> Config:
+    names = aliases(c) if "model_type" in c else {}
+    sizes = Sizes(c, names, attempt)
+    for key in list(c):
+        value = c[key]
+        if isinstance(value, dict) and (key.endswith("_config") or "model_type" in value):
+            c[key] = _shrunk(value, attempt, outer=False)
+        elif key in ("id2label", "label2id"):
+            continue
+        else:
+            c[key] = sizes.of(key, names.get(key, key), value)
+    depth = next((c[k] for k in c if names.get(k, k) in LAYERS and isinstance(c[k], int)), None)
+    if sizes.depth and depth:
+        pick_layers(c, sizes.depth, depth)
+    for key in ("stage_names", "out_features", "out_indices"):
+        c.pop(key, None)
+    return c
+
+
+class Sizes:
+    """What the numbers of one config become."""
+
+    def __init__(self, c: Config, names: Mapping[str, str], attempt: int) -> None:
+        self.attempt = attempt
+        general = {names.get(k, k): v for k, v in c.items()}
+        self.heads = next((general[k] for k in HEADS if isinstance(general.get(k), int)), None)
+        self.depth = next((general[k] for k in LAYERS if isinstance(general.get(k), int)), None)
+        self.width, self.n_heads, self.head_dim, self.kv = (96, 6, 8, 3) if attempt < 4 else (128, 4, 16, 2)
+        self.c = general
+
+    def of(self, key: str, name: str, value: Any) -> Any:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if key.endswith(IDS) and (number or isinstance(value, list)):
+            return token(value)
+        if name.endswith("rope_parameters") or name == "rope_scaling":
+            return rope(value, self.head_dim if self.attempt < 2 else self.width // self.n_heads)
+        if not number or value <= 0:
+            return value
+        if name in LAYERS:
+            return min(value, DEPTH)
+        if name in HEADS:
+            return self.n_heads
+        if name in KV_HEADS:
+            return self.key_value_heads(value)
+        if name in WIDTHS:
+            return self.width
+        if name in HEAD_DIMS:
+            return self.head_dim if self.attempt < 2 else self.width // self.n_heads
+        if name.endswith("vocab_size") or name == "vocab_size":
+            return VOCAB
+        if name in ("image_size", "img_size"):
+            return self.image(value)
+        if name in ("rotary_dim",):
+            return max(4, min(value, 4))
+        if name in SMALL and value > SMALL[name]:
+            return value if self.attempt >= 3 and ("position" in name or "window" in name) else SMALL[name]
+        if value > 4096:
+            return value
+        return value
+
+    def key_value_heads(self, value: int) -> int:
+        if value == 1:
+            return 1
+        if value == self.heads or self.attempt >= 1 and self.attempt != 4:
+            return self.n_heads
+        return self.kv
+
+    def image(self, value: int) -> int:
+        patch = self.c.get("patch_size")
+        patch = patch if isinstance(patch, int) else 16
+        return min(value, 4 * patch)
+
+
+def token(value: Any) -> Any:
+    """A token id within the small vocabulary."""
+    if isinstance(value, list):
+        return [token(v) for v in value]
+    if not isinstance(value, int) or isinstance(value, bool) or value < VOCAB:
+        return value
+    return VOCAB - 1 - value % 7
+
+
+def rope(value: Any, head_dim: int) -> Any:
+    """Rotary parameters whose lists fit a head of `head_dim`."""
+    if not isinstance(value, dict):
+        return value
+    found = {k: rope(v, head_dim) for k, v in value.items()}
+    if isinstance(found.get("mrope_section"), list):
+        half = int(head_dim * found.get("partial_rotary_factor", 1.0)) // 2
+        count = len(found["mrope_section"])
+        found["mrope_section"] = [half - (count - 1) * (half // count), *[half // count] * (count - 1)]
+    for key in ("long_factor", "short_factor"):
+        if isinstance(found.get(key), list):
+            found[key] = found[key][: int(head_dim * found.get("partial_rotary_factor", 1.0)) // 2]
+    if isinstance(found.get("original_max_position_embeddings"), int):
+        found["original_max_position_embeddings"] = min(found["original_max_position_embeddings"], 64)
+    return found
+
+
+def per_layer(c: Config, depth: int) -> Iterator[str]:
+    """Keys whose list has one entry for every layer."""
+    for key, value in c.items():
+        if isinstance(value, list | tuple) and len(value) == depth and is_per_layer(key, value):
+            yield key
+
+
+def is_per_layer(key: str, value: list) -> bool:
+    """Whether a list that is as long as the depth is so for a reason: words and switches, or the name says it."""
+    return "layer" in key or "types" in key or "pattern" in key or all(isinstance(v, str | bool) for v in value)
+
+
+def pick_layers(c: Config, before: int, after: int) -> None:
+    """Shorten the lists of layers so that every kind of layer is there, in its order."""
+    keys = list(per_layer(c, before))
+    if not keys or before == after:
+        return
+    kinds = [repr([c[key][i] for key in keys]) for i in range(before)]
+    chosen = sorted({kinds.index(kind) for kind in dict.fromkeys(kinds)})[:after]
+    for i in range(before):
+        if len(chosen) < after and i not in chosen:
+            chosen = sorted([*chosen, i])
+    for key in keys:
+        c[key] = [c[key][i] for i in chosen]

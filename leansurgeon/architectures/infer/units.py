@@ -1,0 +1,179 @@
+"""Heads and MLP units of a small model: which axes are made of them, and the proof that they can come and go.
+
+The proof has four parts. New units whose output is zero change nothing; the same units with an output change something
+(else nobody was looking); units that change places (heads within their groups) change nothing; a file without some
+units computes what the whole file computes when those are silent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL
+from leansurgeon.architectures.infer.differences import Axis, Level
+from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
+from leansurgeon.architectures.infer.tiny import Config
+from leansurgeon.architectures.infer.words import FRESH, Maps, Numbers, Place, choices, moved, same, silenced
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A small model with what is measured on it."""
+
+    library: Library
+    config: Config
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    output: Tensor
+    levels: tuple[Level, ...]
+
+    @classmethod
+    def of(cls, library: Library, config: Config, levels: list[Level], make_inputs: Callable, seed: int = 0) -> Trial:
+        model = library.build(config, seed)
+        inputs = make_inputs(model, config)
+        return cls(library, config, model, inputs, library.saved(model), outputs(model, inputs), tuple(levels))
+
+    def placed(self, name: str) -> tuple[int, str] | None:
+        """The stage of a tensor and its name within a block; None outside the blocks."""
+        for number, level in enumerate(self.levels):
+            if hit := re.match(re.escape(level.layer).replace(r"\{i\}", r"(\d+)"), name):
+                return number, name[hit.end() :]
+        return None
+
+    def run(self, config: Config, state: Mapping[str, Tensor]) -> Tensor:
+        return outputs(self.library.reloaded(config, state), self.inputs)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of units: how the config counts them, and the maps of its proof."""
+
+    numbers: Numbers
+    change: Callable[[Maps], dict[str, Any]]  # config keys for these maps
+    add: Maps
+    permute: Maps
+    remove: Maps
+
+
+def proof(trial: Trial, kind: Kind, at: Mapping[str, list[Place]], seed: int = 1) -> str | None:
+    """Why units of this kind cannot come and go; None where all four parts hold."""
+    now, config = kind.numbers, trial.config
+
+    def computed(maps: Maps, **how: Any) -> Tensor:
+        return trial.run(config | kind.change(maps), moved(trial.state, at, now, maps, seed, **how))
+
+    try:
+        added = difference(trial.output, computed(kind.add))
+        if added > EQUAL:
+            return f"adding silent units changes the output ({added:.1e})"
+        if difference(trial.output, computed(kind.add, loud=True)) < ALIVE:
+            return "new units do not reach the output"
+        turned = difference(trial.output, computed(kind.permute))
+        if turned > EQUAL:
+            return f"units are not alike: changing their places changes the output ({turned:.1e})"
+        quiet = trial.run(config, silenced(trial.state, at, now, kind.remove))
+        removed = difference(quiet, computed(kind.remove))
+        if removed > EQUAL:
+            return f"removing units is not the same as silencing them ({removed:.1e})"
+    except Unbuildable as error:
+        return str(error)
+    return None
+
+
+# -- where the units stand ------------------------------------------------------------------------
+
+
+def conv1d(model: nn.Module) -> set[str]:
+    """Weights that hold their inputs first."""
+    return {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
+
+
+def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
+    """Whether an axis is what enters a matrix."""
+    shape = trial.state[name].shape
+    if len(shape) < 2 or "embed" in name and len(shape) == 2 and axis == 1:
+        return len(shape) >= 2
+    turned = name in conv1d(trial.model) or (flipped and len(shape) == 3)
+    first_two = len(shape) - 2 if len(shape) == 3 else 0
+    entering = first_two if turned else first_two + 1
+    return axis == entering and len(shape) <= 3
+
+
+def explained(
+    trial: Trial, options: Mapping[Axis, list[str]], check: Callable[[dict[str, list[Place]]], str | None]
+) -> tuple[dict[str, list[Place]], str | None]:
+    """Words for every axis with which the proof holds, and why the best try failed where none does."""
+    trouble: str | None = "no tensor follows the number"
+    places: dict[str, list[Place]] = {}
+    by_template = {f"{name}|{axis}": words for (name, axis), words in options.items()}
+    solid = any(trial.state[name].dim() == 3 for name, _ in options)
+    for words in choices(by_template):
+        for flipped in (False, True) if solid else (False,):
+            places = {}
+            for name, axis in options:
+                placed = trial.placed(name)
+                template = placed[1] if placed else name
+                sink = is_sink(trial, name, axis, flipped)
+                places.setdefault(name, []).append(Place(template, axis, words[f"{name}|{axis}"], sink))
+            if not any(p.sink for found in places.values() for p in found):
+                trouble = "no projection leads from the units to the stream"
+                continue
+            trouble = check(places)
+            if trouble is None:
+                return places, None
+    return places, trouble
+
+
+# -- heads ----------------------------------------------------------------------------------------
+
+
+def head_maps(now: Numbers, heads: int) -> tuple[Tensor, Tensor]:
+    """More or fewer heads beside the same key/value heads; plain attention has as many of both."""
+    plain = now.kv_heads == now.heads
+    if plain:
+        found = torch.full((heads,), FRESH)
+        found[: min(heads, now.heads)] = torch.arange(min(heads, now.heads))
+        return found, found.clone()
+    old, new = now.heads // now.kv_heads, heads // now.kv_heads
+    groups = torch.full((now.kv_heads, new), FRESH)
+    groups[:, : min(old, new)] = torch.arange(now.heads).reshape(now.kv_heads, old)[:, : min(old, new)]
+    return groups.reshape(-1), torch.arange(now.kv_heads)
+
+
+def turned_heads(now: Numbers) -> tuple[Tensor, Tensor]:
+    """Groups in reverse order, and heads in reverse order within them."""
+    groups = torch.arange(now.heads).reshape(now.kv_heads, -1).flip(0, 1)
+    return groups.reshape(-1), torch.arange(now.kv_heads).flip(0)
+
+
+def heads_kind(now: Numbers, key: str, kv_key: str | None, more: int, fewer: int) -> Kind:
+    """Heads as the config's `key` counts them (and `kv_key`, where plain attention has one)."""
+    plain, units = now.kv_heads == now.heads, torch.arange(now.mlp)
+
+    def change(maps: Maps) -> dict[str, Any]:
+        found = {key: len(maps.heads)}
+        return found | ({kv_key: len(maps.kv_heads)} if kv_key and plain else {})
+
+    def maps(pair: tuple[Tensor, Tensor]) -> Maps:
+        return Maps(*pair, units)
+
+    last = head_maps(now, fewer)
+    if plain:  # the first ones go, so that others move
+        last = (torch.arange(now.heads - fewer, now.heads),) * 2
+    return Kind(now, change, maps(head_maps(now, more)), maps(turned_heads(now)), maps(last))
+
+
+def mlp_kind(now: Numbers, change: Callable[[int], dict[str, Any]], more: int, fewer: int) -> Kind:
+    """MLP units as the config counts them: `change` gives the keys for a number of units."""
+    old = same(now)
+    grown = torch.full((more,), FRESH)
+    grown[: now.mlp] = torch.arange(now.mlp)
+    pick = [replace(old, units=u) for u in (grown, torch.arange(now.mlp).flip(0), torch.arange(now.mlp - fewer, now.mlp))]
+    return Kind(now, lambda maps: change(len(maps.units)), *pick)
