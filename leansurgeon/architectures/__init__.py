@@ -15,7 +15,7 @@ from leansurgeon.errors import UnsupportedModel
 @cache
 def known() -> dict[str, Architecture]:
     """Every declared family by name."""
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "presets"))
+    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "presets", "infer"))
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [v for m in modules for v in vars(m).values() if isinstance(v, Architecture)]
     return {a.name: a for a in found}
@@ -23,20 +23,18 @@ def known() -> dict[str, Architecture]:
 
 def of(config: Config) -> Architecture:
     """The family of a `config.json`, by its `model_type` (transformers) or `architecture` (timm, where `*` may stand in
-    a declaration).
+    a declaration). What nobody declared and transformers knows is inferred and proven (`infer/`), once.
 
-    Raises `UnsupportedModel` with the nearest known family.
+    Raises `UnsupportedModel`: with the nearest known family, or with what inference found in the way.
     """
-    timm = "model_type" not in config and "architecture" in config
-    model_type = config.get("architecture" if timm else "model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise UnsupportedModel(
-            "config.json names neither a model_type nor a timm architecture.", "Is it a model's config?"
-        )
+    timm, model_type = named(config)
+    if found := declared(config):
+        return found
+    if not timm and known_to_transformers(model_type):
+        from leansurgeon.architectures import infer
+
+        return infer.architecture(config)
     candidates = [a for a in known().values() if (a.library == "timm") == timm]
-    for architecture in candidates:
-        if any(fnmatchcase(model_type, pattern) for pattern in architecture.model_types):
-            return architecture
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
     near = difflib.get_close_matches(model_type, names, n=1, cutoff=0.0)[0]
     raise UnsupportedModel(
@@ -44,3 +42,30 @@ def of(config: Config) -> Architecture:
         "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says on top how to add it, "
         "opt.py beside it is an example, and `leansurgeon inspect MODEL --doctor` puts it to the test.",
     )
+
+
+def named(config: Config) -> tuple[bool, str]:
+    """Whether a config is timm's, and the name of its family. Raises `UnsupportedModel` where it has none."""
+    timm = "model_type" not in config and "architecture" in config
+    model_type = config.get("architecture" if timm else "model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UnsupportedModel(
+            "config.json names neither a model_type nor a timm architecture.", "Is it a model's config?"
+        )
+    return timm, model_type
+
+
+def declared(config: Config) -> Architecture | None:
+    """The hand-written declaration of a config's family, which goes before anything inferred."""
+    timm, model_type = named(config)
+    for architecture in known().values():
+        right = (architecture.library == "timm") == timm
+        if right and any(fnmatchcase(model_type, pattern) for pattern in architecture.model_types):
+            return architecture
+    return None
+
+
+def known_to_transformers(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
+from leansurgeon.architectures.limits import followed
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
@@ -115,6 +116,14 @@ class Architecture:
     # become heads of another size.
     heads_entangled: str = ""
     heads_unsplittable: str = ""
+    # Of families that nobody declared (`infer/`): layers of several kinds, so that a result has the tensors of the very
+    # layers it keeps; numbers of the shape that may not change, and why; config keys that count the first layers of a
+    # kind or list layers by number; what was proven.
+    uneven: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
+    counters: tuple[str, ...] = ()
+    index_lists: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -143,7 +152,11 @@ class Architecture:
         c = self.flat(config)
         apart = self._keys_apart(config)
         for keys in apart or (self.keys,):
-            needed = (keys.width, keys.heads, keys.depth_like if c.get(keys.depth) is None else keys.depth)
+            needed = (
+                keys.width,
+                keys.heads or keys.width,
+                keys.depth_like if c.get(keys.depth) is None else keys.depth,
+            )
             missing = next((key or keys.depth for key in needed if key not in c), None)
             if missing:
                 raise UnsupportedModel(
@@ -174,7 +187,7 @@ class Architecture:
                 raise UnsupportedModel(f"The config says {key} = {found!r} for {count or 1} stages.")
             return found[s]
 
-        width, heads = value(keys.width), value(keys.heads)
+        width, heads = value(keys.width), value(keys.heads) if keys.heads else 1
         depth = value(keys.depth_like if c.get(keys.depth) is None and keys.depth_like else keys.depth)
         for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth)):
             if not is_count(number):
@@ -201,6 +214,7 @@ class Architecture:
         """
         config = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
         c, apart = self.flat(config), self._keys_apart(config)
+        depth = self.shape(config).depth if self.counters else 0
         several = isinstance(c.get(self.keys.depth), list | tuple)
         # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
         rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}
@@ -227,6 +241,8 @@ class Architecture:
         for key, values in lists.items():
             if values:
                 c[key] = [values[i] for i in (layers if layers is not None else range(shape.depth))]
+        if layers is not None:
+            c.update(followed(c, self.counters, self.index_lists, list(layers), depth))
         for key in self.forget:
             c.pop(key, None)
         return config
@@ -357,7 +373,7 @@ class Architecture:
             for i in range(stage.depth):
                 start = prefix + blocks.layer.format(i=i)
                 for t, axes, sizes in present:
-                    if t.in_others if i else t.in_first:
+                    if t.in_layer(i):
                         yield TensorSpec(start + t.name, t.role, axes, sizes, layer, s, i, t.new, t.group)
                 layer += 1
 

@@ -37,6 +37,12 @@ class Tensor:
     new: float | None = None
     group: int = 0
     in_others: bool = True
+    layers: tuple[int, ...] | None = None  # the layers of a stage that have it, where kinds of layers take turns
+
+    def in_layer(self, index: int) -> bool:
+        if self.layers is not None:
+            return index in self.layers
+        return self.in_others if index else self.in_first
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Keys:
     """
 
     depth: str
-    heads: str
+    heads: str  # empty where the library has no number of heads
     width: str
     mlp_dim: str | None = None
     mlp_ratio: str | None = None

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leansurgeon import architectures
+from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
@@ -284,11 +285,14 @@ def convert_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> P
 
 
 def complete(config: Config) -> Config:
-    """A timm config with the constructor's arguments; many on the hub leave some or all out, since the name says the
+    """A config with all that its family's library gives it, where nobody declared that. A timm config with the
+    constructor's arguments; many on the hub leave some or all out, since the name says the
     rest. How pixels are prepared stays as the file says it, since a name's weights differ in that.
     """
     if not is_timm(config):
-        return config
+        model_type = config.get("model_type")
+        inferred = isinstance(model_type, str) and model_type and not architectures.declared(config)
+        return infer.completed(config) if inferred and architectures.known_to_transformers(model_type) else config
     given = {"num_classes": config.get("num_classes", 1000)} | (config.get("model_args") or {})
     whole = config | {"model_args": given}
     if config.get("model_args"):

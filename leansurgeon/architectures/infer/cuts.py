@@ -18,7 +18,14 @@ EQUAL = 3e-5  # of the outputs' spread: what rounding may cost
 ALIVE = 2e-4  # what a control must change at least
 # Numbers that count layers from the first one on, and lists of layers' numbers: they follow the layers that stay.
 COUNTERS = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "max_window_layers", "num_hash_layers")
-INDEX_LISTS = ("attn_layer_indices", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "global_attn_layers", "dense_layers")
+INDEX_LISTS = (
+    "attn_layer_indices",
+    "mlp_only_layers",
+    "full_attn_idxs",
+    "cross_attention_layers",
+    "global_attn_layers",
+    "dense_layers",
+)
 
 
 def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
@@ -76,15 +83,18 @@ def proven_cut(
     computes when those layers pass on what they receive; and that differs from the whole model.
     """
     gone = [i for i in range(level.depth) if i not in keep]
-    with passed_over(model, level, gone):
-        by_hand = outputs(model, inputs)
+    try:
+        with passed_over(model, level, gone):
+            by_hand = outputs(model, inputs)
+    except Unbuildable as error:
+        return f"the model does not run without layer {gone[0]} ({error})"
     if difference(outputs(model, inputs), by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
     try:
         cut = library.reloaded(cut_config(config, level, keep), cut_state(library.saved(model), level, keep))
+        found = difference(by_hand, outputs(cut, inputs))
     except Unbuildable as error:
         return f"without layer {gone[0]} it does not load ({error})"
-    found = difference(by_hand, outputs(cut, inputs))
     return None if found <= EQUAL else f"without layer {gone[0]} outputs differ by {found:.1e} of their spread"
 
 
@@ -98,7 +108,9 @@ def cuts(depth: int) -> list[list[int]]:
 def period(config: Config) -> int:
     """The largest small number of a config that may be a period of layers (every third one, ...)."""
     words = ("every", "interval", "step", "period", "pattern", "freq", "offset", "layer_norm_num")
-    return max((v for k, v in config.items() if isinstance(v, int) and 1 < v <= 12 and any(w in k for w in words)), default=2)
+    return max(
+        (v for k, v in config.items() if isinstance(v, int) and 1 < v <= 12 and any(w in k for w in words)), default=2
+    )
 
 
 def deeper(config: Config, level: Level, depth: int) -> Config:

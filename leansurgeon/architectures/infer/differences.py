@@ -62,7 +62,9 @@ def without_last(config: Config, key: str) -> Config:
 
 
 def module_lists(model: nn.Module) -> dict[str, int]:
-    found = {n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential | nn.ModuleDict)}
+    found = {
+        n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+    }
     return found
 
 
@@ -84,7 +86,11 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         gone = sorted(set(base) - set(after))
         if not gone:
             continue
-        shorter = [n for n, size in module_lists(model).items() if n in lists and size == lists[n] - 1 and lists[n] == config[key]]
+        shorter = [
+            n
+            for n, size in module_lists(model).items()
+            if n in lists and size == lists[n] - 1 and lists[n] == config[key]
+        ]
         prefix = common_layer(gone, config[key] - 1, set(after))
         if prefix is None or set(after) - set(base):
             troubles.append(f"{key}: its layers stand in several lists or under changing names")
@@ -93,7 +99,11 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
             troubles.append(f"{key}: {len(shorter)} lists of modules shorten with it")
             continue
         outside = {
-            (n, a): size - after[n][a] for n, s in base.items() if n in after for a, size in enumerate(s) if after[n][a] != size
+            (n, a): size - after[n][a]
+            for n, s in base.items()
+            if n in after
+            for a, size in enumerate(s)
+            if after[n][a] != size
         }
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
         found.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, outside))
@@ -105,7 +115,9 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
 
 
 def looks_like_depth(key: str) -> bool:
-    return any(word in key for word in ("layer", "depth", "block", "stages")) and not key.startswith(("first_k", "max_window"))
+    return any(word in key for word in ("layer", "depth", "block", "stages")) and not key.startswith(
+        ("first_k", "max_window")
+    )
 
 
 def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,12 +13,19 @@ import torch
 from leansurgeon.architectures.infer import cuts, inputs, tiny
 from leansurgeon.architectures.infer.differences import Axis, Level, Shapes, effect, levels, numbers, shapes
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
-from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs, quietly, whole
+from leansurgeon.architectures.infer.library import (
+    LARGEST,
+    Library,
+    Unbuildable,
+    difference,
+    memory_names,
+    outputs,
+    quietly,
+    whole,
+)
 from leansurgeon.architectures.infer.tiny import Config, aliases
-from leansurgeon.architectures.infer.units import Kind, Trial, explained, heads_kind, mlp_kind, proof
+from leansurgeon.architectures.infer.units import Trial, explained, heads_kind, mlp_kind
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
-
-MOE_MLPS = ("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size", "shared_intermediate_size")
 
 
 def explore(config: Mapping[str, Any]) -> Finding:
@@ -90,6 +98,7 @@ class Search:
         self.base: Shapes = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
         self.trial = Trial.of(library, config, self.levels, inputs.example)
+        self.memory = memory_names(library, self.trial.model)
         self.known: dict[tuple, Effect | None] = {}
 
     def finding(self) -> Finding:
@@ -97,12 +106,16 @@ class Search:
         size = sum(p.numel() for p in self.trial.model.parameters())
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
         stages = [self.stage(level) for level in self.levels]
+        stages = [self.described(stage, level) for stage, level in zip(stages, self.levels, strict=True)]
+        tables = dict(self.trial.model.named_buffers())
         return Finding(
             self.config["model_type"],
             self.library.cls.__name__,
             tuple(stages),
             trouble,
             parameters=size,
+            causal=self.is_causal(),
+            buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.placed(n)),
             notes=tuple(self.troubles),
         )
 
@@ -163,6 +176,66 @@ class Search:
         except Unbuildable as error:
             return f"at depth {other.depth} no model of it runs: {error}"
 
+    # -- what else surgery wants to know -------------------------------------------------------------
+
+    def described(self, stage: Stage, level: Level) -> Stage:
+        """Where projections are in memory, what stands before what, and which keys follow the layers."""
+        memory, found = self.memory, []
+        tables = dict(self.trial.model.named_buffers())
+        buffers = {p[1] for n, at in memory.items() if at in tables and (p := self.trial.placed(n))}
+        for template in stage.heads.sinks if stage.heads else ():
+            at = next(
+                (
+                    memory.get(level.layer.format(i=i) + template)
+                    for i in range(level.depth)
+                    if level.layer.format(i=i) + template in memory
+                ),
+                None,
+            )
+            path = at and re.sub(re.escape(level.modules).replace(r"\{i\}", r"\d+"), level.modules, at).removesuffix(
+                ".weight"
+            )
+            found += [path] if path and "{i}" in path else []
+        words = {w for axes in (stage.heads.axes if stage.heads else {}).values() for _, w in axes}
+        config = self.config
+        return replace(
+            stage,
+            projections=tuple(found),
+            buffers=tuple(sorted(buffers)),
+            norm=self.norm(stage, level),
+            standard=bool(words) and words <= {"q", "kv", "q+kv+kv", "heads*qkv"},
+            counters=tuple(k for k in cuts.COUNTERS if isinstance(config.get(k), int) and len(self.levels) == 1),
+            index_lists=tuple(k for k in cuts.INDEX_LISTS if isinstance(config.get(k), list) and len(self.levels) == 1),
+        )
+
+    def norm(self, stage: Stage, level: Level) -> str:
+        """ "pre" where a block whose projections say nothing passes on what it receives."""
+        sinks = [t for part in (stage.heads, stage.mlp) if part for t in part.sinks]
+        if not (stage.heads and stage.mlp):
+            return "post"
+        start, state = level.layer.format(i=1), dict(self.trial.state)
+        for template in sinks:
+            for name in (template, template.removesuffix("weight") + "bias"):
+                if start + name in state:
+                    state[start + name] = torch.zeros_like(state[start + name])
+        try:
+            with cuts.passed_over(self.trial.model, level, [1]):
+                without = outputs(self.trial.model, self.trial.inputs)
+            return "pre" if difference(without, self.trial.run(self.config, state)) <= cuts.EQUAL else "post"
+        except Unbuildable:
+            return "post"
+
+    def is_causal(self) -> bool:
+        """Whether the last token changes nothing before it."""
+        ids = self.trial.inputs.get("input_ids")
+        out = self.trial.output
+        if ids is None or len(self.trial.inputs) > 1 or out.dim() != 3 or out.shape[1] != ids.shape[1]:
+            return False
+        other = ids.clone()
+        other[:, -1] = (ids[:, -1] + 3) % 60 + 10
+        changed = outputs(self.trial.model, {"input_ids": other})
+        return difference(out[:, :-1], changed[:, :-1]) <= cuts.EQUAL < difference(out, changed)
+
     # -- heads ---------------------------------------------------------------------------------------
 
     def with_heads(self, stage: Stage, level: Level) -> Stage:
@@ -204,7 +277,12 @@ class Search:
         more_trouble = self.outside_axes(effect)
         if more_trouble:
             return replace(stage, heads_trouble=more_trouble)
-        places, trouble = explained(self.trial, options, lambda found: proof(self.trial, kind, found))
+        places, trouble = explained(self.trial, options, kind)
+        if trouble and "Error" in trouble:  # the library may want heads that divide the width
+            whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)
+            again, still = explained(self.trial, options, whole)
+            if still is None:
+                return replace(stage, heads=self.part(key, again), heads_divide_width=True)
         return replace(stage, heads=self.part(key, places), heads_trouble=trouble or "")
 
     @staticmethod
@@ -222,14 +300,26 @@ class Search:
 
     def head_dim_key(self, level: Level, heads: int, axes: Mapping[Axis, int]) -> str | None:
         """The key whose growth makes an axis of heads * head_dim grow by the heads."""
-        keys = [k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k or k == "v_head_dim"]
+        keys = [
+            k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k or k == "v_head_dim"
+        ]
         for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
             found = self.changed(**{key: 1})
             for at, by in self.inside(found, level).items():
                 size = self.base[at[0]][at[1]]
-                if at in axes and at[1] == len(self.base[at[0]]) - 1 and by == found.step * heads and size == heads * self.config[key]:
+                if (
+                    at in axes
+                    and at[1] == len(self.base[at[0]]) - 1
+                    and by == found.step * heads
+                    and size == heads * self.config[key]
+                ):
                     return key
-                if at in axes and by == found.step * heads and size == heads * self.config[key] and len(self.base[at[0]]) == 2:
+                if (
+                    at in axes
+                    and by == found.step * heads
+                    and size == heads * self.config[key]
+                    and len(self.base[at[0]]) == 2
+                ):
                     return key
         return None
 
@@ -247,7 +337,7 @@ class Search:
 
     def with_mlp(self, stage: Stage, level: Level) -> Stage:
         trouble = "its config has no number of MLP units"
-        for key in [*self.named(tiny.MLPS, level), *self.named(MOE_MLPS, level)]:
+        for key in [*self.named(tiny.MLPS, level), *self.named((*tiny.EXPERT_MLPS, *tiny.SHARED_MLPS), level)]:
             effect = self.changed(**{key: 1})
             axes = self.inside(effect, level)
             if not axes:
@@ -258,7 +348,7 @@ class Search:
                 trouble = trouble if stage.mlp_key else f"{key} also stands in axes of other meaning"
                 continue
             kind = mlp_kind(now, lambda n, key=key: {key: n}, now.mlp + 16, now.mlp - 16)
-            places, trouble_here = explained(self.trial, options, lambda found: proof(self.trial, kind, found))
+            places, trouble_here = explained(self.trial, options, kind)
             if trouble_here is None:
                 return replace(stage, mlp_key=key, mlp=self.part(key, places), mlp_trouble="")
             stage = replace(stage, mlp_key=stage.mlp_key or key)
@@ -279,5 +369,5 @@ class Search:
         if not options or any(not words for words in options.values()):
             return None
         kind = mlp_kind(now, lambda n: {key: type(old)(n / width)}, now.mlp + width, now.mlp - width)
-        places, trouble = explained(self.trial, options, lambda found: proof(self.trial, kind, found))
+        places, trouble = explained(self.trial, options, kind)
         return replace(stage, mlp_key=key, mlp_ratio=True, mlp=self.part(key, places), mlp_trouble=trouble or "")

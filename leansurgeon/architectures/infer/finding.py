@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class Stage:
     widths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # template -> axes that follow the width
     head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     derived: bool = False  # the library derives head_dim from width // heads
+    heads_divide_width: bool = False
+    projections: tuple[str, ...] = ()  # output projections in the built model, `{i}` for the layer
+    norm: str = "post"
+    standard: bool = False  # heads are stored as q, k and v of head_dim entries each
+    buffers: tuple[str, ...] = ()  # tensors in files that are no parameters
+    counters: tuple[str, ...] = ()  # config keys that count the first layers of a kind
+    index_lists: tuple[str, ...] = ()  # config keys that list layers of a kind
     depth_trouble: str = ""
     heads_trouble: str = ""
     mlp_trouble: str = ""
@@ -50,5 +58,30 @@ class Finding:
     attempt: int = 0
     parameters: int = 0
     seconds: float = 0.0
-    depths: tuple[int, ...] = ()
+    causal: bool = False
+    buffers: tuple[str, ...] = ()  # outside the blocks
     notes: tuple[str, ...] = ()
+
+    @property
+    def proven(self) -> dict[str, bool]:
+        """What every stage allows."""
+        stages = self.stages if not self.trouble else ()
+        return {
+            "depth": bool(stages) and not any(s.depth_trouble for s in stages),
+            "heads": bool(stages) and not any(s.heads_trouble for s in stages),
+            "mlp_dim": bool(stages) and not any(s.mlp_trouble for s in stages),
+        }
+
+    def evidence(self) -> dict[str, Any]:
+        """What stands in `surgery.json`: that the family was inferred, on what, and what was proven."""
+        return {
+            "inferred": True,
+            "model_type": self.model_type,
+            "class": self.cls,
+            "proven_on_parameters": self.parameters,
+            "proven": self.proven,
+            "refused": [
+                {"stage": s.layer, "depth": s.depth_trouble, "heads": s.heads_trouble, "mlp_dim": s.mlp_trouble}
+                for s in self.stages
+            ],
+        }

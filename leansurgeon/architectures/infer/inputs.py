@@ -31,14 +31,21 @@ def example(model: nn.Module, config: Mapping[str, Any], seed: int = 0, vocab: i
     if main in ("pixel_values", "pixel_values_videos", "images"):
         found[main] = noise(*image_size(config))
     elif main == "input_values":
-        found[main] = noise(2, 2000) if "conv_dim" in config or "conv_kernel" in config else audio_patches(config, noise)
+        found[main] = (
+            noise(2, 2000) if "conv_dim" in config or "conv_kernel" in config else audio_patches(config, noise)
+        )
     elif main == "input_features":
         found[main] = features(config, noise)
     elif main == "inputs_embeds":
         found[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
     else:
         found["input_ids" if "input_ids" in takes else main] = ids()
-    if "pixel_values" in takes and "pixel_values" not in found and config.get("vision_config") and "logit_scale" in dict(model.named_parameters()):
+    if (
+        "pixel_values" in takes
+        and "pixel_values" not in found
+        and config.get("vision_config")
+        and "logit_scale" in dict(model.named_parameters())
+    ):
         found["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
     if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
         found["input_ids"] = ids()
@@ -54,6 +61,7 @@ def example(model: nn.Module, config: Mapping[str, Any], seed: int = 0, vocab: i
 
 
 def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
+    config = config if config.get("image_size") else config.get("vision_config") or config
     size = config.get("image_size") or config.get("img_size") or config.get("crop_size") or 64
     sides = list(size) if isinstance(size, list | tuple) else [size, size]
     channels = config.get("num_channels") or config.get("in_channels") or config.get("in_chans") or 3
@@ -62,7 +70,12 @@ def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def features(config: Mapping[str, Any], noise: Any) -> Tensor:
-    bins = config.get("num_mel_bins") or config.get("feature_projection_input_dim") or config.get("input_feat_per_channel") or 16
+    bins = (
+        config.get("num_mel_bins")
+        or config.get("feature_projection_input_dim")
+        or config.get("input_feat_per_channel")
+        or 16
+    )
     if config.get("model_type") in ("whisper", "qwen2_audio_encoder"):
         return noise(2, bins, 2 * config.get("max_source_positions", 32))
     return noise(2, 40, bins)

@@ -1,13 +1,14 @@
 """The library's own models, small and random: built from a config, saved and loaded again in the names of files.
 
 All that inference finds is found on these. Tensors are spoken of by their names in files, which in transformers differ
-from the names in memory: `saved` says what `save_pretrained` would write, `reloaded` what `from_pretrained` makes of it.
+from the names in memory: `saved` is what `save_pretrained` would write, `reloaded` what `from_pretrained` makes of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import logging
 import warnings
@@ -75,9 +76,19 @@ def class_name(model_type: str) -> str | None:
     """The class that stands for a type where its config names none."""
     from transformers.models.auto import modeling_auto as auto
 
-    found = (getattr(auto, name, {}).get(model_type) for name in MAPPINGS)
-    name = next((f for f in found if f), None)
-    return name if name is None or isinstance(name, str) else name[0]
+    found = [getattr(auto, name, {}).get(model_type) for name in MAPPINGS]
+    names = [f if isinstance(f, str) else f[0] for f in found if f]
+    return next((name for name in names if takes(name, model_type)), next(iter(names), None))
+
+
+def takes(name: str, model_type: str) -> bool:
+    """Whether a class is made for configs of this type (some mappings name the class of a part of it)."""
+    import transformers
+
+    try:
+        return getattr(transformers, name).config_class is config_class(model_type)
+    except (ImportError, AttributeError, RuntimeError):
+        return False
 
 
 def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
@@ -117,7 +128,7 @@ class Library:
         """The config as an object of the library. Raises `Unbuildable`."""
         try:
             made = config_class(config["model_type"]).from_dict(plain(config))
-            made._attn_implementation = "eager"
+            made._attn_implementation, made.use_cache = "eager", False
             for part in vars(made).values():
                 if hasattr(part, "_attn_implementation"):
                     part._attn_implementation = "eager"
@@ -166,7 +177,8 @@ class Library:
             raise Unbuildable(reason(error)) from None
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if info[what]:
-                raise Unbuildable(f"{len(info[what])} {what.replace('_', ' ')}, the first {sorted(map(str, info[what]))[0]}")
+                first_one = min(map(str, info[what]))
+                raise Unbuildable(f"{len(info[what])} {what.replace('_', ' ')}, the first {first_one}")
         return model.eval()
 
 
@@ -179,6 +191,17 @@ def saved(model: nn.Module) -> dict[str, Tensor]:
         state.pop(name, None)
     state = remove_tied_weights_from_state_dict(state, model)
     return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
+
+
+@torch.no_grad()
+def memory_names(library: Library, model: nn.Module) -> dict[str, str]:
+    """Names in memory by names in files; of tensors put together from several, one of them."""
+    numbered = copy.deepcopy(model)
+    names = list(numbered.state_dict())
+    for i, tensor in enumerate(numbered.state_dict().values()):
+        tensor.fill_(i)
+    found = {name: int(t.flatten()[0]) for name, t in library.saved(numbered).items() if t.numel()}
+    return {name: names[i] for name, i in found.items() if i < len(names)}
 
 
 @torch.no_grad()
@@ -196,7 +219,7 @@ def outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """Logits, or what a model without a head gives first. Raises `Unbuildable`."""
     try:
         torch.manual_seed(0)
-        cache = {"use_cache": False} if "use_cache" in model.forward.__code__.co_varnames else {}
+        cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         found = model(**inputs, **cache)
         return first(found).float()
     except Exception as error:
@@ -212,7 +235,8 @@ def first(found: Any) -> Tensor:
             if isinstance(found.get(key), Tensor):
                 return found[key]
         found = tuple(found.values())
-    return next(t for part in found for t in [first(part) if isinstance(part, tuple | list) else part] if isinstance(t, Tensor) and t.is_floating_point())
+    parts = (first(part) if isinstance(part, tuple | list) else part for part in found)
+    return next(part for part in parts if isinstance(part, Tensor) and part.is_floating_point())
 
 
 def difference(a: Tensor, b: Tensor) -> float:

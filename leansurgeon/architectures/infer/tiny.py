@@ -22,34 +22,73 @@ HEADS = (
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
     *("attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads"),
 )
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads")
-WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "dim", "emb_dim", "decoder_hidden_size", "encoder_hidden_size", "hidden_width", "width", "embed_size", "n_embed", "input_hidden_size", "word_embed_proj_dim", "embedding_dim", "rnn_hidden_size", "attention_hidden_size", "encoder_hidden_dim", "qkv_dim", "output_hidden_size", "cross_attention_hidden_size_")
-HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size", "d_head", "global_head_dim_", "swa_head_dim")
-MLPS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim", "mlp_dim", "d_inner", "hidden_dim", "feed_forward_dim", "feedforward_size", "ff_dim", "decoder_intermediate_size", "encoder_intermediate_size", "dense_intermediate_size", "linear_units", "inner_dim", "ffn_intermediate_size", "feed_forward_size", "intermediate_dim")
+KV_HEADS = (
+    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_heads"),
+    *("encoder_num_key_value_heads", "decoder_num_key_value_heads"),
+)
+WIDTHS = (
+    *("hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "dim", "emb_dim", "decoder_hidden_size"),
+    *("encoder_hidden_size", "hidden_width", "width", "embed_size", "n_embed", "input_hidden_size", "embedding_dim"),
+    *("word_embed_proj_dim", "rnn_hidden_size", "attention_hidden_size", "encoder_hidden_dim", "qkv_dim"),
+    "output_hidden_size",
+)
+HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size", "d_head", "swa_head_dim")
+MLPS = (
+    *("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim"),
+    *(
+        "mlp_dim",
+        "d_inner",
+        "hidden_dim",
+        "feed_forward_dim",
+        "feedforward_size",
+        "ff_dim",
+        "linear_units",
+        "inner_dim",
+    ),
+    *("decoder_intermediate_size", "encoder_intermediate_size", "dense_intermediate_size", "ffn_intermediate_size"),
+    *("feed_forward_size", "intermediate_dim"),
+)
+EXPERT_MLPS = (
+    *("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_size", "moe_ffn_hidden_size", "expert_dim"),
+)
+SHARED_MLPS = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+CHOSEN = (*("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "top_k_experts", "experts_per_token"),)
+POSITIONS = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "max_seq_length"),
+    *("max_target_positions", "seq_length", "original_max_position_embeddings", "initial_context_length"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings", "model_max_length"),
+    *("max_2d_position_embeddings", "num_position_embeddings"),
+)
+WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size")
 SMALL = {
     **dict.fromkeys(MLPS, 112),
-    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_size", "moe_ffn_hidden_size", "expert_dim"), 40),
-    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 56),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "top_k_experts", "experts_per_token"), 2),
+    **dict.fromkeys(EXPERT_MLPS, 40),
+    **dict.fromkeys(SHARED_MLPS, 56),
+    **dict.fromkeys(EXPERTS, 4),
+    **dict.fromkeys(CHOSEN, 2),
+    **dict.fromkeys(POSITIONS, 64),
+    **dict.fromkeys(WINDOWS, 8),
     **{"n_group": 2, "topk_group": 1, "num_expert_group": 2, "num_expert_groups": 2},
-    **{"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "qk_head_dim": 16},
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "max_seq_length", "max_target_positions", "seq_length", "max_length_"), 64),
-    **dict.fromkeys(("original_max_position_embeddings", "initial_context_length", "max_encoder_position_embeddings", "max_decoder_position_embeddings"), 64),
-    **{"max_source_positions": 32, "model_max_length": 64},
-    **dict.fromkeys(("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size"), 8),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads", "num_mamba_heads"), 12),
-    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
-    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_dt_rank", "time_step_rank"), 8),
-    **{"mamba_n_groups": 1, "n_groups": 1, "linear_num_key_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-    **{"linear_conv_kernel_dim": 4, "mamba_chunk_size": 8, "chunk_size": 8, "mamba_d_ssm": 192, "lru_width": 96},
-    **{"attention_window": 4, "vocab_size_per_layer_input": 80, "hidden_size_per_layer_input": 12, "altup_num_inputs": 2},
-    **{"num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 32},
-    **{"relation_transformer_layers": 1, "codebook_size": 32, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8},
-    **{"projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32, "num_codevectors_per_group": 8, "codevector_dim": 32},
-    **{"temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": 96, "num_position_embeddings": 64},
-    **{"moe_num_shared_experts": 1, "audio_vocab_size": 80, "pooler_hidden_size": 96, "max_2d_position_embeddings": 64},
+    # Low-rank attention.
+    **{"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12},
+    **{"qk_head_dim": 16, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8},
+    # State-space and linear layers.
+    **{"mamba_n_heads": 12, "mamba_num_heads": 12, "linear_num_value_heads": 12, "num_mamba_heads": 12},
+    **{"mamba_d_head": 16, "mamba_head_dim": 16, "mamba_headdim": 16, "mamba_d_state": 8, "state_size": 8},
+    **{"ssm_state_size": 8, "mamba_dt_rank": 8, "time_step_rank": 8, "mamba_n_groups": 1, "n_groups": 1},
+    **{"linear_num_key_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4},
+    **{"mamba_chunk_size": 8, "chunk_size": 8, "mamba_d_ssm": 192, "lru_width": 96},
+    # All else that is large by default.
+    **{"attention_window": 4, "vocab_size_per_layer_input": 80, "hidden_size_per_layer_input": 12},
+    **{"altup_num_inputs": 2, "num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
+    **{"classifier_proj_size": 32, "codebook_size": 32, "projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32},
+    **{"num_codevectors_per_group": 8, "codevector_dim": 32, "temporal_patch_size": 2, "spatial_merge_size": 2},
+    **{"out_hidden_size": 96, "moe_num_shared_experts": 1, "audio_vocab_size": 80, "pooler_hidden_size": 96},
+    **{"max_source_positions": 32, "relation_transformer_layers": 1},
 }
+# What a default config leaves open and a model needs.
+OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": 80}
 VOCAB = 80
 IDS = ("_token_id", "_token_index", "_id", "_token_ids")
 
@@ -58,14 +97,15 @@ def shrunk(config: Config, attempt: int = 0) -> Config:
     """A small config with the flags of `config`, which is whole (`library.whole`).
 
     Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
-    leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide.
+    leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
+    5 names a head_dim that the config leaves open, 6 keeps the one it has.
     """
     if attempt > ATTEMPTS:
         raise ValueError("no further attempt")
     return _shrunk(copy.deepcopy(config), attempt, outer=True)
 
 
-ATTEMPTS = 5
+ATTEMPTS = 6
 
 
 def aliases(config: Mapping[str, Any]) -> dict[str, str]:
@@ -105,15 +145,19 @@ class Sizes:
         general = {names.get(k, k): v for k, v in c.items()}
         self.heads = next((general[k] for k in HEADS if isinstance(general.get(k), int)), None)
         self.depth = next((general[k] for k in LAYERS if isinstance(general.get(k), int)), None)
-        self.width, self.n_heads, self.head_dim, self.kv = (96, 6, 8, 3) if attempt < 4 else (128, 4, 16, 2)
+        self.width, self.n_heads, self.head_dim, self.kv = (128, 4, 16, 2) if attempt == 4 else (96, 6, 8, 3)
         self.c = general
 
     def of(self, key: str, name: str, value: Any) -> Any:
         number = isinstance(value, int) and not isinstance(value, bool)
+        if value is None and (name in OPEN or (self.attempt == 5 and name in HEAD_DIMS)):
+            return OPEN.get(name, self.head_dim)
         if key.endswith(IDS) and (number or isinstance(value, list)):
             return token(value)
         if name.endswith("rope_parameters") or name == "rope_scaling":
-            return rope(value, self.head_dim if self.attempt < 2 else self.width // self.n_heads)
+            if self.attempt == 6:
+                return value
+            return rope(value, self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads)
         if not number or value <= 0:
             return value
         if name in LAYERS:
@@ -125,7 +169,8 @@ class Sizes:
         if name in WIDTHS:
             return self.width
         if name in HEAD_DIMS:
-            return self.head_dim if self.attempt < 2 else self.width // self.n_heads
+            kept = {5: self.head_dim, 6: value}
+            return self.head_dim if self.attempt < 2 else kept.get(self.attempt, self.width // self.n_heads)
         if name.endswith("vocab_size") or name == "vocab_size":
             return VOCAB
         if name in ("image_size", "img_size"):
@@ -134,14 +179,12 @@ class Sizes:
             return max(4, min(value, 4))
         if name in SMALL and value > SMALL[name]:
             return value if self.attempt >= 3 and ("position" in name or "window" in name) else SMALL[name]
-        if value > 4096:
-            return value
         return value
 
     def key_value_heads(self, value: int) -> int:
         if value == 1:
             return 1
-        if value == self.heads or self.attempt >= 1 and self.attempt != 4:
+        if value == self.heads or self.attempt in (1, 2, 3):
             return self.n_heads
         return self.kv
 

@@ -98,7 +98,7 @@ def conv1d(model: nn.Module) -> set[str]:
 def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
     """Whether an axis is what enters a matrix."""
     shape = trial.state[name].shape
-    if len(shape) < 2 or "embed" in name and len(shape) == 2 and axis == 1:
+    if len(shape) < 2 or ("embed" in name and len(shape) == 2 and axis == 1):
         return len(shape) >= 2
     turned = name in conv1d(trial.model) or (flipped and len(shape) == 3)
     first_two = len(shape) - 2 if len(shape) == 3 else 0
@@ -106,9 +106,7 @@ def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
     return axis == entering and len(shape) <= 3
 
 
-def explained(
-    trial: Trial, options: Mapping[Axis, list[str]], check: Callable[[dict[str, list[Place]]], str | None]
-) -> tuple[dict[str, list[Place]], str | None]:
+def explained(trial: Trial, options: Mapping[Axis, list[str]], kind: Kind) -> tuple[dict[str, list[Place]], str | None]:
     """Words for every axis with which the proof holds, and why the best try failed where none does."""
     trouble: str | None = "no tensor follows the number"
     places: dict[str, list[Place]] = {}
@@ -125,7 +123,7 @@ def explained(
             if not any(p.sink for found in places.values() for p in found):
                 trouble = "no projection leads from the units to the stream"
                 continue
-            trouble = check(places)
+            trouble = proof(trial, kind, places)
             if trouble is None:
                 return places, None
     return places, trouble
@@ -175,5 +173,7 @@ def mlp_kind(now: Numbers, change: Callable[[int], dict[str, Any]], more: int, f
     old = same(now)
     grown = torch.full((more,), FRESH)
     grown[: now.mlp] = torch.arange(now.mlp)
-    pick = [replace(old, units=u) for u in (grown, torch.arange(now.mlp).flip(0), torch.arange(now.mlp - fewer, now.mlp))]
+    pick = [
+        replace(old, units=u) for u in (grown, torch.arange(now.mlp).flip(0), torch.arange(now.mlp - fewer, now.mlp))
+    ]
     return Kind(now, lambda maps: change(len(maps.units)), *pick)

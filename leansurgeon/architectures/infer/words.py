@@ -1,8 +1,8 @@
 """What the units along an axis are, in the words of a declaration, and how an axis is filled when units come and go.
 
-    q  kv  mlp             heads, key/value heads or MLP units after one another
-    q+kv+kv, mlp+mlp       parts stacked one after the other
-    heads*24               24 entries for every head, head by head
+q  kv  mlp             heads, key/value heads or MLP units after one another
+q+kv+kv, mlp+mlp       parts stacked one after the other
+heads*24               24 entries for every head, head by head
 """
 
 from __future__ import annotations
@@ -124,9 +124,7 @@ def moved(
     return found
 
 
-def silenced(
-    state: Mapping[str, Tensor], at: Mapping[str, list[Place]], now: Numbers, kept: Maps
-) -> dict[str, Tensor]:
+def silenced(state: Mapping[str, Tensor], at: Mapping[str, list[Place]], now: Numbers, kept: Maps) -> dict[str, Tensor]:
     """A file of the same sizes in which the units that are not kept say nothing."""
     found = dict(state)
     for name, places in at.items():

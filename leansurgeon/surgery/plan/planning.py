@@ -116,7 +116,7 @@ def plan(
     refuse_moved_layers(source, init, choice.kept)
     refuse_new_output(source, init)
     shapes = shapes_along(source, target)
-    counts = [count(source, target.architecture, shape) for shape in shapes]
+    counts = [count(source, target.architecture, shape, choice.kept) for shape in shapes]
     flops = [flops_of(source, target.architecture, shape) for shape in shapes]
     return Plan(
         source=source.name,
@@ -301,18 +301,23 @@ def flops_of(source: Source, architecture: Architecture, shape: Shape) -> Flops 
     return closed_form(target_specs(source, architecture, shape), shape, as_family(source, architecture), architecture)
 
 
-def count(source: Source, architecture: Architecture, shape: Shape) -> ParameterCount:
+def count(
+    source: Source, architecture: Architecture, shape: Shape, kept: Sequence[int] | None = None
+) -> ParameterCount:
     """Parameters by part of the source's tensors at another shape, from their axes alone."""
     parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
-    for spec in target_specs(source, architecture, shape):
+    for spec in target_specs(source, architecture, shape, kept):
         if spec.counted:
             parts[spec.part] += spec.size
     return ParameterCount(**parts)
 
 
-def target_specs(source: Source, architecture: Architecture, shape: Shape) -> list[TensorSpec]:
+def target_specs(
+    source: Source, architecture: Architecture, shape: Shape, kept: Sequence[int] | None = None
+) -> list[TensorSpec]:
     """Every tensor of the result: those outside the blocks as they are (but for an attention or MLP there, which has
-    the shape of the blocks), those of the first source layer at each new layer.
+    the shape of the blocks), those of the first source layer at each new layer. Where layers are of several kinds,
+    those of the `kept` layers (by default layers at equal spacing).
     """
     config = as_family(source, architecture)
     dims = architecture.dims(config, shape)
@@ -322,8 +327,26 @@ def target_specs(source: Source, architecture: Architecture, shape: Shape) -> li
         if s.layer is None
     ]
     layer = 0
+    uneven = source.architecture.uneven
+    if uneven and (kept is None or len(kept) != shape.depth):
+        kept = drop_layers.evenly_per_stage(source.shape, shape)
     for s, (now, wanted) in enumerate(zip(source.shape.stages, shape.stages, strict=True)):
         dims = architecture.dims(config, shape, s)
+        if uneven:
+            for j in range(wanted.depth):
+                specs += [
+                    replace(
+                        spec,
+                        name=at_layer(spec, architecture, j),
+                        shape=sizes_of(" ".join(spec.axes), dims),
+                        layer=layer,
+                        index=j,
+                    )
+                    for spec in source.specs
+                    if spec.layer == kept[layer]
+                ]
+                layer += 1
+            continue
         blocks = [
             [(spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if in_block(spec, s, like)]
             for like in range(min(2, now.depth))

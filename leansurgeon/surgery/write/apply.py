@@ -44,7 +44,7 @@ def apply(plan: Plan, source: Source, folder: Path, edits: Mapping[str, np.ndarr
         if plan.method.balance:
             from leansurgeon.surgery.layer.balance import Balanced
 
-            balanced = Balanced(plan, source, outs, target_specs(source, plan.architecture, plan.after))
+            balanced = Balanced(plan, source, outs, target_specs(source, plan.architecture, plan.after, plan.layers))
             outs, decided["balance"] = balanced.tensors(), balanced.record
         write(folder, outs)
         write_config(folder, config, plan.architecture)
@@ -80,7 +80,7 @@ class Transfer:
 
     def tensors(self) -> list[Out]:
         outs = []
-        for target in target_specs(self.source, self.plan.architecture, self.plan.after):
+        for target in target_specs(self.source, self.plan.architecture, self.plan.after, self.plan.layers):
             if target.layer is None:
                 spec = self.outside[target.name]
                 follows = spec.role in FOLLOWERS

@@ -1,0 +1,66 @@
+"""Families that nobody has declared: found on a small random model of the library, proven, and kept in a cache.
+
+    architecture = infer.architecture(config)      # a declaration like a hand-written one, for this config
+
+What is found is bound to the library's version, its modelling file and the flags of the config, and so is the cache.
+Importing this room costs nothing; torch is loaded when a family is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.errors import UnsupportedModel
+
+__all__ = ["architecture", "completed"]
+
+_found: dict[str, Architecture] = {}  # of this process, by digest of the config
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """The declaration of a config's family. Raises `UnsupportedModel` with what stands in the way."""
+    from leansurgeon.architectures.infer import cache
+
+    key = cache.config_digest(config)
+    if key not in _found:
+        _found[key] = cache.read_declaration(key) or _inferred(config, key)
+    return _found[key]
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with every key that the library gives it, so that nothing is left to a rule that surgery may upset."""
+    from leansurgeon.architectures.infer import library
+
+    with library.quietly():
+        found = library.whole(config)
+    return found | {k: v for k, v in config.items() if k not in found}
+
+
+def _inferred(config: Mapping[str, Any], key: str) -> Architecture:
+    from leansurgeon.architectures.infer import bind, cache, explore, library
+
+    model_type = config["model_type"]
+    library.config_class(model_type)  # unknown to the library as well: said before anything else
+    print(
+        f"'{model_type}' has no declaration; inferring and proving one on a small random model of it (once) ...",
+        file=sys.stderr,
+        flush=True,
+    )
+    with library.quietly():
+        full = library.whole(config)
+    found = explore.explore(config)
+    if found.trouble or not found.stages:
+        raise UnsupportedModel(
+            f"'{model_type}' has no declaration, and none could be inferred: {found.trouble}.",
+            "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says how to add it.",
+        )
+    try:
+        with library.quietly():
+            made = bind.declaration(found, full)
+    except library.Unbuildable as error:
+        raise UnsupportedModel(f"transformers does not build this {model_type}: {error}") from None
+    cache.write_declaration(key, made)
+    return made

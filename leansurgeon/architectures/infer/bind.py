@@ -1,0 +1,223 @@
+"""A finding and the user's config together are a declaration: every tensor of the real model with its role and axes.
+
+The model is built without memory at its real size, which also checks the finding: an axis that does not have there the
+size that its word says takes its kind of surgery away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.infer import roles
+from leansurgeon.architectures.infer.finding import Finding, Part, Stage
+from leansurgeon.architectures.infer.library import Library, saved
+from leansurgeon.architectures.infer.tiny import Config
+from leansurgeon.architectures.tensors import Blocks, axis_size
+from leansurgeon.errors import UnsupportedModel
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass
+class Block:
+    """What a stage looks like at its real size: names within a block, the layers that have them, sizes."""
+
+    layers: dict[str, list[int]]
+    sizes: dict[str, tuple[int, ...]]
+
+
+def declaration(finding: Finding, full: Config) -> Architecture:
+    """The declaration of a family for one config, which is whole. Raises `UnsupportedModel`, `Unbuildable`."""
+    library = Library.of(full)
+    model = library.build(full, None, "meta")
+    shapes = {name: tuple(t.shape) for name, t in saved(model).items()}
+    kept = {id(p) for n, p in model.named_parameters(remove_duplicate=False)}
+    tied = (
+        tuple(sorted(n for n in getattr(model, "all_tied_weights_keys", None) or {} if n not in shapes)) if kept else ()
+    )
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    prefix = prefix if any(s.layer.startswith(prefix) for s in finding.stages) else ""
+    stages, refused, blocks = [], {}, []
+    for stage in finding.stages:
+        block = block_of(stage, shapes, full)
+        bound = Bound(stage, block, full)
+        stages.append(bound.blocks(prefix))
+        blocks.append(block)
+        refused |= bound.refused
+    outer = [
+        outer_tensor(n, s, prefix, n in finding.buffers)
+        for n, s in shapes.items()
+        if not any(matches(st, n) for st in finding.stages)
+    ]
+    prefixes = (prefix, "") if prefix else ("", getattr(model, "base_model_prefix", "") + ".")
+    uneven = any(
+        len(layers) != full[s.depth_key]
+        for s, b in zip(finding.stages, blocks, strict=True)
+        for layers in b.layers.values()
+    )
+    first = finding.stages[0]
+    return Architecture(
+        name=finding.model_type,
+        library="transformers",
+        model_types=(finding.model_type,),
+        keys=stages[0].keys,
+        stages=tuple(stages),
+        outer=tuple(outer),
+        norm=first.norm,
+        causal=finding.causal,
+        positions="relative",
+        prefixes=prefixes,
+        tied=tied,
+        per_layer=tuple(dict.fromkeys(k for s in finding.stages for k in s.lists)),
+        counters=first.counters,
+        index_lists=first.index_lists,
+        forget=("stage_names", "out_features", "out_indices"),
+        plain=False,
+        uneven=uneven,
+        refused=refused,
+        evidence=finding.evidence(),
+        heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",
+        heads_unsplittable="was inferred, and its attention is not proven to be softmax(q k) v",
+        heads_divide_width=any(s.heads_divide_width for s in finding.stages),
+    )
+
+
+def matches(stage: Stage, name: str) -> re.Match[str] | None:
+    return re.match(re.escape(stage.layer).replace(r"\{i\}", r"(\d+)"), name)
+
+
+def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
+    found = Block({}, {})
+    for name, shape in shapes.items():
+        if not (hit := matches(stage, name)):
+            continue
+        template, layer = name[hit.end() :], int(hit[1])
+        if found.sizes.setdefault(template, shape) != shape:
+            raise UnsupportedModel(
+                f"The layers of this {full['model_type']} differ in size: '{template}' is {list(shape)} in layer "
+                f"{layer} and {list(found.sizes[template])} elsewhere.",
+                "A stage of layers of one size is needed.",
+            )
+        found.layers.setdefault(template, []).append(layer)
+    if not found.layers:
+        raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")
+    return found
+
+
+class Bound:
+    """One stage of a finding at its real size."""
+
+    def __init__(self, stage: Stage, block: Block, full: Config) -> None:
+        self.stage, self.block, self.full, self.refused = stage, block, full, {}
+        self.heads, self.mlp = stage.heads, stage.mlp
+        self.numbers()
+        if stage.depth_trouble:
+            self.refused["depth"] = stage.depth_trouble
+        if stage.heads_trouble or not self.heads:
+            self.refused["heads"], self.heads = stage.heads_trouble, None
+        if stage.mlp_trouble or not self.mlp:
+            self.refused["mlp_dim"], self.mlp = stage.mlp_trouble, None
+        self.check()
+
+    def numbers(self) -> None:
+        """The sizes of the real stage's axes."""
+        s, c = self.stage, self.full
+        self.width = c.get(s.width_key)
+        heads = c.get(s.heads_key) if s.heads_key else 1
+        kv = c.get(s.kv_key) if s.kv_key else None
+        head_dim = c.get(s.head_dim_key) if s.head_dim_key else None
+        ratio = c.get(s.mlp_key) if s.mlp_key else None
+        mlp = int(self.width * ratio) if s.mlp_ratio and ratio else ratio
+        head_dim = head_dim or self.width // heads
+        kv = kv or heads
+        self.dims = {
+            **{"width": self.width, "heads": heads, "head_dim": head_dim, "qkv": 3 * head_dim},
+            **{"q": heads * head_dim, "kv": kv * head_dim, "mlp": mlp or 4 * self.width},
+        }
+
+    def check(self) -> None:
+        """Take away what the real sizes contradict."""
+        for name, part in (("heads", self.heads), ("mlp_dim", self.mlp)):
+            for template, size in self.block.sizes.items():
+                for axis, word in self.words(template, part):
+                    if self.size(word, size[axis]) != size[axis]:
+                        self.refused[name] = f"axis {axis} of '{template}' has {size[axis]} entries, not {word}"
+        if "heads" in self.refused:
+            self.heads = None
+        if "mlp_dim" in self.refused:
+            self.mlp = None
+
+    def size(self, word: str, real: int) -> int:
+        word = self.literal(word, real)
+        return axis_size(word, self.dims)
+
+    def literal(self, word: str, real: int) -> str:
+        """`heads*24` at the real size, where a head may have other numbers of entries than in the small model."""
+        if re.fullmatch(r"heads\*\d+", word):
+            return f"heads*{real // self.dims['heads']}"
+        return word
+
+    def words(self, template: str, part: Part | None) -> tuple[tuple[int, str], ...]:
+        """The words of a tensor's axes; experts beyond those of the small model are like its first."""
+        if part is None:
+            return ()
+        if template in part.axes:
+            return part.axes[template]
+        first = ".".join("0" if p.isdigit() else p for p in template.split("."))
+        return part.axes.get(first, ())
+
+    def is_sink(self, template: str, part: Part | None) -> bool:
+        first = ".".join("0" if p.isdigit() else p for p in template.split("."))
+        return part is not None and (template in part.sinks or (template not in part.axes and first in part.sinks))
+
+    def blocks(self, prefix: str) -> Blocks:
+        sinks = {
+            name: [t for t in self.block.sizes if self.is_sink(t, part)]
+            for name, part in (("heads", self.heads), ("mlp", self.mlp))
+        }
+        tensors = [self.tensor(t, sinks) for t in self.block.sizes]
+        s = self.stage
+        keys = Keys(
+            s.depth_key,
+            s.heads_key or "",
+            s.width_key,
+            mlp_dim=None if s.mlp_ratio else s.mlp_key,
+            mlp_ratio=s.mlp_key if s.mlp_ratio else None,
+            head_dim=s.head_dim_key,
+            kv_heads=s.kv_key,
+        )
+        return Blocks(s.layer.removeprefix(prefix), tuple(tensors), s.projections, keys)
+
+    def tensor(self, template: str, sinks: Mapping[str, list[str]]) -> Tensor:
+        size, layers = self.block.sizes[template], self.block.layers[template]
+        heads, mlp = self.words(template, self.heads), self.words(template, self.mlp)
+        words = dict(heads) | dict(mlp)
+        axes = [
+            self.literal(words[a], n) if a in words else "width" if n == self.width else str(n)
+            for a, n in enumerate(size)
+        ]
+        module, group = roles.module_of(template), 0
+        if heads:
+            sink = self.is_sink(template, self.heads)
+            role = roles.of_head_tensor(template, [w for _, w in heads], sink, len(size))
+            group = roles.nearest(template, sinks["heads"])
+        elif mlp:
+            role = roles.of_mlp_tensor(template, self.is_sink(template, self.mlp))
+            group = roles.nearest(template, sinks["mlp"])
+        elif (owner := next((t for t in sinks["heads"] if roles.module_of(t) == module), None)) is not None:
+            role, group = "o", sinks["heads"].index(owner)
+        elif (owner := next((t for t in sinks["mlp"] if roles.module_of(t) == module), None)) is not None:
+            role, group = "down", sinks["mlp"].index(owner)
+        else:
+            role = "buffer" if template in self.stage.buffers else roles.of_other(template, len(size))
+        whole = len(layers) == self.full[self.stage.depth_key]
+        return Tensor(template, role, " ".join(axes), group=group, layers=None if whole else tuple(layers))
+
+
+def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool) -> Tensor:
+    inside = name.startswith(prefix)
+    role = "buffer" if buffer else roles.of_outer(name, len(size), head=bool(prefix) and not inside)
+    return Tensor(name.removeprefix(prefix) if inside else "/" + name, role, " ".join(map(str, size)))

@@ -1,0 +1,133 @@
+"""Declarations that were inferred, kept in the user's cache folder as JSON.
+
+A file's name is a digest of the config, the library's version, its modelling file and this room's own code; whatever
+changes one of them asks anew. A file that cannot be read is no answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.tensors import Blocks
+
+UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
+# What a declaration that was inferred may hold; all else keeps its default.
+FIELDS = (
+    *(
+        "name",
+        "library",
+        "model_types",
+        "norm",
+        "causal",
+        "positions",
+        "prefixes",
+        "tied",
+        "per_layer",
+        "forget",
+        "plain",
+    ),
+    *("counters", "index_lists", "uneven", "refused", "evidence", "heads_entangled", "heads_unsplittable"),
+    *("heads_divide_width", "decoupled", "modelling", "classes", "section"),
+)
+
+
+def folder() -> Path:
+    root = os.environ.get("LEANSURGEON_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "leansurgeon" / "families"
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """A name for what is asked: this config, of this library, by this code."""
+    said = {k: v for k, v in config.items() if k not in UNSAID}
+    labels = len(config.get("id2label") or {}) or None
+    parts = [json.dumps(said, sort_keys=True, default=str), str(labels), version("transformers"), own_digest()]
+    parts.append(modelling_digest(str(config.get("model_type"))))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def own_digest() -> str:
+    rooms = Path(__file__).parent, Path(__file__).parent.parent
+    return _digest(
+        sorted(f for room in rooms for f in room.glob("*.py") if room == rooms[0] or f.stem in ("base", "tensors"))
+    )
+
+
+@cache
+def modelling_digest(model_type: str) -> str:
+    """Of the library's files of a type, found without importing it."""
+    spec = find_spec("transformers")
+    room = Path(spec.origin).parent / "models" / model_type.replace("-", "_")
+    return _digest(sorted(room.glob("*.py")))
+
+
+def _digest(files: list[Path]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.name.encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+def read_declaration(key: str) -> Architecture | None:
+    try:
+        return from_json(json.loads((folder() / f"{key}.json").read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_declaration(key: str, made: Architecture) -> None:
+    """Keep a declaration; a folder that cannot be written costs only time."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder(), suffix=".part")
+        with os.fdopen(handle, "w") as file:
+            json.dump(to_json(made), file)
+        os.replace(name, folder() / f"{key}.json")
+    except OSError:
+        pass
+
+
+def to_json(made: Architecture) -> dict[str, Any]:
+    known = {f.name for f in fields(Architecture)}
+    found = {name: getattr(made, name) for name in FIELDS if name in known}
+    return found | {
+        "keys": asdict(made.keys),
+        "outer": [short(t) for t in made.outer],
+        "stages": [
+            {"layer": s.layer, "projection": s.projection, "keys": asdict(s.keys), "block": [short(t) for t in s.block]}
+            for s in made.stages
+        ],
+    }
+
+
+def short(tensor: Tensor) -> list[Any]:
+    return [tensor.name, tensor.role, tensor.axes, tensor.group, tensor.layers]
+
+
+def from_json(found: Mapping[str, Any]) -> Architecture:
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in FIELDS}
+    return Architecture(
+        **plain,
+        keys=Keys(**found["keys"]),
+        outer=tuple(map(tensor, found["outer"])),
+        stages=tuple(
+            Blocks(s["layer"], tuple(map(tensor, s["block"])), tuple(s["projection"]), Keys(**s["keys"]))
+            for s in found["stages"]
+        ),
+    )
+
+
+def tensor(found: list[Any]) -> Tensor:
+    name, role, axes, group, layers = found
+    return Tensor(name, role, axes, group=group, layers=None if layers is None else tuple(layers))

@@ -1,0 +1,38 @@
+"""What of an architecture may not change, and the config keys that follow the layers that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leansurgeon.architectures.tensors import Config
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.shape import Shape
+
+NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp_dim": ("mlp_dim",)}
+CANNOT = {"depth": "Layers cannot be dropped", "heads": "Heads cannot change", "mlp_dim": "The MLP cannot change"}
+CAN = {"depth": "layers can be dropped", "heads": "heads can change", "mlp_dim": "the MLP can change"}
+
+
+def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:
+    """Raises `UnsupportedModel` where a number that may not change does, with the reason and with what may."""
+    for kind, reason in refused.items():
+        pairs = [(a, b) for a, b in zip(now.stages, shape.stages, strict=True)]
+        if any(getattr(a, number) != getattr(b, number) for a, b in pairs for number in NUMBERS[kind]):
+            able = " and ".join(text for other, text in CAN.items() if other not in refused)
+            raise UnsupportedModel(
+                f"{CANNOT[kind]} in this {name}: {reason}.", f"{able[:1].upper()}{able[1:]}." if able else None
+            )
+
+
+def followed(
+    c: Config, counters: Sequence[str], index_lists: Sequence[str], layers: Sequence[int], depth: int
+) -> dict[str, object]:
+    """What keys that count the first layers of a kind, or list layers by number, say of the kept `layers`."""
+    found: dict[str, object] = {}
+    for key in counters:
+        if isinstance(c.get(key), int) and c[key] < depth:
+            found[key] = sum(i < c[key] for i in layers)
+    for key in index_lists:
+        if isinstance(c.get(key), list):
+            found[key] = [layers.index(i) for i in c[key] if i in layers]
+    return found
