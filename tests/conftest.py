@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads of one would wait for those of others
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("LEANSURGEON_CACHE", os.path.join(tempfile.gettempdir(), f"leansurgeon-tests-{os.getuid()}"))
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -43,8 +43,9 @@ FIELDS = (
 
 
 def folder() -> Path:
-    root = os.environ.get("LEANSURGEON_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "leansurgeon" / "families"
+    given = os.environ.get("LEANSURGEON_CACHE")
+    root = given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leansurgeon"
+    return Path(root) / "families"
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -283,7 +283,14 @@ class Search:
             again, still = explained(self.trial, options, whole)
             if still is None:
                 return replace(stage, heads=self.part(key, again), heads_divide_width=True)
-        return replace(stage, heads=self.part(key, places), heads_trouble=trouble or "")
+        return replace(stage, heads=self.part(key, places), heads_trouble=self.in_words(trouble, options))
+
+    def in_words(self, trouble: str | None, options: Mapping[Axis, list[str]]) -> str:
+        """A failed proof with its likeliest cause."""
+        norm = next((n for n, _ in options if "norm" in n and self.trial.state[n].dim() == 1), None)
+        if trouble and norm:
+            return f"query and key norms run over all heads ('{norm}'; {trouble})"
+        return trouble or ""
 
     @staticmethod
     def step(effect: Effect | None, plain: bool, kv: int) -> int:

@@ -11,6 +11,7 @@ import copy
 import inspect
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -107,11 +108,32 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with every key that the library gives it."""
     made = config_class(config["model_type"]).from_dict(plain(config))
-    return {k: v for k, v in made.to_dict().items() if k != "transformers_version"}
+    return {k: floats_as_words(v) for k, v in made.to_dict().items() if k != "transformers_version"}
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: copy.deepcopy(v) for k, v in config.items() if k not in ("torch_dtype", "dtype", "auto_map")}
+    """A config as the library's classes take it."""
+    return {k: words_as_floats(v) for k, v in config.items() if k not in ("torch_dtype", "dtype", "auto_map")}
+
+
+def words_as_floats(value: Any) -> Any:
+    """A copy with infinity and NaN, for which JSON has no word, as numbers; transformers writes `{"__float__": ...}`."""
+    if isinstance(value, dict):
+        return (
+            float(value["__float__"])
+            if set(value) == {"__float__"}
+            else {k: words_as_floats(v) for k, v in value.items()}
+        )
+    return [words_as_floats(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def floats_as_words(value: Any) -> Any:
+    """The way back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
+    if isinstance(value, dict):
+        return {k: floats_as_words(v) for k, v in value.items()}
+    return [floats_as_words(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Families without a declaration, from a saved model to a saved result: against cuts made by hand in memory."""
+
+import json
+
+import pytest
+import torch
+
+from leansurgeon import architectures
+from leansurgeon.architectures import infer
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel
+from tests.support.undeclared import computed, parameters, reloaded, shrunk, small_model, without
+
+HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "blocks", "flags"),
+    [
+        ("granite", "model.layers", {}),
+        ("phi3", "model.layers", {}),  # stacks q, k and v, gate and up
+        ("deepseek_v3", "model.layers", {}),  # low-rank attention, the first layers without experts
+        ("qwen3_moe", "model.layers", {"mlp_only_layers": [1]}),  # experts apart in files, stacked in memory
+        ("granitemoehybrid", "model.layers", HYBRID),  # layers of two kinds
+        ("gemma2", "model.layers", {}),  # heads that must divide the width; windows in turns
+    ],
+)
+def test_layers_and_heads(model_type, blocks, flags, tmp_path):
+    model, config = small_model(model_type, tmp_path / "source", **flags)
+    gone = [1, 3] if model_type == "granitemoehybrid" else [0, 3]
+    keep = [i for i in range(5) if i not in gone]
+    if model_type == "granitemoehybrid":
+        keep, gone = [0, 1, 4], [2, 3]
+    shrunk(tmp_path / "source", tmp_path / "cut", keep=",".join(map(str, keep)), heads="2x")
+    result = reloaded(tmp_path / "cut", model)
+    by_hand = without(model, blocks, gone, config)
+    assert torch.allclose(computed(result, config), by_hand, atol=3e-5 * float(by_hand.std()))
+    assert (computed(model, config) - by_hand).abs().max() > 1e-3  # the layers said something
+    found = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert found["num_hidden_layers"] == 3 and found["num_attention_heads"] == 12
+
+
+@pytest.mark.parametrize("model_type", ["granite", "mixtral", "nomic_bert"])
+def test_mlp(model_type, tmp_path):
+    model, config = small_model(model_type, tmp_path / "source")
+    shrunk(tmp_path / "source", tmp_path / "wide", mlp_dim="144")
+    wide = reloaded(tmp_path / "wide", model)
+    assert torch.allclose(computed(wide, config), computed(model, config), atol=1e-5)
+    record = shrunk(tmp_path / "source", tmp_path / "narrow", mlp_dim="80")
+    assert parameters(reloaded(tmp_path / "narrow", model)) == record["plan"]["parameters_after"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "flags", "wanted", "reason"),
+    [
+        ("olmo2", {}, {"heads": "12"}, "over all heads"),
+        ("olmo3", {}, {"heads": "12"}, "over all heads"),
+        ("diffllama", {}, {"heads": "12"}, "not alike"),
+        ("albert", {}, {"layers": "2"}, "no list of blocks"),
+        ("zamba2", {}, {"layers": "2"}, ""),
+        ("jamba", {}, {"layers": "3"}, "does not load"),
+        ("gpt_bigcode", {"scale_attention_softmax_in_fp32": True}, {"heads": "12"}, ""),
+    ],
+)
+def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_path):
+    small_model(model_type, tmp_path / "source", **flags)
+    with pytest.raises(UnsupportedModel, match=reason) as caught:
+        shrunk(tmp_path / "source", tmp_path / "cut", **wanted)
+    assert not (tmp_path / "cut").exists() and str(caught.value)
+
+
+def test_a_declaration_is_inferred_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    small_model("starcoder2", tmp_path / "source")
+    config = open_source(str(tmp_path / "source")).config
+    first = architectures.of(config)
+    assert "starcoder2" in capsys.readouterr().err
+    infer._found.clear()
+    assert architectures.of(config) == first
+    assert not capsys.readouterr().err  # read from the cache, silently
+    infer._found.clear()
+    assert architectures.of(config | {"use_bias": False}) != first  # another flag, another declaration
+
+
+def test_declared_families_are_not_inferred():
+    assert not architectures.of({"model_type": "llama"}).evidence
