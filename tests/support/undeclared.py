@@ -10,10 +10,10 @@ import torch
 
 from leansurgeon.architectures.infer import inputs
 from leansurgeon.architectures.infer.explore import built
-from leansurgeon.architectures.infer.library import Library, class_name, outputs, quietly, saved, whole
+from leansurgeon.architectures.infer.library import Library, class_name, outputs, quietly, whole
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
 
@@ -29,11 +29,12 @@ def small_model(model_type: str, folder: Path, seed: int = 3, **flags: Any) -> t
     return model, small
 
 
-def shrunk(source: Path, target: Path, keep: str | None = None, **wanted: Any) -> dict[str, Any]:
-    """The product's own cut, in this process; returns the record of surgery.json."""
+def shrunk(source: Path, target: Path, keep: str | None = None, **wanted: Any) -> Plan:
+    """The product's own cut, in this process, as it was planned."""
     opened = open_source(str(source))
     made = plan(opened, Wanted(**wanted), method=Method(keep=keep) if keep else None)
-    return carry_out(made, opened, target, check=False)
+    carry_out(made, opened, target, check=False)
+    return made
 
 
 def reloaded(folder: Path, like: torch.nn.Module) -> torch.nn.Module:
@@ -65,6 +66,3 @@ def without(model: torch.nn.Module, blocks: str, gone: Sequence[int], config: Ma
 
 def parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-__all__ = ["computed", "parameters", "reloaded", "saved", "shrunk", "small_model", "without"]

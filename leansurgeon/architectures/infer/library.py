@@ -117,7 +117,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words_as_floats(value: Any) -> Any:
-    """A copy with infinity and NaN, for which JSON has no word, as numbers; transformers writes `{"__float__": ...}`."""
+    """A copy with infinity and NaN, for which JSON has no word and transformers writes `{"__float__": ...}`."""
     if isinstance(value, dict):
         return (
             float(value["__float__"])
