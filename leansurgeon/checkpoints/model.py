@@ -45,6 +45,7 @@ class Loaded:
     config: Config
     folder: Path
     surgery: SurgeryRecord | None
+    stored: torch.dtype | None = None  # in which the weights came, and go again; None: as they are in memory
     _no_cache: dict[str, bool] = field(init=False, repr=False)  # what a forward pass is told beside the batch
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class Loaded:
         """Weights, config, modelling file, tokenizer files and surgery.json, so that plain libraries load the
         folder.
         """
-        save_model(self.model, self.architecture, self.config, folder)
+        save_model(self.model, self.architecture, self.config, folder, self.stored)
         copy_companions(self.folder, folder)
         if self.surgery:
             record.write(folder, self.surgery.trained())
@@ -171,27 +172,60 @@ def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
     return timm.create_model(name, **kwargs)
 
 
-def save_model(model: torch.nn.Module, architecture: Architecture, config: Config, folder: Path) -> None:
+def stored_in(folder: Path) -> torch.dtype | None:
+    """The half precision in which all matrices of a folder are stored; None for fp32, or a mixture."""
+    from leansurgeon.checkpoints.weights import Weights
+
+    try:
+        found = {entry.dtype for entry in Weights.open(folder).entries.values() if len(entry.shape) > 1}
+    except LeanSurgeonError:
+        return None  # no safetensors: whoever reads the weights says so
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(found.pop()) if len(found) == 1 else None
+
+
+def save_model(
+    model: torch.nn.Module,
+    architecture: Architecture,
+    config: Config,
+    folder: Path,
+    stored: torch.dtype | None = None,
+) -> None:
     """Write weights and config the way the library itself does; `config` is kept and completed by what the library
-    adds.
+    adds. `stored` is a precision to write all floating-point weights in.
     """
     folder.mkdir(parents=True, exist_ok=True)
     quiet()
     if architecture.library == "timm":
         from safetensors.torch import save_file
 
-        tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+        tensors = {k: cast(v.detach().cpu(), stored).contiguous() for k, v in model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         write_config(folder, config, architecture)
         return
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=None if stored is None else half(model, stored))
     for stray in folder.glob("*.py"):
         stray.unlink()
-    write_config(folder, read_config(folder) | {"architectures": [type(model).__name__]}, architecture)
+    said = {} if stored is None else {"dtype": str(stored).removeprefix("torch.")}
+    write_config(folder, read_config(folder) | {"architectures": [type(model).__name__]} | said, architecture)
+
+
+def cast(tensor: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
+    """A floating-point tensor in the precision that is stored; others as they are."""
+    return tensor if stored is None or not tensor.is_floating_point() else tensor.to(stored)
+
+
+def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]:
+    """The state dict in the precision that is stored; tied tensors stay one."""
+    made: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape)
+        found[name] = made.setdefault(key, cast(tensor.detach(), stored)) if tensor.numel() else tensor
+    return found
 
 
 def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | None = None) -> Loaded:
-    """Load a model folder in fp32 for a task.
+    """Load a model folder in fp32 for a task; in half precision it is saved again if it came so.
 
     `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves the
     model as it is. `overrides` is what the task
@@ -208,7 +242,7 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
     else:
         model = load_transformers(folder, config, architecture, head, overrides)
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    return Loaded(model, architecture, config, folder, surgery)
+    return Loaded(model, architecture, config, folder, surgery, stored_in(folder))
 
 
 def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:

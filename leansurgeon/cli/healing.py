@@ -121,3 +121,20 @@ def bound_recipe(folder: Path) -> str:
         of = f"its preset '{preset}' has no recipe" if preset else "it was not cut from a preset"
         raise UsageError(f"No recipe is bound to {folder}: {of}.", hint)
     return bound
+
+
+def for_device(settings: TrainingRecipe, *, cpu: bool, say: Callable[[str], None]) -> TrainingRecipe:
+    """The recipe as this machine can carry it out: on a CPU in fp32 instead of fp16 and without `compile`, said in one
+    line.
+    """
+    train, asked = settings.train, {"precision": "fp32", "compile": False}
+    if train.precision != "fp16" and not train.compile:
+        return settings
+    import torch
+
+    if not cpu and torch.accelerator.is_available():
+        return settings
+    changed = {key: value for key, value in asked.items() if getattr(train, key) not in (value, "bf16")}
+    told = " and ".join("fp32 instead of fp16" if key == "precision" else "no compile" for key in changed)
+    say(f"There is no GPU to train on: {told}.")
+    return settings.model_copy(update={"train": train.model_copy(update=changed)})

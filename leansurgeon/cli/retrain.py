@@ -88,7 +88,7 @@ def retrain(
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
     began = perf_counter()
-    from leansurgeon.cli.healing import Asked, recipe_of
+    from leansurgeon.cli.healing import Asked, for_device, recipe_of
     from leansurgeon.training.processes import launch
     from leansurgeon.training.runs import folder as runfolder
 
@@ -113,6 +113,7 @@ def retrain(
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": seed})})
     processes = gpus or cpu_processes or 1
     cpu = cpu_processes is not None
+    settings = for_device(settings, cpu=cpu, say=say)
     if gpus is not None and not (dry_run or launch.is_worker()):
         launch.check_gpus(gpus)
     if dry_run or eval_only:

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, plural
-from leansurgeon.training import plan, setup
+from leansurgeon.training import plan, setup, starting
 from leansurgeon.training.data import feed
 from leansurgeon.training.data.limit import Limited
 from leansurgeon.training.data.synthetic import Synthetic
@@ -52,7 +50,7 @@ def dry_run(
     accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
     if limit_batches is not None:
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
-    loaded = _load(recipe, model_dir, task)
+    loaded = starting.loaded(recipe, model_dir, task)
     if missing:
         task.know(loaded)
     sized = not missing or task.sized
@@ -165,7 +163,7 @@ def evaluate_model(
     if limit_batches is not None:
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
     train = recipe.train
-    loaded = _load(recipe, model_dir, task)
+    loaded = starting.loaded(recipe, model_dir, task)
     loaded.model.to(accelerator.device)
     # Where a task has no labels, the teacher judges.
     judge = distill.of_recipe(train, loaded, task, model_dir, accelerator.device) if _features(task) else None
@@ -175,13 +173,6 @@ def evaluate_model(
     scored.to(accelerator.device)
     result = evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
     return {"loss": result.loss, "samples": result.samples, "metrics": result.metrics}
-
-
-def _load(recipe: TrainingRecipe, model_dir: Path, task: Any) -> Any:
-    from leansurgeon import checkpoints
-
-    torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process
-    return checkpoints.load(model_dir, task.head, task.model_overrides())
 
 
 def _features(task: Any) -> bool:

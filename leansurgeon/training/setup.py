@@ -11,7 +11,7 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError, plural
-from leansurgeon.training import plan, state
+from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
 from leansurgeon.training.data.feed import to_device
 from leansurgeon.training.data.limit import Limited
@@ -40,8 +40,9 @@ COMPILE_BACKEND: str | None = None  # torch's default
 
 def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
-    task = tasks.make(recipe.task.name, recipe.task.options)
+    task = tasks.make(recipe.task.name, starting.image_options(recipe, model_dir, say))
     task.prepare(runfolder.cache_dir(), model_dir, workers=_cores(), say=say)
+    starting.check_tokenizer(recipe, task, model_dir)
     return task
 
 
@@ -98,10 +99,7 @@ def ready(
         cut_short=limit_batches is not None,
     )
     if loaded is None:
-        from leansurgeon import checkpoints
-
-        torch.manual_seed(recipe.train.seed)  # a fresh head is the same on every process and in every repetition
-        loaded = checkpoints.load(model_dir, task.head, task.model_overrides())
+        loaded = starting.loaded(recipe, model_dir, task)
     sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
     twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
     trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,19 +18,25 @@ if TYPE_CHECKING:
 SPLIT = "test"
 
 
-def at_end(run: Run) -> dict[str, Any] | None:
+def is_wanted(run: Run) -> bool:
+    """Whether the task publishes a test split, and the recipe wants it read."""
+    return SPLIT in run.task.splits and run.recipe.train.eval.test
+
+
+def at_end(run: Run, check: Callable[[], None] = lambda: None) -> dict[str, Any] | None:
     """What the summary holds under `test`: samples, and loss and metric of the `last` weights and of the `best`, those
     that the evaluation split chose. None where the task has no such split or the recipe wants none of it.
 
-    To be called by all processes, when the best and the last model are written.
+    `check` is called before every batch and may raise. To be called by all processes, when the best and the last model
+    are written.
     """
-    if SPLIT not in run.task.splits or not run.recipe.train.eval.test:
+    if not is_wanted(run):
         return None
-    last = _measured(run, run.judged)
+    last = _measured(run, run.judged, check)
     told = {"samples": run.task.size(SPLIT), "last": last, "best": last}
     best = run.history.best
     if best is not None and best["step"] != run.history.done:
-        told["best"] = _measured(run, _best(run)) if run.recipe.train.checkpoint.keep_best else None
+        told["best"] = _measured(run, _best(run), check) if run.recipe.train.checkpoint.keep_best else None
     chosen, metric = told["best"] or last, run.task.metric
     shown = f"{100 * chosen['metric']:.2f} %" if metric.percent else f"{chosen['metric']:.4g}"
     which = "best by validation" if told["best"] else "last step"
@@ -39,10 +46,16 @@ def at_end(run: Run) -> dict[str, Any] | None:
     return told
 
 
-def _measured(run: Run, scored: Scored) -> dict[str, Any]:
+def _measured(run: Run, scored: Scored, check: Callable[[], None]) -> dict[str, Any]:
     train = run.recipe.train
     found = evaluate(
-        scored, run.task, run.trainer.accelerator, batch=train.eval.batch, workers=train.workers, split=SPLIT
+        scored,
+        run.task,
+        run.trainer.accelerator,
+        batch=train.eval.batch,
+        check=check,
+        workers=train.workers,
+        split=SPLIT,
     )
     more = {"metrics": found.metrics} if len(found.metrics) > 1 else {}
     return {"loss": found.loss, "metric": found.metric} | more

@@ -23,7 +23,7 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
-from leansurgeon.training import budget, setup, state
+from leansurgeon.training import budget, setup, starting, state
 from leansurgeon.training.data import feed
 from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.processes import engine, launch, signals
@@ -332,7 +332,9 @@ def _save(run: Run, name: str) -> None:
     def fill(folder: Path) -> None:
         export.save(folder)
         tokenizer = run.task.tokenizer()
-        if tokenizer is not None:
+        if tokenizer is not None and run.recipe.train.new_tokenizer:
+            starting.replace_tokenizer(folder, export, tokenizer)
+        elif tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
     def write() -> None:

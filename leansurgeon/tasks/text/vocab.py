@@ -36,7 +36,7 @@ Choice = Annotated[str, AfterValidator(_known)]
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DEFAULT_SIZE = 4096
 _TRAINED = ("bpe", "wordpiece")
-_MODEL_FILES = (
+MODEL_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
@@ -69,8 +69,8 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
 
 
 def _digests(folder: Path, hint: str | None = None) -> dict[str, str]:
-    present = [name for name in _MODEL_FILES if (folder / name).is_file()]
-    if not set(present) & set(_MODEL_FILES[:6]):
+    present = [name for name in MODEL_FILES if (folder / name).is_file()]
+    if not set(present) & set(MODEL_FILES[:6]):
         option = "'model'" if hint else f"'{folder}'"
         raise UsageError(f"The task's option tokenizer is {option}, and {folder} holds no tokenizer.", hint)
     return {name: disk.file_digest(folder / name) for name in present}

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import leansurgeon
-from leansurgeon.training import testing
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.processes import engine
-from leansurgeon.training.watch import measures
+from leansurgeon.training.watch import final
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.evaluate import all_reduced, still_falling
 from leansurgeon.training.watch.progress import duration_text
@@ -29,12 +28,26 @@ _LANGUAGE = ("causal-lm", "masked-lm")
 
 
 def finish(run: Run, save: Callable[[Run, str], None], experiment: dict | None) -> dict[str, Any]:
-    """Save the last model, measure it, and write the summary last: a folder that has one is complete."""
+    """Save the last model and write the summary: a folder that has one is complete. Then measure, and write what was
+    found into the same summary.
+    """
     seconds = run.spent()
     save(run, runfolder.LAST)
     if not run.recipe.train.checkpoint.keep_best:
         save(run, runfolder.BEST)
-    summary = _summary(run, experiment, seconds, measures.at_end(run) | {"test": testing.at_end(run)})
+    summary = _summary(run, experiment, seconds, {})
+    _publish(run, summary)
+    found = final.measured(run, seconds)
+    if any(run.council.share(lambda: list(found))):
+        summary |= found
+        _publish(run, summary)
+    run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
+    run.trainer.accelerator.free_memory()
+    return summary
+
+
+def _publish(run: Run, summary: dict[str, Any]) -> None:
+    """Put the summary in its place. Called by all processes."""
 
     def write() -> None:
         if run.main:
@@ -42,9 +55,6 @@ def finish(run: Run, save: Callable[[Run, str], None], experiment: dict | None) 
             checkpoint.remove(run.folder)
 
     run.council.everywhere(write)
-    run.progress.say(f"done in {duration_text(seconds)}: {run.folder}")
-    run.trainer.accelerator.free_memory()
-    return summary
 
 
 def _summary(run: Run, experiment: dict | None, seconds: float, measured: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def _summary(run: Run, experiment: dict | None, seconds: float, measured: dict[s
         "throughput_unit": unit,
         "data_wait": history.waited / max(trained, 1e-9),
         "memory": {"bytes": _largest(max(history.peak, run.memory.bytes), run), "kind": run.memory.kind},
-        "test": measured["test"],
+        "test": measured.get("test"),
         "kappa": measured.get("kappa"),
         "heads": measured.get("heads"),
         "recipe": run.recipe.model_dump(mode="json"),

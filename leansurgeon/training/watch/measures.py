@@ -42,9 +42,16 @@ def at_step(run: Run) -> None:
     _measure(run, [wanted for wanted in _wanted(run) if _due(run, wanted, run.history.done)])
 
 
-def at_end(run: Run) -> dict[str, Any]:
-    """Everything, with the last weights: what the summary holds under `kappa` and `heads`. Called by all processes."""
-    return _measure(run, _wanted(run), end=True)
+def at_end(run: Run, found: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Everything, with the last weights: what the summary holds under `kappa` and `heads`, put into `found` one by one
+    for whoever ends it early. Called by all processes.
+    """
+    return _measure(run, _wanted(run), end=True, found=found)
+
+
+def wanted_names(run: Run) -> list[str]:
+    """What `at_end` will measure."""
+    return [one.kind for one in _wanted(run)]
 
 
 def _wanted(run: Run) -> list[Kappa | Heads]:
@@ -56,14 +63,16 @@ def _due(run: Run, wanted: Kappa | Heads, done: int) -> bool:
     return wanted.every is not None and run.plan.due(wanted.every, done)
 
 
-def _measure(run: Run, wanted: list[Kappa | Heads], *, end: bool = False) -> dict[str, Any]:
+def _measure(
+    run: Run, wanted: list[Kappa | Heads], *, end: bool = False, found: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Measure on one process, and write a row for each that also comes on the way."""
     if not wanted:
         return {}
     export = state.exported(run)
     if not run.main:
         return {}
-    found: dict[str, Any] = {}
+    found = {} if found is None else found
     with _generators_kept(run.trainer.accelerator.device):
         for one in wanted:
             found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)

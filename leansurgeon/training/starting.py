@@ -1,0 +1,161 @@
+"""What a checkpoint brings with it and a recipe must not replace unasked: its tokenizer, and how its images are
+prepared.
+
+A tokenizer other than the one that learned embeddings belong to makes a model speak another language without a word:
+it trains on happily. It is refused, unless `train.new_tokenizer` says that embeddings start anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leansurgeon import architectures
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.source import Source, complete, open_source, read_config
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.measure.data import images
+from leansurgeon.tasks.text import vocab
+from leansurgeon.training.runs import folder as runfolder
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
+    from leansurgeon.tasks import Task
+    from leansurgeon.training.recipe.schema import TrainingRecipe
+
+IMAGE_TASKS = ("folder", "imagenet", "images")
+OWN = ("mean", "std", "crop_pct", "interpolation")  # of a processor
+
+
+def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Options of the recipe's task, with images of the size that the model takes; of a checkpoint that came from
+    elsewhere also prepared as its processor does, where the recipe says nothing else.
+    """
+    given = recipe.task.options
+    if recipe.task.name not in IMAGE_TASKS or not (Path(model_dir) / "config.json").is_file():
+        return given
+    try:
+        source = open_source(str(model_dir))
+        wanted = images.folder_options(source)
+    except LeanSurgeonError:
+        return given  # whoever loads the model will say so
+    mended = dict(given)
+    for key in ("image_size", "channels"):
+        asked, has = given.get(key), wanted.get(key)
+        if has is not None and asked != has:
+            mended[key] = has
+            if asked is not None:
+                say(f"The recipe has {key} {asked} and the model takes {has}: {has} is taken.")
+    if mended.get("channels") != given.get("channels", 3):
+        mended = {key: value for key, value in mended.items() if key not in ("mean", "std")}
+    if from_elsewhere(source, Path(model_dir)):
+        mended |= {key: wanted[key] for key in OWN if key in wanted and key not in given}
+    return mended
+
+
+def from_elsewhere(source: Source, model_dir: Path) -> bool:
+    """Whether the weights were learned somewhere else than in a training of ours by a preset's recipe."""
+    return source.learned and source.preset is None and not runfolder.is_trained(model_dir)
+
+
+def has_learned(model_dir: Path) -> bool:
+    """Whether the weights know anything: what surgery started afresh does not, until it is trained."""
+    made = record.read_if_whole(Path(model_dir))
+    return runfolder.is_trained(model_dir) or made is None or made.learned
+
+
+def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None:
+    """Raises `UsageError` for a tokenizer that is not the one of the model's learned embeddings, and for one that has
+    more tokens than the model.
+    """
+    choice = getattr(task.options, "tokenizer", None)
+    if choice is None or not (Path(model_dir) / "config.json").is_file():
+        return
+    if recipe.train.new_tokenizer:
+        if choice == "model":
+            raise UsageError(
+                "A new tokenizer is asked for, and the task's tokenizer is the model's own.",
+                "Name another: --set task.tokenizer=bpe (char, byte, wordpiece, FOLDER/, hub:NAME).",
+            )
+        return
+    tokenizer = task.tokenizer()
+    if choice == "model":
+        rows = rows_of(model_dir)
+        if rows and len(tokenizer) > rows:
+            raise UsageError(
+                f"The tokenizer in {model_dir} has {len(tokenizer):,} tokens, and the model's vocabulary {rows:,}.",
+                "They do not belong together: bring the tokenizer that the model was trained with.",
+            )
+        return
+    if not has_learned(model_dir) or not brings_tokenizer(model_dir):
+        return
+    own = vocab.load(model_dir)
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise UsageError(
+            f"The recipe's tokenizer ({choice}, {len(tokenizer):,} tokens) is not the one that the embeddings of "
+            f"{model_dir} belong to ({len(own):,} tokens).",
+            "Take the model's own: --set task.tokenizer=model. Or let the embeddings start anew: --new-tokenizer.",
+        )
+
+
+def brings_tokenizer(model_dir: Path) -> bool:
+    """Whether a tokenizer lies beside the weights."""
+    try:
+        vocab.key_of("model", None, Path(model_dir))
+    except UsageError:
+        return False
+    return True
+
+
+def rows_of(model_dir: Path) -> int | None:
+    """Tokens that the model has embeddings for, as its config says."""
+    config = complete(read_config(Path(model_dir)))
+    found = architectures.of(config).flat(config).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
+    """The model for the recipe's task: a new head, and new embeddings where the recipe wants another tokenizer, are the
+    same on every process and in every repetition.
+    """
+    from leansurgeon import checkpoints
+
+    torch.manual_seed(recipe.train.seed)
+    overrides = task.model_overrides()
+    if not recipe.train.new_tokenizer:
+        return checkpoints.load(model_dir, task.head, overrides)
+    found = checkpoints.load(model_dir, task.head, {k: v for k, v in overrides.items() if k != "vocab_size"})
+    embeddings_anew(found, task.tokenizer(), overrides.get("vocab_size"))
+    return found
+
+
+@torch.no_grad()
+def embeddings_anew(found: Loaded, tokenizer: Any, size: int | None) -> None:
+    """Give the model embeddings of the tokenizer's size that have learned nothing, and its special tokens."""
+    model, std = found.model, found.init_std or 0.02
+    if not hasattr(model, "resize_token_embeddings"):
+        raise UsageError(f"{type(model).__name__} has no embeddings of tokens.", "Leave --new-tokenizer out.")
+    model.resize_token_embeddings(size or len(tokenizer), mean_resizing=False)
+    inner, outer = model.get_input_embeddings(), model.get_output_embeddings()
+    inner.weight.normal_(0.0, std)
+    if outer is not None and outer.weight is not inner.weight:
+        outer.weight.normal_(0.0, std)
+    if getattr(outer, "bias", None) is not None:
+        outer.bias.zero_()
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    for place in (model.config, getattr(model, "generation_config", None)):
+        for key, value in special.items() if place is not None else ():
+            setattr(place, key, value)
+    found.config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+
+
+def replace_tokenizer(folder: Path, found: Loaded, tokenizer: Any) -> None:
+    """In a folder that was just saved: the new tokenizer instead of the files of the old one."""
+    for name in vocab.MODEL_FILES:
+        (folder / name).unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    if (folder / "generation_config.json").exists():
+        found.model.generation_config.save_pretrained(folder)
