@@ -3,8 +3,7 @@
 Run: leansurgeon run d-retrieval && python examples/d_retrieval.py runs/d-retrieval      the whole table, minutes
      python examples/d_retrieval.py                                         D = 2 with one and two heads, 8 tokens
 
-The error of a cell is the smallest over the seeds, as in the theory's own experiment; a plot is written if matplotlib
-is there.
+The error of a cell is the smallest over the seeds, as in the theory's own experiment; a plot is written beside it.
 """
 
 import json
@@ -37,15 +36,17 @@ def table(summaries: list[dict]) -> dict[int, dict[str, float]]:
 
 
 def plot(found: dict[int, dict[str, float]], path: Path) -> None:
-    from matplotlib import pyplot
+    import altair
 
-    for dimension, arms in found.items():
-        heads = {int(name[1:]): error for name, error in arms.items() if name != "control"}
-        pyplot.semilogy(list(heads), list(heads.values()), marker="o", label=f"D = {dimension}")
-    pyplot.xlabel("heads h")
-    pyplot.ylabel("NMSE, smallest over seeds")
-    pyplot.legend()
-    pyplot.savefig(path)
+    rows = [
+        {"heads": int(name[1:]), "error": error, "D": dimension}
+        for dimension, arms in found.items()
+        for name, error in arms.items()
+        if name != "control"
+    ]
+    up = altair.Y("error:Q", title="NMSE, smallest over seeds", scale=altair.Scale(type="log"))
+    lines = altair.Chart(altair.Data(values=rows)).mark_line(point=True)
+    lines.encode(x=altair.X("heads:O", title="heads h"), y=up, color="D:N").save(str(path))
 
 
 if __name__ == "__main__":
@@ -53,7 +54,4 @@ if __name__ == "__main__":
     runs = [json.loads(p.read_text()) for p in folder.glob("*/summary.json")] if folder else short()
     errors = table(runs)
     print(tabulate([{"D": d, **errors[d]} for d in sorted(errors, reverse=True)], headers="keys", floatfmt=".4f"))
-    try:
-        plot(errors, Path("d_retrieval.png"))
-    except ImportError:
-        print("(no matplotlib: no plot)")
+    plot(errors, Path("d_retrieval.png"))

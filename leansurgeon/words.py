@@ -5,10 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+WIDTH = 80
+FORMULA = ("=", "+", "-", "@")
+
 
 def wrap(text: str, indent: str = "") -> list[str]:
     """Lines of at most 80 columns; what is longer in one piece (a path) stays whole."""
-    return textwrap.wrap(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -24,3 +27,14 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             found.append([i])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+
+
+def harmless(cell: object) -> object:
+    """A cell of a CSV file that no spreadsheet takes for a formula: text that would begin one gets a `'` in front.
+
+    >>> harmless("=1+1"), harmless("-lean"), harmless(-0.5)
+    ("'=1+1", "'-lean", -0.5)
+    """
+    if not isinstance(cell, str):
+        return cell
+    return f"'{cell}" if cell[:1] in ("\t", "\r", "\n") or cell.lstrip().startswith(FORMULA) else cell

@@ -47,7 +47,7 @@ def bench(
 
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
-    from leansurgeon.report.folder import BENCH
+    from leansurgeon.report.evidence.folder import BENCH
     from leansurgeon.training.runs import folder as runfolder
 
     sweep = benches.parse_sweep(sweep_heads)

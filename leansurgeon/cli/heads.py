@@ -60,7 +60,7 @@ def heads(
         bool, typer.Option("--heal/--no-heal", help="After --prune, refit output projections on the sample data.")
     ] = True,
     plots: Annotated[
-        Path | None, typer.Option(help="Folder for pictures (needs matplotlib).", show_default=False)
+        Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -78,8 +78,8 @@ def heads(
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.data import pairs
     from leansurgeon.measure.heads.document import Options, study
-    from leansurgeon.report.folder import HEADS
-    from leansurgeon.report.heads import describe
+    from leansurgeon.report.evidence.folder import HEADS
+    from leansurgeon.report.tables.heads import describe
     from leansurgeon.surgery.shrink import blaming_weights
     from leansurgeon.training.runs import folder as runfolder
 
@@ -113,9 +113,11 @@ def heads(
         document["prune"] = pruned(opened, found, asked, sample, seed, out, heal=heal, force=force)
     files = []
     if plots is not None:
-        from leansurgeon.report import heads_plots
+        from leansurgeon.report.charts.heads import head_charts
+        from leansurgeon.report.charts.render import save
+        from leansurgeon.report.evidence.studies import heads_of
 
-        files = heads_plots.write(document, plots)
+        files = [file for chart in head_charts(heads_of(document)) for file in save(chart, plots / chart.key)]
     if as_json:
         print(json.dumps(document))
     else:
@@ -148,7 +150,7 @@ def checked(
     if (prune is None) != (out is None):
         raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
     if plots is not None:
-        from leansurgeon.report.plots import check
+        from leansurgeon.report.charts.render import check
 
         check(plots)
     if prune is None:

@@ -52,7 +52,7 @@ def kappa(
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.report.collect import KAPPA
+    from leansurgeon.report.evidence.collect import KAPPA
     from leansurgeon.training.runs import folder as runfolder
 
     opened = open_source(model, allow_pickle=allow_pickle)
@@ -155,8 +155,8 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 def tables(measured: dict[str, Any]) -> list[str]:
     """Raw and invariant, from a document of this command or from what a run's summary keeps under `kappa`."""
-    from leansurgeon.report.conditioning import kappa_of
-    from leansurgeon.report.kappa import beside, notes, raw
+    from leansurgeon.report.evidence.kappa import kappa_of
+    from leansurgeon.report.tables.kappa import beside, notes, raw
 
     found = kappa_of([measured])
     if found is None:

@@ -24,7 +24,7 @@ def report(
     ] = None,
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also write charts as PNG and SVG (matplotlib).", show_default=False),
+        typer.Option(metavar="DIR", help="Also write charts as SVG, PNG and PDF.", show_default=False),
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -33,12 +33,12 @@ def report(
 
     Seeds of an experiment become one row with mean and spread, and below stands what may be said about it.
     """
-    from leansurgeon.report.collect import collect
-    from leansurgeon.report.rows import sections
-    from leansurgeon.report.table import render
+    from leansurgeon.report.evidence.collect import collect
+    from leansurgeon.report.rows.sections import sections
+    from leansurgeon.report.tables.table import render
 
     if plots is not None:
-        from leansurgeon.report.plots import check
+        from leansurgeon.report.charts.render import check
 
         check(plots)
     found = collect(paths or [], workspace)
@@ -46,15 +46,15 @@ def report(
         typer.echo(f"skipped: {problem}", err=True)
     made = sections(found.entries)
     shown = "json" if json else format
-    text = render(made, shown, wide=wide, kappa=kappa, problems=found.problems)
+    text = render(made, shown, wide=wide, kappa=kappa, problems=found.problems, unfinished=found.unfinished)
     if html is not None:
-        from leansurgeon.report.html_page import write
+        from leansurgeon.report.page.page import write
 
         write(html, made, found)
         typer.echo(f"Page: {html}", err=True)
     if plots is not None:
-        from leansurgeon.report.plots import draw
+        from leansurgeon.report.charts.files import draw
 
-        for path in draw(plots, made, found):
+        for path in draw(plots, made):
             typer.echo(f"Chart: {path}", err=True)
     typer.echo(text)

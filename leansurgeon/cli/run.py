@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment, report
-    from leansurgeon.report.table import check_format
+    from leansurgeon.report.tables.table import check_format
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
     from leansurgeon.training.runs import folder as runfolder

@@ -93,7 +93,7 @@ def search(
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Write the winner into the search's folder.")] = False,
     plots: Annotated[
-        Path | None, typer.Option(help="Draw PNG and SVG into this folder (matplotlib).", show_default=False)
+        Path | None, typer.Option(help="Draw SVG, PNG and PDF into this folder.", show_default=False)
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where searches, models and runs live.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,
@@ -110,7 +110,7 @@ def search(
     from leansurgeon.checkpoints import digests
     from leansurgeon.checkpoints.output import check_apart, check_free
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.report.plots import check as check_plots
+    from leansurgeon.report.charts.render import check as check_plots
     from leansurgeon.search import Budget, Space, cheap, enumerate_shapes
     from leansurgeon.search import plots as drawing
     from leansurgeon.search.table import candidates_table, space_line

@@ -1,9 +1,10 @@
-"""Collect runs and models, compare them, and print what can honestly be said.
+"""Collect runs and models, compare them, and print what can honestly be said. No torch: it reads what training left.
 
-`collect` reads folders, `rows` groups what it read by experiment and arm, `verdict` says what the seeds and the size
-of the test set allow, `table` prints. No torch in this room: it reads the JSON that training and measuring left.
+`evidence` reads folders into typed values, `rows` groups them by experiment and arm, `verdict` and `notes` say what the
+seeds and the size of the test set allow, `tables` prints, `charts` draws, and `page` puts all of it into one HTML file.
+A new figure of a run goes to `evidence/run.py`, a new column to `tables/columns.py`, a new chart to `charts/`.
 """
 
-from leansurgeon.report.table import experiment_table
+from leansurgeon.report.tables.table import experiment_table
 
 __all__ = ["experiment_table"]

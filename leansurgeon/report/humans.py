@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, and values of foreign JSON as a program can trust them."""
+"""Numbers as a person reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
 NONE = "–"
 
@@ -32,44 +31,6 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     """The spread of the values that are known, or None without any."""
     known = [v for v in values if v is not None]
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
-
-
-# -- reading --------------------------------------------------------------------------------------
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for everything else that a JSON file may hold in its place."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond any float
-        return None
-
-
-def whole(value: Any) -> int | None:
-    """A number, or the `total` of an object, without its fraction."""
-    found = number(part(value, "total") if isinstance(value, dict) else value)
-    return None if found is None else int(found)
-
-
-def part(data: Any, *keys: str) -> Any:
-    """`data[a][b]...`, or None as soon as something is missing."""
-    for key in keys:
-        if not isinstance(data, dict):
-            return None
-        data = data.get(key)
-    return data
-
-
-def text(value: Any, default: str = "") -> str:
-    """One line without control characters (a name from a file must not steer the terminal)."""
-    if not isinstance(value, str):
-        return default
-    return "".join(c if c.isprintable() else "?" for c in value).strip() or default
-
-
-# -- writing --------------------------------------------------------------------------------------
 
 
 def count(value: float | None, *, short: bool = False) -> str:
@@ -107,6 +68,11 @@ def plain(value: float | None) -> str:
     if size >= 99_999.5:
         return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
     return f"{value:.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:,.0f}"
+
+
+def plain_small(value: float) -> str:
+    """Three significant digits, also below 1: `0.00123`, `20`, `1,000`, `3.1e7`."""
+    return plain(value) if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def seconds(value: float | None) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from leansurgeon.errors import plural
-from leansurgeon.report.rows import Section
+from leansurgeon.report.evidence.kappa import Kappa
+from leansurgeon.report.humans import plain
+from leansurgeon.report.rows.expected import Expected, expectations
+from leansurgeon.report.rows.rows import Note, Row, Section
 from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts
 
 
 def title(section: Section) -> str:
     """`digits-vit: digits, 360 evaluation samples, 3 seeds, cpu, fp32`."""
+    said = setting(section)
+    return f"{section.name}: {', '.join(said)}" if said else section.name
+
+
+def setting(section: Section) -> list[str]:
+    """What was measured, on how much, and on what machine."""
     if section.kind in ("models", "glue"):
-        return section.name
+        return []
     task = section.task
     said = [task.name] if section.kind == "experiment" and task.name != section.name else []
     if task.eval_samples:
@@ -21,65 +30,107 @@ def title(section: Section) -> str:
     for values in ({r.device for r in section.rows}, {r.precision for r in section.rows}):
         if len(values) == 1 and "" not in values:
             said += values
-    return f"{section.name}: {', '.join(said)}" if said else section.name
+    return said
 
 
-def notes(section: Section, kappa: bool = False) -> list[str]:
-    """How the numbers came about, in as few sentences as honesty allows."""
-    found = []
-    rows = section.rows
-    if not kappa:
-        found += longer_training(section)
-    if section.task and not kappa:
-        many = any(r.metric and r.metric.sd is not None for r in rows)
+def notes(section: Section, kappa: bool = False) -> list[Note]:
+    """How the numbers came about, in as few sentences as honesty allows. With `kappa`, for a table of layers only."""
+    found = [] if kappa else [*of_quality(section), *of_expectations(section)]
+    found += of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
+    found += [] if kappa else of_memory([row for row in section.rows if row.memory])
+    if section.kind == "runs" and len(section.rows) > 1 and not kappa:
+        said = (
+            "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
+        )
+        found.append(Note(said, "quality", caveat=True))
+    return found + list(section.notes)
+
+
+def of_quality(section: Section) -> list[Note]:
+    found = [Note(said, "quality", caveat=True) for said in longer_training(section)]
+    said = []
+    if section.task:
+        many = any(r.metric and r.metric.sd is not None for r in section.rows)
         begin = "± is the standard deviation over seeds; the" if many else "The"
         better = "" if section.task.higher_is_better else ", lower is better"
-        found.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
-    if not kappa and any(r.test for r in rows):
-        found.append("test: the published test split, read once, with the weights that were best in validation.")
-    if not kappa and any(v.standard_error for v in verdicts(section)):
+        said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
+    if any(r.test for r in section.rows):
+        said.append("test: the published test split, read once, with the weights that were best in validation.")
+    if any(v.standard_error for v in verdicts(section)):
         size = (
             "the seeds and the size of the test set"
             if is_accuracy(section.task)
             else "the seeds only, not the test text"
         )
-        found.append(
+        said.append(
             f"Standard errors count {size}; better or worse is said from two on, with few seeds later "
             "(Student's t, 95 %)."
         )
-    with_kappa = [r.kappa for r in rows if r.kappa]
-    if with_kappa:
-        first = with_kappa[0]
-        dtype = "fp32" if first.dtype == "float32" else first.dtype
-        averaged = "" if kappa else "; median layer and worst layer"
-        counts = sorted({k.samples for k in with_kappa})
-        taken = str(first.samples) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}, not the same for all rows"
-        found.append(
-            f"kappa: input of the output projection, per sample ({taken}), real tokens, {dtype} forward, "
-            f"fp64 spectrum{averaged}."
+    return found + [Note(line, "quality") for line in said]
+
+
+def of_expectations(section: Section) -> list[Note]:
+    """One sentence for each row of which the recipe expects something."""
+    found: dict[str, list[Expected]] = {}
+    for one in expectations(section):
+        found.setdefault(one.name, []).append(one)
+    return [
+        Note(
+            f"The recipe expects of {name}: {', '.join(expected_text(one, section) for one in several)}.",
+            "quality",
+            caveat=any(one.agrees is False for one in several),
         )
-        if kappa and any(k.output for k in with_kappa):
-            found.append(
-                "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model "
-                "computes. A W_o, the block's Jacobian (≥: a lower bound by probes) and, over heads, W_o W_v and "
-                "W_q' W_k do not."
-            )
-        lost = sum(k.deficient for k in with_kappa)
-        if lost:
-            found.append(
-                f"{plural(lost, 'block')} lacked full rank (≥ marks a bound) and stand in no mean: look for repeated "
-                "tokens, heads without effect, or fewer columns than tokens."
-            )
-        elif any(bound and not bound.exact for k in with_kappa for bound in (k.mean, k.median, k.worst)):
-            found.append(f"≥ marks values that a {dtype} forward caps; measure in fp32.")
-    if not kappa and any(r.memory for r in rows):
-        kinds = {r.on_gpu for r in rows if r.memory}
-        if len(kinds) > 1:
-            found.append("Memory is of two kinds, not comparable: CPU, peak RSS of the process; GPU, allocator's peak.")
-        elif kinds == {False}:
-            found.append("Peak RSS is that of the whole training process, libraries included.")
-    if section.kind == "runs" and len(rows) > 1 and not kappa:
-        found.append(
-            "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
+        for name, several in found.items()
+    ]
+
+
+def expected_text(one: Expected, section: Section) -> str:
+    """`accuracy 97.6 % (here 97.5 %, which agrees)`."""
+    if one.figure == "parameters":
+        expected = f"{one.expected:,.0f}"
+        return f"{one.figure} {expected}{'' if one.agrees else f' (here {one.measured:,.0f})'}"
+    percent = section.kind == "glue" or (section.task and section.task.percent and one.figure == section.task.metric)
+    expected, measured = (f"{100 * v:.1f} %" if percent else plain(v) for v in (one.expected, one.measured))
+    word = {True: ", which agrees", False: ", which does not agree", None: ""}[one.agrees]
+    return f"{one.figure} {expected} (here {measured}{word})"
+
+
+def of_kappa(found: list[Kappa], by_layer: bool) -> list[Note]:
+    if not found:
+        return []
+    first = found[0]
+    dtype = "fp32" if first.dtype == "float32" else first.dtype
+    averaged = "" if by_layer else "; median layer and worst layer"
+    counts = sorted({k.samples for k in found})
+    taken = str(first.samples) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}, not the same for all rows"
+    said = [
+        f"kappa: input of the output projection, per sample ({taken}), real tokens, {dtype} forward, "
+        f"fp64 spectrum{averaged}."
+    ]
+    if by_layer and any(k.output for k in found):
+        said.append(
+            "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model "
+            "computes. A W_o, the block's Jacobian (≥: a lower bound by probes) and, over heads, W_o W_v and "
+            "W_q' W_k do not."
         )
-    return found + list(section.notes)
+    notes = [Note(line, "kappa") for line in said]
+    lost = sum(k.deficient for k in found)
+    if lost:
+        lacking = (
+            f"{plural(lost, 'block')} lacked full rank (≥ marks a bound) and stand in no mean: look for repeated "
+            "tokens, heads without effect, or fewer columns than tokens."
+        )
+        notes.append(Note(lacking, "kappa", caveat=True))
+    elif any(bound and not bound.exact for k in found for bound in (k.mean, k.median, k.worst)):
+        notes.append(Note(f"≥ marks values that a {dtype} forward caps; measure in fp32.", "kappa", caveat=True))
+    return notes
+
+
+def of_memory(rows: list[Row]) -> list[Note]:
+    kinds = {row.on_gpu for row in rows}
+    if len(kinds) > 1:
+        said = "Memory is of two kinds, not comparable: CPU, peak RSS of the process; GPU, allocator's peak."
+        return [Note(said, "memory", caveat=True)]
+    if kinds == {False}:
+        return [Note("Peak RSS is that of the whole training process, libraries included.", "memory")]
+    return []

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from leansurgeon.report.humans import Spread, listed, plain
-from leansurgeon.report.rows import Row, Section, Task
+from leansurgeon.report.rows.rows import Row, Section, Task
 
 NEEDED = 2.0  # standard errors, or more where few seeds make the standard error itself uncertain
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -103,7 +103,7 @@ def degrees_of_freedom(one: Spread, two: Spread, error: float) -> float:
     """Welch and Satterthwaite's degrees of freedom of a standard error, of which the seeds' share is estimated and
     the test set's share (binomial) is known; infinite where nothing is estimated.
     """
-    estimated = sum(s.error**4 / (s.n - 1) for s in (one, two))
+    estimated = sum(s.error**4 / (s.n - 1) for s in (one, two) if s.n > 1)
     return error**4 / estimated if estimated else math.inf
 
 
@@ -157,7 +157,7 @@ def difference_text(difference: float, task: Task) -> str:
 
 def longer_training(section: Section) -> list[str]:
     """Which arms continue from the trained original, and how long each side was trained."""
-    original = next((r for r in section.rows if r.role == "original"), None)
+    original = section.original
     groups: dict[float | None, list[Row]] = {}
     for row in section.rows if section.kind == "experiment" and original else ():
         if row.init == "transfer" and row is not original:

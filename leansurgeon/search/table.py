@@ -6,6 +6,7 @@ from leansurgeon.errors import plural
 from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
 from leansurgeon.search import Outcome
 from leansurgeon.search.cheap import Cheap
+from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate, Found
 from leansurgeon.search.verdict import TOLD, as_good, changes, foretold, pareto
 
@@ -178,7 +179,7 @@ def named(candidate: Candidate) -> str:
     return f"{layers} x {heads}, MLP {shape.column('mlp_dim')}"
 
 
-def error(score) -> str:
+def error(score: Score) -> str:
     """` +- 0.9 points` of the sample, ` +- 0.3 over seeds`."""
     if score.spread is not None:
         return f" (sd over seeds {100 * score.spread:.1f} points)" if score.percent else f" (sd {score.spread:.3g})"

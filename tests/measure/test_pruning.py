@@ -173,7 +173,7 @@ def test_the_document_holds_all_of_it(trained):
     )
     import json
 
-    from leansurgeon.report.heads import describe
+    from leansurgeon.report.tables.heads import describe
 
     lines = describe(json.loads(json.dumps(found)) | {"model": "rule"})
     assert max(map(len, lines)) <= 80 and any("random" in line for line in lines)
@@ -235,7 +235,7 @@ def test_each_kind_of_attention_is_pruned_apart():
 
 @pytest.mark.parametrize("text", [True, False], ids=["perplexity", "cosine"])
 def test_a_curve_of_wild_numbers_stays_in_80_columns(text):
-    from leansurgeon.report.heads import curve
+    from leansurgeon.report.tables.heads import curve
 
     losses = [10.7 if text else 0.4321, 11.6 if text else 0.5029]
     rows = [{"fraction": f, "pruned": 0, "loss": x, "loss_low": x - 0.1, "loss_high": x + 0.1} for f, x in

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.report import html_page
-from leansurgeon.report.collect import collect
-from leansurgeon.report.rows import sections
+from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.page import page as html_page
+from leansurgeon.report.rows.sections import sections
 from tests.support.report_workspace import workspace
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -58,7 +58,7 @@ frame.onload = () => {
   const found = {
     captions, width: win.innerWidth, scroll: root.scrollWidth, height: root.scrollHeight, wide, outside,
     ground: style(page.body).backgroundColor, text: style(page.body).color,
-    line: style(page.querySelector('path.s0')).stroke,
+    line: style(page.querySelector('path[stroke="var(--c0)"]')).stroke,
     heading: page.querySelector('h1').textContent, tables: page.querySelectorAll('table').length,
     drawings: drawings.map((s) => s.getBoundingClientRect().height),
     smallest: Math.min(...letters.map((b) => Math.min(b.width, b.height) > 0 ? Math.max(b.height, 0) : 99)),
@@ -150,7 +150,7 @@ def test_a_phone_in_the_light(site, tmp_path):
     found, said = measured(site, tmp_path, 390)
     assert found["width"] == 390
     fits(found)
-    assert found["heading"] == "leansurgeon report" and found["tables"] >= 6
+    assert found["heading"] == "digits-vit" and found["tables"] >= 6
     assert len(found["drawings"]) >= 6 and min(found["drawings"]) > 60
     assert found["smallest"] >= 9  # letters of a drawing, in pixels
     assert found["row"] == "grid"  # each row a card

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.report.by_heads import sweep
-from leansurgeon.report.collect import collect
-from leansurgeon.report.html_results import heads_charts
-from leansurgeon.report.rows import Section, sections
-from leansurgeon.report.svg import Whole
+from leansurgeon.report.charts.palette import COLOURS
+from leansurgeon.report.charts.sections import kappa_by_heads, metric_by_heads
+from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.rows.by_heads import sweep
+from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows.sections import sections
+from tests.support.chart_reading import axis, legend, lines, marks
 from tests.support.report_fixtures import kappa, summary, write
 
 METRIC = {2: 0.90, 4: 0.93, 8: 0.95, 12: 0.96, 16: 0.955}
@@ -25,16 +27,18 @@ def arm(
     init: str = "fresh",
     head_dim: int = 16,
     initialised: str = "fresh",
+    seed: int = 0,
+    off: float = 0.0,
     **extra,
 ) -> None:
-    made = summary("lean", 0, "figure3")
+    made = summary("lean", seed, "figure3")
     made["model"]["shape"]["stages"][0] |= {"depth": depth, "heads": heads, "kv_heads": heads, "mlp_dim": mlp}
     made["model"]["shape"]["stages"][0] |= {"head_dim": head_dim, "inner": heads * head_dim}
     made["model"]["surgery"] = {"initialised": initialised}
     made["experiment"] |= {"arm": name, "init": init, **extra}
-    made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0)
+    made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0) + off
     made["kappa"] = kappa(tuple(1000.0 * depth / heads for _ in range(depth)))
-    write(root / "figure3" / f"{name}-s0", made)
+    write(root / "figure3" / f"{name}-s{seed}", made)
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ def test_two_numbers_of_heads_are_no_sweep(tmp_path):
     for heads in (2, 4):
         arm(tmp_path, f"h{heads}", 7, heads)
     (made,) = sections(collect([tmp_path]).entries)
-    assert sweep(made) == [] and heads_charts(made) == []
+    assert sweep(made) == [] and metric_by_heads(made) == kappa_by_heads(made) == []
 
 
 def test_one_layer_is_singular(tmp_path):
@@ -130,24 +134,24 @@ def test_single_runs_are_no_sweep(tmp_path):
 
 
 def test_the_charts_show_metric_and_kappa_of_every_arm(section):
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    from leansurgeon.report import plots
-
-    assert plots.heads(figure, section, {})
-    left, right = figure.axes
-    lines = {c.get_label(): c.lines[0].get_data() for c in left.containers}
-    assert list(lines["8 layers"][0]) == [2, 4, 8, 16]
-    assert list(lines["8 layers"][1]) == pytest.approx([0.89, 0.92, 0.94, 0.945])
-    of_kappa = {line.get_label(): list(line.get_data()[1]) for line in right.get_lines()}
-    assert of_kappa["12 layers"] == pytest.approx([6000, 3000, 1500, 1000, 750])
-    metric, of_kappa = (str(chart) for chart in heads_charts(section))
-    assert "top-1 accuracy against heads" in metric and "8 layers" in metric
-    assert "Kappa against heads" in of_kappa and "between depths" in of_kappa
+    (metric,), (of_kappa,) = metric_by_heads(section), kappa_by_heads(section)
+    colours = {"12 layers": COLOURS["c0"][0], "8 layers": COLOURS["c1"][0]}
+    assert legend(metric.spec) == legend(of_kappa.spec) == colours
+    found = dict(lines(metric.spec))
+    assert [x for x, _ in found[colours["8 layers"]]] == [2, 4, 8, 16]
+    assert [y for _, y in found[colours["8 layers"]]] == pytest.approx([0.89, 0.92, 0.94, 0.945])
+    found = dict(lines(of_kappa.spec))
+    assert [y for _, y in found[colours["12 layers"]]] == pytest.approx([6000, 3000, 1500, 1000, 750])
+    assert axis(metric.spec, "x")["title"] == axis(of_kappa.spec, "x")["title"] == "heads"
+    assert axis(metric.spec, "x")["axis"]["tickMinStep"] == 1  # heads are whole
+    assert metric.title == "top-1 accuracy against heads" and "between depths" in of_kappa.says
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(1.04, 18.96, range(2, 19, 2)), (0.34, 12.66, range(2, 13, 2)), (0.9, 3.1, (1, 2, 3)), (3.5, 4.5, (4,))],
-)
-def test_ticks_of_heads_and_layers_are_whole_and_evenly_spaced(low, high, expected):
-    assert Whole(low, high, 0, 1).ticks == list(expected)
+def test_seeds_give_every_point_of_a_sweep_its_error_bar(tmp_path):
+    for heads in (2, 4, 8):
+        for seed, off in enumerate((-0.01, 0.0, 0.01)):
+            arm(tmp_path, f"h{heads}", 7, heads, seed=seed, off=off)
+    (made,) = sections(collect([tmp_path]).entries)
+    (metric,) = metric_by_heads(made)
+    found = {mark.at["x"]: (mark.at["y"], mark.at["y2"]) for mark in marks(metric.spec, "rule")}
+    assert found == {h: (pytest.approx(METRIC[h] - 0.01), pytest.approx(METRIC[h] + 0.01)) for h in (2, 4, 8)}

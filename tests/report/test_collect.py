@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.errors import UsageError
-from leansurgeon.report.collect import collect
-from leansurgeon.report.rows import sections
-from leansurgeon.report.table import render
+from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.tables.table import render
 from tests.support.report_fixtures import digits, summary, write
 
 PLAN = {
@@ -98,7 +98,8 @@ def test_an_unfinished_run_is_said_and_not_searched(tmp_path: Path) -> None:
     write(root / "now" / "model", SURGERY, "surgery.json")
     found = collect(workspace=root)
     assert not found.of("model")
-    assert "not finished" in found.problems[0]
+    (one,) = found.unfinished
+    assert (one.name, one.step, one.running) == ("now", None, False) and not found.problems
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from leansurgeon.measure.kappa.figures import HALF_CEILING
-from leansurgeon.report.conditioning import MATRICES, PRODUCTS, Bound, kappa_of
-from leansurgeon.report.kappa import beside, notes, raw
+from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, kappa_of
+from leansurgeon.report.tables.kappa import beside, notes, raw
 
 WEIGHTS = {"q": 21.0, "k": 22.0, "v": 23.0, "o": 24.0, "vo": 25.0, "qk": 26.0}
 

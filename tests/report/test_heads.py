@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leansurgeon.report.heads import ablation, curve, importance_map
+from leansurgeon.report.tables.heads import ablation, curve, importance_map
 
 IMPORTANCE = [[3.0, 1.0, 10.0, 7.0, 5.0], [2.0, 4.0, 6.0, 8.0, 9.0]]
 

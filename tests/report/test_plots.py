@@ -1,4 +1,4 @@
-"""`report --plots` and `--html` as a process: files, streams, exit codes; matplotlib only where it is asked for."""
+"""`report --plots` and `--html` as a process: files, streams, exit codes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-
-import pytest
 
 from tests.support.report_fixtures import summary, write
 from tests.support.report_workspace import workspace
@@ -21,57 +19,38 @@ def report(*arguments: object, cwd: Path, before: str = "") -> subprocess.Comple
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_charts_are_written_as_png_and_svg(tmp_path):
-    pytest.importorskip("matplotlib")
+def test_charts_are_written_as_svg_png_and_pdf(tmp_path):
     root = workspace(tmp_path / "runs")
-    for path in (root / "digits-vit").glob("*/summary.json"):  # a name that would be a broken formula
+    for path in (root / "digits-vit").glob("*/summary.json"):  # a name that would be a formula or markup
         made = json.loads(path.read_text())
         if made["experiment"]["arm"] == "control":
             made["experiment"]["arm"] = "a $\\\\frac{ <b>"
             path.write_text(json.dumps(made))
     done = report("--workspace", root, "--plots", "charts/new", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    names = sorted(p.name for p in (tmp_path / "charts" / "new").iterdir())
-    assert names == [f"digits-vit-{c}.{k}" for c in ("curves", "kappa", "parameters") for k in ("png", "svg")]
-    for name in names:
-        file = tmp_path / "charts" / "new" / name
-        if name.endswith("png"):
-            assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-        else:
-            words = "".join(ElementTree.parse(file).getroot().itertext())
-            assert "lean" in words and "a $\\\\frac{ <b>" in words and "mathdefault" not in words
+    names = {p.name for p in (tmp_path / "charts" / "new").iterdir()}
+    kinds = ("parameters", "parts", "metric", "loss", "kappa-median", "kappa-centred")
+    kinds += ("lean-heads-importance", "lean-heads-pruning")
+    assert names == {f"digits-vit-{kind}.{ending}" for kind in kinds for ending in ("svg", "png", "pdf")}
+    words = "".join(ElementTree.parse(tmp_path / "charts" / "new" / "digits-vit-parameters.svg").getroot().itertext())
+    assert "lean" in words and "a $\\\\frac{ <b>" in words
+    assert sorted(done.stderr.split()[1::2]) == sorted(f"charts/new/{name}" for name in names)
 
 
-def test_kappa_points_are_where_the_summaries_have_them(tmp_path):
-    matplotlib = pytest.importorskip("matplotlib.figure")
-    from leansurgeon.report import plots
-    from leansurgeon.report.collect import collect
-    from leansurgeon.report.rows import sections
-
-    found = collect([workspace(tmp_path)])
-    (section,) = sections(found.entries)
-    figure = matplotlib.Figure()
-    assert plots.kappa(figure, section, {})
-    lines = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].get_lines()}
-    assert lines["lean"] == [(1, 17), (2, 44), (3, 95)]
-    figure = matplotlib.Figure()
-    assert plots.parameters(figure, section, {})
-    (bars,) = [c for c in figure.axes[0].containers if c.get_label() == "lean"]
-    assert bars.lines[0].get_data()[0][0] == 152394
-    assert bars.lines[0].get_data()[1][0] == pytest.approx((0.9806 + 0.9833 + 0.9889) / 3)
+def test_a_name_gets_no_file_elsewhere(tmp_path):
+    """Sections and rows are named by files, and charts after them."""
+    made = summary()
+    made["experiment"] |= {"name": "../../evil", "arm": "/tmp/x"}
+    write(tmp_path / "runs" / "a", made)
+    done = report("--workspace", "runs", "--plots", "charts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {p.name for p in tmp_path.iterdir()} == {"runs", "charts"}
+    assert all(name.name.startswith("evil-") for name in (tmp_path / "charts").iterdir())
 
 
-def test_without_matplotlib_one_sentence_and_exit_2(tmp_path):
+def test_a_page_needs_no_torch_and_leaves_stdout_as_it_is(tmp_path):
     root = workspace(tmp_path / "runs")
-    done = report("--workspace", root, "--plots", "charts", cwd=tmp_path, before="sys.modules['matplotlib'] = None")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "matplotlib, which is not installed" in done.stderr and "leansurgeon[plots]" in done.stderr
-    assert not (tmp_path / "charts").exists()
-
-
-def test_a_page_needs_no_matplotlib_and_leaves_stdout_as_it_is(tmp_path):
-    root = workspace(tmp_path / "runs")
-    before = "sys.modules['matplotlib'] = sys.modules['torch'] = None"
+    before = "sys.modules['torch'] = None"
     plain = report("--workspace", root, "--json", cwd=tmp_path)
     paged = report("--workspace", root, "--json", "--html", "page.html", cwd=tmp_path, before=before)
     assert paged.returncode == 0, paged.stderr
@@ -87,7 +66,7 @@ def test_places_that_are_none_are_usage_errors(tmp_path):
         (["--html", "no/where/page.html"], "there is no folder"),
         (["--plots", "file"], "cannot be made"),
     ):
-        done = report(*arguments, cwd=tmp_path, before="sys.modules['matplotlib'] = None")  # the place comes first
+        done = report(*arguments, cwd=tmp_path, before="sys.modules['altair'] = None")  # the place comes first
         assert (done.returncode, done.stdout) == (2, ""), done
         assert words in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "file").read_text() == "mine"

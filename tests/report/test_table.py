@@ -13,10 +13,11 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report import experiment_table, humans
-from leansurgeon.report.collect import Entry
-from leansurgeon.report.conditioning import Bound, kappa_of
-from leansurgeon.report.rows import experiment_section, sections
-from leansurgeon.report.table import FORMATS, WIDTH, render
+from leansurgeon.report.evidence.collect import Entry
+from leansurgeon.report.evidence.kappa import Bound, kappa_of
+from leansurgeon.report.rows.sections import experiment_section, sections
+from leansurgeon.report.tables.table import FORMATS, render
+from leansurgeon.words import WIDTH
 from tests.support.report_fixtures import ARMS, digits, kappa, perplexities, summary
 
 
@@ -25,7 +26,9 @@ def runs(*made: dict) -> list[Entry]:
 
 
 def line_of(text: str, name: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith(name))
+    """The line of the table, which stands behind what is said of it."""
+    table = text[text.index("---") :] if "---" in text else text
+    return next(line for line in table.splitlines() if line.startswith(name))
 
 
 def words(text: str, name: str) -> str:
@@ -38,7 +41,8 @@ def test_digits_table_says_what_the_issue_asks_for() -> None:
     assert words(text, "lean") == "lean 3x8 98.4 ± 0.4 % 152,394 -49.6 % 588 MiB 18.2 44 95"
     assert "peak RSS" in text and "(CPU)" in text
     assert re.search(r"^original +40 +183 +307 +422 +606 +960$", text, re.M)  # depths differ: layer by layer
-    assert text.index("original ") < text.index("lean ") < text.index("control ")
+    assert text.index("\noriginal ") < text.index("\nlean   ") < text.index("\ncontrol ")
+    assert text.index("lean vs original") < text.index("L x")  # the verdict comes first
 
 
 def test_default_tables_fit_80_columns() -> None:
@@ -93,7 +97,7 @@ def test_repeated_seeds_debug_runs_and_gaps_are_not_mixed() -> None:
     (section,) = sections(entries)
     lean = section.rows[1]
     assert lean.seeds == (0, 1) and lean.metric.mean == pytest.approx((0.9806 + 0.9833) / 2)
-    said = " ".join(section.notes)
+    said = " ".join(note.says for note in section.notes)
     assert "1 run repeated by a newer one" in said and "1 run with other settings" in said
     assert "lean has only 2 of 3 seeds" in said
 
@@ -243,7 +247,7 @@ def test_seeds_of_other_settings_are_no_seeds_of_one_arm() -> None:
         run["experiment"]["digest"] = digest
     (section,) = experiment_section(made)
     assert section.rows[0].seeds == (1, 2)
-    assert any("with other settings than the newest (lean)" in note for note in section.notes)
+    assert any("with other settings than the newest (lean)" in note.says for note in section.notes)
 
 
 def test_the_spread_of_a_perplexity_stands_beside_it() -> None:

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from leansurgeon.report.rows import Section, experiment_section
-from leansurgeon.report.table import experiment_table
+from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows.sections import experiment_section
+from leansurgeon.report.tables.table import experiment_table
 from leansurgeon.report.verdict import Verdict, binomial_variance, needed, sentences, verdicts, warnings
 from tests.support.report_fixtures import digits, perplexities, summary
 

@@ -13,10 +13,12 @@ from leansurgeon.search import Outcome, table
 from leansurgeon.search.cheap import Cheap, order
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.limits import Limit
+from leansurgeon.search.plots import picture
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Budget, Candidate, Found
 from leansurgeon.search.verdict import as_good, changes, foretold, pareto
 from leansurgeon.surgery.plan.wanted import Wanted
+from tests.support.chart_reading import axis, legend, lines, marks
 from tests.support.word_models import sentence_encoder
 
 SAMPLES = 10_000
@@ -175,3 +177,24 @@ def test_the_source_is_nearest_to_itself(saved, tmp_path):
     bench = Heals(encoder, sample_data(encoder, str(text), None, None, 0), tmp_path / "heals")
     for result in bench.judged(encoder.folder).values():
         assert result.score.value == pytest.approx(1.0) and result.score.higher and result.score.label == "cosine"
+
+
+def test_the_picture_has_every_score_the_front_the_source_and_the_names(source):
+    three = [candidate(source, heads, 64, size) for heads, size in ((8, 90_000), (4, 60_000), (12, 80_000))]
+    old = candidate(source, 4, 96, 90_001, control_of=three[0].name)
+    made = outcome(
+        source, three, [[0.6, 0.55, 0.5], [0.9, 0.8, 0.7]], [Cheap(c.parameters) for c in three], (old, 0.85)
+    )
+    chart = picture(made)
+    colours, points = legend(chart.spec), {}
+    for mark in marks(chart.spec, "point"):
+        points.setdefault(mark.at["color"], set()).add(mark.xy)
+    assert points[colours["1/2 of the full length"]] == {(90_000, 0.6), (60_000, 0.55), (80_000, 0.5)}
+    full = {(90_000, 0.9), (60_000, 0.8), (80_000, 0.7), (90_001, 0.85)}
+    assert points[colours["the full length"]] == full
+    assert points[colours["source"]] == {(source.parameters.total, 0.5)}
+    ((colour, front),) = lines(chart.spec)
+    assert colour == colours["Pareto front"] and front == [(60_000, 0.8), (90_000, 0.9)]
+    names = {(mark.at["text"], mark.xy) for mark in marks(chart.spec, "text")}
+    assert names == {(three[0].name, (90_000, 0.9)), (old.name, (90_001, 0.85))}
+    assert axis(chart.spec, "x")["title"] == "parameters" and axis(chart.spec, "y")["title"] == "accuracy"

@@ -1,0 +1,320 @@
+"""Specifications of charts from numbers: lines and points, stacked bars, a map of cells. Nothing is ever clipped.
+
+A drawing is 360 units wide, about as a phone, so that its letters stay readable there; wider screens put several side
+by side. Every mark says its own numbers (channel `description`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
+from leansurgeon.report.charts.scales import Axis, dodged, log_ticks, ticks
+from leansurgeon.report.humans import plain_small
+
+if TYPE_CHECKING:
+    import altair as alt
+
+WIDTH, HEIGHT = 360, 180
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif'
+ABOUT = 6.2  # units that a letter takes
+SHIFT = {"expr": "datum.shift"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """`low` and `high` are the ends of its error bar; `bound`: the true value reaches `y` or exceeds it."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one name. `style` picks colour, dash and mark; several series may share name and style. `band` draws
+    the ends of error bars as an area; a point alone has its mark in any case.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    style: int = 0
+    band: bool = False
+    joined: bool = True
+    marks: bool = True
+
+
+@dataclass(frozen=True)
+class Label:
+    """A word beside a point."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its words: `key` names its file, `says` stands under the title."""
+
+    key: str
+    title: str
+    says: str
+    drawing: alt.LayerChart
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The Vega-Lite specification with all of its data."""
+        return self.drawing.to_dict()
+
+
+def data(rows: Sequence[dict[str, Any]]) -> alt.Data:
+    import altair as alt
+
+    return alt.Data(values=list(rows))
+
+
+def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> dict[str, Any]:
+    """The channels colour, dash and shape, each name with its style, and one legend under the drawing: of marks where
+    there are some, else of lines.
+    """
+    import altair as alt
+
+    domain = [name for name, _ in names]
+    widest = max(map(len, domain), default=0) * ABOUT + 36
+    columns = max(1, int(WIDTH // widest))
+    key = alt.Legend(orient="bottom", columns=columns, labelLimit=0, symbolSize=90, columnPadding=16)
+    legend = {"title": None, "legend": key if len(domain) > 1 else None}
+    bare = {"title": None, "legend": None}
+    return {
+        "color": alt.Color("name:N", scale=alt.Scale(domain=domain, range=[colour(s) for _, s in names]), **legend),
+        "dash": alt.StrokeDash(
+            "name:N",
+            scale=alt.Scale(domain=domain, range=[list(DASHES[form(s)]) for _, s in names]),
+            **(bare if marks else legend),
+        ),
+        "shape": alt.Shape(
+            "name:N",
+            scale=alt.Scale(domain=domain, range=[MARKS[form(s)] for _, s in names]),
+            **(legend if marks else bare),
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Where a vertical axis changes its scale: beyond `at` (below it where larger is better) it has a fifth of the
+    height, so that a steep way is there and squeezes nothing.
+    """
+
+    at: float
+    better_up: bool
+
+
+def lines(
+    found: Sequence[Series], x: Axis, y: Axis, *, broken: Broken | None = None, labels: Sequence[Label] = ()
+) -> alt.LayerChart | None:
+    """Series as lines, points, or both; None without a point. A logarithmic axis becomes linear where a value is not
+    positive.
+    """
+    import altair as alt
+
+    found = [s for s in found if s.points]
+    if not found:
+        return None
+    rows = rows_of(found, x, y)
+    marks = any(row["mark"] for row in rows)
+    styles = styled(list(dict.fromkeys((s.name, s.style) for s in found)), marks=marks)
+    reach = [row[end] for row in rows for end in ("low", "high")]
+    if y.log and min(reach) <= 0:
+        y = Axis(y.title, y.labels)
+    scale, values = y.scale(), log_ticks(min(reach), max(reach)) if y.log else None
+    if broken:
+        scale, values = in_two_pieces(reach, broken)
+    place = {
+        "x": alt.X("x:Q", title=x.title, scale=x.scale(), axis=x.axis()),
+        "y": alt.Y("y:Q", title=y.title, scale=scale, axis=y.axis(values)),
+    }
+    layers = seam(broken, place["y"]) if broken else []
+    layers += ranges(rows, place, styles["color"]) + joined(rows, place, styles) + points(rows, place, styles)
+    if labels:
+        words = alt.Chart(data([{"x": one.x, "y": one.y, "text": one.text} for one in labels]))
+        layers.append(words.mark_text(align="left", dx=8, dy=-6).encode(**place, text="text:N"))
+    return finished(alt.layer(*layers))
+
+
+def rows_of(found: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
+    """The data of a chart: one row a point, with the name, the number of its line, and what a reader is told."""
+    drawn = [(i, s, p) for i, s in enumerate(found) for p in s.points]
+    apart = not any(s.joined for s in found)
+    shifts = dodged([p.x for _, _, p in drawn], WIDTH - 80) if apart else [0.0] * len(drawn)
+    return [
+        {
+            "name": s.name,
+            "line": i,
+            "joined": s.joined,
+            "mark": s.marks or len(s.points) == 1,
+            "x": p.x,
+            "y": p.y,
+            "low": p.y if p.low is None else p.low,
+            "high": p.y if p.high is None else p.high,
+            "bound": p.bound,
+            "band": s.band,
+            "shift": shift,
+            "says": f"{s.name}, {x.says(p.x)}: {'at least ' if p.bound else ''}{y.says(p.y)}",
+        }
+        for (i, s, p), shift in zip(drawn, shifts, strict=True)
+    ]
+
+
+def seam(broken: Broken, up: alt.Y) -> list[alt.Chart]:
+    """The dashed line at which the scale changes, and its words."""
+    import altair as alt
+
+    at = alt.Chart(data([{"y": broken.at}]))
+    words = at.mark_text(align="right", dy=10 if broken.better_up else -7, color=LIGHT["quiet"], fontSize=10)
+    return [
+        at.mark_rule(color=LIGHT["quiet"], strokeDash=[2, 2]).encode(y=up),
+        words.encode(y=up, x=alt.value("width"), text=alt.value("another scale from here")),
+    ]
+
+
+def ranges(rows: list[dict[str, Any]], place: dict[str, Any], colour: alt.Color) -> list[alt.Chart]:
+    """Error bars, and bands where a series asks for them."""
+    import altair as alt
+
+    layers = []
+    for band in (True, False):
+        some = [row for row in rows if row["band"] is band and row["low"] != row["high"]]
+        if some:
+            chart = alt.Chart(data(some))
+            look = chart.mark_area(opacity=0.2) if band else chart.mark_rule(strokeWidth=2, xOffset=SHIFT)
+            ends = {"y": alt.Y("low:Q", scale=place["y"]["scale"], title=place["y"]["title"]), "y2": "high:Q"}
+            layers.append(look.encode(x=place["x"], color=colour, **ends))
+    return layers
+
+
+def joined(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
+    import altair as alt
+
+    some = [row for row in rows if row["joined"]]
+    if not some:
+        return []
+    line = alt.Chart(data(some)).mark_line(strokeWidth=2, strokeJoin="round")
+    return [line.encode(**place, detail="line:N", color=styles["color"], strokeDash=styles["dash"])]
+
+
+def points(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
+    """Marks, hollow where the value is only a bound."""
+    import altair as alt
+
+    layers = []
+    for bound in (False, True):
+        some = [row for row in rows if row["mark"] and row["bound"] is bound]
+        if some:
+            look = {"filled": False, "fill": LIGHT["ground"], "strokeWidth": 1.5} if bound else {"filled": True}
+            point = alt.Chart(data(some)).mark_point(size=42, opacity=1, xOffset=SHIFT, **look)
+            channels = {"color": styles["color"], "shape": styles["shape"], "description": alt.Description("says:N")}
+            layers.append(point.encode(**place, **channels))
+    return layers
+
+
+def in_two_pieces(values: Sequence[float], broken: Broken) -> tuple[alt.Scale, list[float]]:
+    """A vertical scale in two pieces that meet where it is broken, and its ticks."""
+    import altair as alt
+
+    low, high, at = min(values), max(values), broken.at
+    if broken.better_up:
+        domain, heights = [low, at, high + 0.06 * (high - at)], [1.0, 0.8, 0.0]
+        marked = [low, *ticks(at, high, 4)]
+    else:
+        domain, heights = [low - 0.06 * (at - low), at, high], [1.0, 0.2, 0.0]
+        marked = [*ticks(low, at, 4), high]
+    return alt.Scale(domain=domain, range=[share * HEIGHT for share in heights], nice=False, zero=False), marked
+
+
+def stacked(
+    rows: Sequence[tuple[str, Sequence[float]]],
+    parts: Sequence[str],
+    labels: Sequence[str],
+    units: Callable[[float], str],
+) -> alt.LayerChart | None:
+    """Stacked bars, one below the other: name and sum above each, its parts in it. None without anything.
+
+    `labels` stand at the right end of each bar, `units` turns the number of a part into text.
+    """
+    import altair as alt
+
+    if not any(sum(values) > 0 for _, values in rows):
+        return None
+    pieces, ends = [], []
+    for i, ((name, values), label) in enumerate(zip(rows, labels, strict=True)):
+        start = 0.0
+        for part, value in zip(parts, values, strict=True):
+            says = f"{name}, {part}: {units(value)}"
+            pieces.append({"row": i, "name": part, "start": start, "end": start + value, "says": says})
+            start += value
+        ends.append({"row": i, "label": name, "sum": label})
+    channels = styled([(part, i) for i, part in enumerate(parts)])
+    down = alt.Y("row:O", axis=None, scale=alt.Scale(paddingInner=0, paddingOuter=0))
+    across = alt.X("start:Q", axis=None, scale=alt.Scale(nice=False, zero=True))
+    bars = alt.Chart(data(pieces)).mark_bar(size=12, yOffset=9)
+    bars = bars.encode(x=across, x2="end:Q", y=down, color=channels["color"], description="says:N")
+    words = alt.Chart(data(ends))
+    named = words.mark_text(align="left", dy=-7, limit=0).encode(x=alt.value(0), y=down, text="label:N")
+    summed = words.mark_text(align="right", dy=-7).encode(x=alt.value("width"), y=down, text="sum:N")
+    return finished(alt.layer(bars, named, summed), height=38 * len(rows))
+
+
+def cells(rows: Sequence[tuple[str, Sequence[float | None]]], across: str, down: str) -> alt.LayerChart:
+    """A map of numbers from 0 on, fuller is larger, with a name before every row; None (or less than 0) is crossed
+    out.
+    """
+    import altair as alt
+
+    known = [v for _, row in rows for v in row if v is not None and v >= 0]
+    high, total = max(known, default=0.0) or 1.0, sum(known) or 1.0
+    made: list[dict[str, Any]] = []
+    for name, row in rows:
+        for head, value in enumerate(row, 1):
+            lacks = value is None or value < 0
+            said = "not measured" if lacks else f"{plain_small(value)} ({100 * value / total:.1f} % of all)"
+            place = {"row": name, "column": head, "value": None if lacks else value}
+            made.append(place | {"says": f"{down} {name}, {across} {head}: {said}"})
+    order = [name for name, _ in rows]
+    x = alt.X("column:O", title=across, axis=alt.Axis(labelAngle=0, labelOverlap="greedy", ticks=False, domain=False))
+    y = alt.Y("row:N", title=down, sort=order, axis=alt.Axis(ticks=False, domain=False, labelLimit=0))
+    opacity = alt.FillOpacity("value:Q", scale=alt.Scale(domain=[0, high], range=[0, 1]), legend=None)
+    look = {"fill": LIGHT["c0"], "stroke": LIGHT["line"], "strokeWidth": 0.5}
+    layers = []
+    if there := [row for row in made if row["value"] is not None]:
+        layers.append(
+            alt.Chart(data(there)).mark_rect(**look).encode(x=x, y=y, fillOpacity=opacity, description="says:N")
+        )
+    if gone := [row for row in made if row["value"] is None]:
+        cross = alt.Chart(data(gone)).mark_text(text="×", color=LIGHT["quiet"])
+        layers.append(cross.encode(x=x, y=y, description="says:N"))
+    return finished(
+        alt.layer(*layers), height=max(14, min(26, 300 // max(map(len, (row for _, row in rows))))) * len(rows)
+    )
+
+
+def finished(drawing: alt.LayerChart, height: int = HEIGHT) -> alt.LayerChart:
+    """Size, fonts and quiet colours; `render` turns those into the page's own."""
+    import altair as alt
+
+    quiet = {"labelColor": LIGHT["quiet"], "titleColor": LIGHT["quiet"], "gridColor": LIGHT["line"]}
+    quiet |= {"domainColor": LIGHT["line"], "tickColor": LIGHT["line"], "labelFontSize": 11, "titleFontSize": 11}
+    legend = {"labelColor": LIGHT["text"], "labelFontSize": 11, "symbolStrokeWidth": 2, "rowPadding": 3}
+    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
+    return (
+        drawing.properties(width=WIDTH, height=height, autosize=fit, background="transparent")
+        .configure(font=FONT, padding=4, axis=quiet | {"titleFontWeight": "normal", "titlePadding": 12}, legend=legend)
+        .configure_view(stroke=None)
+        .configure_text(color=LIGHT["text"], fontSize=11)
+    )

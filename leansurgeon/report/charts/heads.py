@@ -1,0 +1,67 @@
+"""Importance of heads as a map, and the score as heads go, of what `leansurgeon heads` has found."""
+
+from __future__ import annotations
+
+from leansurgeon.report.charts.forms import Chart, Point, Series, cells, lines
+from leansurgeon.report.charts.scales import PERCENT, PLAIN, Axis
+from leansurgeon.report.evidence.studies import Attention, HeadStudy
+
+KINDS = {"self": "self-attention", "encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+ORDERS = {
+    "importance": "least important first",
+    "even": "as many from every layer",
+    "oracle": "by single ablations",
+    "random": "random order",
+    "reverse": "most important first",
+}
+
+
+def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
+    """A map for every kind of attention, and the pruning curve; `name` begins the titles and `key` the file names."""
+    said = f"{name}: " if name else ""
+    return [*maps(study, said, key), *off_curve(study, said, key)]
+
+
+def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
+    """A map for every kind of attention of a model (encoder, decoder, cross), its layers from top to bottom."""
+    kinds: dict[str, list[Attention]] = {}
+    for attention in study.attentions:
+        kinds.setdefault(attention.kind, []).append(attention)
+    stages = len({a.stage for a in study.attentions})
+    says = (
+        f"Mean slope of the loss by each head's gate, absolute per {study.reduction} (Michel et al. 2019); fuller is "
+        "larger."
+    )
+    says += f" {study.samples:,} samples." if study.samples else ""
+    found = []
+    for kind, layers in kinds.items():
+        rows = [(layer_name(a, stages), a.importance) for a in layers]
+        drawing = cells(rows, "head", "layer")
+        own = f"heads-{kind}" if len(kinds) > 1 else "heads-importance"
+        found.append(Chart(f"{key}{own}", f"{name}{KINDS.get(kind, kind)}", says, drawing))
+    return found
+
+
+def layer_name(attention: Attention, stages: int) -> str:
+    layer = str(attention.layer + 1)
+    return f"{attention.stage + 1}.{layer}" if stages > 1 and attention.kind == "self" else layer
+
+
+def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
+    """The score as more and more heads are switched off, one line for every order; a band is the range over orders."""
+    found = [
+        Series(
+            said, tuple(Point(p.fraction, p.score, p.low, p.high) for p in study.orders.get(order, ())), i, band=True
+        )
+        for i, (order, said) in enumerate(ORDERS.items())
+    ]
+    drawing = lines(found, Axis("share of heads off", PERCENT), Axis(study.score, labels(study)))
+    if drawing is None:
+        return []
+    says = "On held-out samples, without retraining."
+    says += " The band spans the orders tried." if any(p.low is not None for s in found for p in s.points) else ""
+    return [Chart(f"{key}heads-pruning", f"{name}heads switched off", says, drawing)]
+
+
+def labels(study: HeadStudy) -> str:
+    return PERCENT if study.score == "accuracy" else PLAIN

@@ -1,0 +1,75 @@
+"""Pictures of charts: SVG for a page, whose colours follow the reader's light or dark, and SVG, PNG and PDF files."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.report.charts.forms import Chart
+from leansurgeon.report.charts.palette import LIGHT
+
+FORMATS = ("svg", "png", "pdf")
+SVG = "http://www.w3.org/2000/svg"
+VARIABLES = {value: f"var(--{name})" for name, value in LIGHT.items()}
+SAID = re.compile(r"^(aria-|role$)")
+
+
+def svg(chart: Chart) -> str:
+    """The chart as SVG text to stand in a page: colours are the page's variables, every mark tells its numbers."""
+    root = ElementTree.fromstring(drawn(chart.drawing))
+    ElementTree.register_namespace("", SVG)
+    for parent in root.iter():
+        for child in list(parent):
+            if child.get("opacity") == "0":  # labels that found no room
+                parent.remove(child)
+    for element in root.iter():
+        said = element.get("aria-label") if element.get("aria-roledescription") not in GROUPS else None
+        for key in [key for key in element.attrib if SAID.match(key) or key in ("class", "pointer-events")]:
+            del element.attrib[key]
+        for key, value in element.attrib.items():
+            element.attrib[key] = VARIABLES.get(value, value)
+        if said:
+            ElementTree.SubElement(element, f"{{{SVG}}}title").text = said
+    size = root.get("viewBox", "")
+    words = f"{chart.title}. {chart.says}"
+    root.attrib.clear()
+    root.attrib.update({"viewBox": size, "role": "img", "aria-label": words})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+GROUPS = ("axis", "legend", "group mark container", "title", "line mark container", "rule mark container", None)
+
+
+def drawn(drawing: object) -> str:
+    file = io.StringIO()
+    drawing.save(file, format="svg")
+    return file.getvalue()
+
+
+def check(directory: Path) -> None:
+    """Make the folder for pictures. Raises `UsageError` where `directory` is no place for files, before any work."""
+    above = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written to" if above.is_dir() else "is a file"
+        raise UsageError(f"--plots {directory} cannot be made: {above} {why}.", "Choose another folder.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--plots {directory} cannot be made: {error.strerror}.", "Choose another folder.") from None
+
+
+def save(chart: Chart, stem: Path) -> list[Path]:
+    """`STEM.svg`, `.png` and `.pdf`, on white and with their title; the same numbers give the same pictures."""
+    drawing = chart.drawing.properties(title=chart.title, background=LIGHT["ground"])
+    drawing = drawing.configure_title(anchor="start", fontSize=13, color=LIGHT["text"], offset=10)
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
+    try:
+        for file in files:
+            drawing.save(str(file), scale_factor=3) if file.suffix == ".png" else drawing.save(str(file))
+    except OSError as error:
+        raise LeanSurgeonError(f"{file} cannot be written: {error.strerror}.", "Choose another --plots.") from None
+    return files

@@ -1,0 +1,107 @@
+"""Axes of charts: their labels, round ticks, and where a steep beginning wants a scale of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leansurgeon.report.humans import plain_small
+
+if TYPE_CHECKING:
+    import altair as alt
+
+APART = 9  # units between points that would lie on each other
+# Labels of ticks as Vega writes them.
+PLAIN = (
+    "datum.value != 0 && (abs(datum.value) >= 100000 || abs(datum.value) < 0.001) "
+    "? format(datum.value, '.3~e') : format(datum.value, ',.6~r')"
+)
+PERCENT = "format(100 * datum.value, '.4~r') + ' %'"
+COUNT = "replace(format(datum.value, '.3~s'), 'G', 'B')"
+WHOLE = "format(datum.value, ',d')"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`labels` is the expression that writes a tick."""
+
+    title: str
+    labels: str = PLAIN
+    log: bool = False
+
+    def says(self, value: float) -> str:
+        """A value as text."""
+        if self.labels == PERCENT:
+            return f"{100 * value:.4g} %"
+        return f"{value:,.0f}" if self.labels in (COUNT, WHOLE) else plain_small(value)
+
+    def scale(self) -> alt.Scale:
+        """A scale that holds every value, with a little room at both ends."""
+        import altair as alt
+
+        return (
+            alt.Scale(type="log", nice=False, padding=10) if self.log else alt.Scale(zero=False, nice=False, padding=10)
+        )
+
+    def axis(self, values: Sequence[float] | None = None) -> alt.Axis:
+        import altair as alt
+
+        given = {"values": list(values)} if values is not None else {"tickCount": 5}
+        given |= {"tickMinStep": 1} if self.labels == WHOLE else {}
+        return alt.Axis(labelExpr=self.labels, labelOverlap="greedy", labelFlush=False, **given)
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, steps of 1, 2, 2.5 or 5 times a power of ten.
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    span = high - low
+    if not span > 0:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(span / about))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= about)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 between them where there are few; round numbers where even these are too few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for inner in ((1, 2, 5), (1, 3), (1,)):
+        found = [m * 10.0**p for p in powers for m in inner if low / 1.1 <= m * 10.0**p <= high * 1.1]
+        if len(found) <= 6:
+            break
+    return found if len(found) > 2 else ticks(low, high, 4)
+
+
+def dodged(values: Sequence[float], width: float) -> list[float]:
+    """By how many units each point moves along an axis of this width, so that those which would lie on each other
+    stand side by side.
+    """
+    low, high = min(values), max(values)
+    places = [(v - low) / (high - low) * width if high > low else 0.0 for v in values]
+    moved = []
+    for i, place in enumerate(places):
+        near = [j for j, other in enumerate(places) if abs(other - place) < APART]
+        moved.append((near.index(i) - (len(near) - 1) / 2) * APART)
+    return moved
+
+
+def steep_until(curves: Sequence[Sequence[tuple[float, float]]], better_up: bool) -> float | None:
+    """The value at which a vertical axis should change its scale, where the first steep way of trainings would squeeze
+    all that follows; None where it does not, or where they were evaluated too seldom to tell.
+
+    After a fifth of the training is what counts, with what is no further off than that spans.
+    """
+    ends = [[b for a, b in points if a >= 0.2 * max(p[0] for p in points)] for points in curves if points]
+    late, every = [b for end in ends for b in end], [b for points in curves for _, b in points]
+    if max(map(len, ends), default=0) < 2 or max(late) - min(late) > 0.5 * (max(every) - min(every)):
+        return None
+    sign, span = 1 if better_up else -1, max(late) - min(late)
+    limit = min(sign * b for b in late) - span
+    edge = sign * min(sign * b for b in every if sign * b >= limit)
+    return edge if any(sign * b < sign * edge for b in every) else None

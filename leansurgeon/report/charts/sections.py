@@ -1,0 +1,210 @@
+"""The charts of a section: which numbers of its rows are drawn, and what stands under their titles.
+
+A row has one look in all of them. A new chart is a function here, and its name in `OF_SECTION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from leansurgeon.report import humans
+from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, lines, stacked
+from leansurgeon.report.charts.heads import head_charts
+from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis, steep_until
+from leansurgeon.report.evidence import predicted
+from leansurgeon.report.evidence.folder import Curve
+from leansurgeon.report.evidence.kappa import LayerKappa
+from leansurgeon.report.humans import Spread
+from leansurgeon.report.rows.by_heads import sweep
+from leansurgeon.report.rows.rows import PARTS, Row, Section
+
+ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
+KAPPA = (
+    ("median", "Kappa of each layer", "Raw: of what enters the output projection, median over samples"),
+    ("centred", "Kappa with the mean token subtracted", "Median over samples"),
+    ("output", "Kappa of A W_o", "No change of basis of the heads moves it"),
+    ("jacobian", "Kappa of the block's Jacobian", "No change of basis of the heads moves it"),
+)
+
+
+def of_section(section: Section, part: str) -> list[Chart]:
+    """The charts of one part of a section ("Results", "Training curves", ...), those that have something to show."""
+    return [chart for draw in OF_SECTION.get(part, ()) for chart in draw(section)]
+
+
+def every(section: Section) -> list[Chart]:
+    return [chart for part in OF_SECTION for chart in of_section(section, part)]
+
+
+def styles(section: Section) -> dict[str, int]:
+    """One look for every row of a section, the same in all of its charts."""
+    return {row.name: i for i, row in enumerate(section.rows)}
+
+
+def metric_axis(section: Section) -> Axis:
+    return Axis(section.task.label, PERCENT if section.task.percent else PLAIN)
+
+
+def with_error(x: float, spread: Spread) -> Point:
+    sd = spread.sd or 0.0
+    return Point(x, spread.mean, spread.mean - sd, spread.mean + sd)
+
+
+def one(key: str, title: str, says: str, drawing: object) -> list[Chart]:
+    return [Chart(key, title, says, drawing)] if drawing is not None else []
+
+
+# -- results --------------------------------------------------------------------------------------
+
+
+def metric_by_heads(section: Section) -> list[Chart]:
+    """The paper's figure 3: the metric against heads, one line for every depth."""
+    if section.task is None:
+        return []
+    found = [
+        Series(curve.name, tuple(with_error(heads, row.metric) for heads, row in curve.arms if row.metric), i)
+        for i, curve in enumerate(sweep(section))
+    ]
+    spread = any(p.low != p.high for s in found for p in s.points)
+    says = f"{ONE_DEVIATION if spread else 'One seed each.'} Controls are left out."
+    drawing = lines(found, Axis("heads", WHOLE), metric_axis(section))
+    return one("heads", f"{section.task.label} against heads", says, drawing)
+
+
+def kappa_by_heads(section: Section) -> list[Chart]:
+    """The paper's figure 5: kappa against heads."""
+    found = [
+        Series(
+            curve.name,
+            tuple(
+                Point(heads, row.kappa.median.value, bound=not row.kappa.median.exact)
+                for heads, row in curve.arms
+                if row.kappa and row.kappa.median
+            ),
+            i,
+        )
+        for i, curve in enumerate(sweep(section))
+    ]
+    bounded = " Hollow: at least so much." if any(p.bound for s in found for p in s.points) else ""
+    says = f"Median over layers, so compare along a curve and not between depths: kappa grows with depth.{bounded}"
+    drawing = lines(found, Axis("heads", WHOLE), Axis("kappa", log=True))
+    return one("heads-kappa", "Kappa against heads", says, drawing)
+
+
+def metric_by_parameters(section: Section) -> list[Chart]:
+    known = [row for row in section.rows if row.metric and row.parameters]
+    if section.task is None or len(known) < 2:
+        return []
+    look = styles(section)
+    found = [Series(row.name, (with_error(row.parameters, row.metric),), look[row.name], joined=False) for row in known]
+    spread = any(row.metric.sd for row in known)
+    says = f"{ONE_DEVIATION if spread else 'One seed each.'} Points of nearly equal size stand side by side."
+    drawing = lines(found, Axis("parameters", COUNT), metric_axis(section))
+    return one("parameters", f"{section.task.label} against parameters", says, drawing)
+
+
+def parameters_by_part(section: Section) -> list[Chart]:
+    rows = [(row.name, [row.parts.get(key) or 0 for key in PARTS]) for row in section.rows if row.parts]
+    names = [{"mlp": "MLP"}.get(key, key) for key in PARTS]
+    sums = [f"{sum(values):,}" for _, values in rows]
+    drawing = stacked(rows, names, sums, lambda value: f"{value:,.0f}")
+    return one("parts", "Parameters by part", "The sum stands at the right.", drawing)
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def curves_of(section: Section, pick: Callable[[Curve], tuple[tuple[float, float], ...]]) -> list[Series]:
+    """One line for every seed whose folder has its curve."""
+    look = styles(section)
+    return [
+        Series(row.name, tuple(Point(x, y) for x, y in pick(run.curve)), look[row.name], marks=False)
+        for row in section.rows
+        for run in row.runs
+        if run.curve is not None and pick(run.curve)
+    ]
+
+
+def every_seed(found: list[Series]) -> str:
+    return " One line for every seed." if len(found) > len({s.name for s in found}) else ""
+
+
+def metric_by_epoch(section: Section) -> list[Chart]:
+    if section.task is None:
+        return []
+    found, up = curves_of(section, lambda curve: curve.metric), section.task.higher_is_better
+    edge = steep_until([[(p.x, p.y) for p in s.points] for s in found], up)
+    says = f"On the evaluation samples.{every_seed(found)}"
+    if edge is not None:
+        side = "below" if up else "above"
+        shown = f"{100 * edge:.4g} %" if section.task.percent else humans.plain_small(edge)
+        says += f" What is {side} {shown}, the dashed line, is drawn on another scale."
+    drawing = lines(found, Axis("epoch"), metric_axis(section), broken=Broken(edge, up) if edge is not None else None)
+    return one("metric", f"{section.task.label} during training", says, drawing)
+
+
+def loss_by_epoch(section: Section) -> list[Chart]:
+    found = curves_of(section, lambda curve: curve.loss)
+    says = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
+    drawing = lines(found, Axis("epoch"), Axis("training loss", log=True))
+    return one("loss", "Training loss", f"{says}{every_seed(found)}", drawing)
+
+
+# -- conditioning ---------------------------------------------------------------------------------
+
+
+def kappa_by_layer(section: Section) -> list[Chart]:
+    return [chart for key, title, says in KAPPA for chart in of_layers(section, key, title, says)]
+
+
+def of_layers(section: Section, key: str, title: str, says: str) -> list[Chart]:
+    look = styles(section)
+    found = [
+        Series(row.name, tuple(kappa_points(row.kappa.layers, key)), look[row.name])
+        for row in section.rows
+        if row.kappa
+    ]
+    bounded = any(p.bound for s in found for p in s.points)
+    says += "; hollow: at least so much." if bounded else "."
+    return one(f"kappa-{key}", title, says, lines(found, Axis("layer", WHOLE), Axis("kappa", log=True)))
+
+
+def kappa_points(layers: tuple[LayerKappa, ...], key: str) -> list[Point]:
+    known = [(layer.layer, getattr(layer, key)) for layer in layers]
+    return [Point(number, bound.value, bound=not bound.exact) for number, bound in known if bound]
+
+
+# -- heads, memory --------------------------------------------------------------------------------
+
+
+def of_heads(section: Section) -> list[Chart]:
+    """Maps and pruning curves of every row that has them, of its first seed that does."""
+    found = []
+    for row in section.rows:
+        run = next((run for run in row.runs if run.heads), None)
+        if run:
+            seed = f", seed {run.seed}" if run.seed is not None else ""
+            found += head_charts(run.heads, f"{row.name}{seed}", f"{row.name}-")
+    return found
+
+
+def predicted_memory(section: Section) -> list[Chart]:
+    known = [(row, prediction_of(row)) for row in section.rows if prediction_of(row)]
+    rows = [(row.name, [found.parts[key] for key in predicted.PARTS]) for row, found in known]
+    sums = [humans.memory(found.total) for _, found in known]
+    says = "What lives at the moment of the peak, by a rehearsal without a GPU."
+    drawing = stacked(rows, predicted.PARTS, sums, humans.memory)
+    return one("memory", "Predicted peak memory", says, drawing)
+
+
+def prediction_of(row: Row) -> predicted.Predicted | None:
+    return row.runs[0].predicted if row.runs else None
+
+
+OF_SECTION: dict[str, tuple[Callable[[Section], list[Chart]], ...]] = {
+    "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters, parameters_by_part),
+    "Training curves": (metric_by_epoch, loss_by_epoch),
+    "Conditioning": (kappa_by_layer,),
+    "Head importance": (of_heads,),
+    "Memory and speed": (predicted_memory,),
+}

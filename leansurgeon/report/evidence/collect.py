@@ -1,0 +1,179 @@
+"""Find runs and shrunk models in folders and read them; what cannot be read becomes one sentence.
+
+A run is a folder with `summary.json`, a model one with `surgery.json` and no run of its own; a folder with
+`metrics.jsonl` alone is a training that has not come to its end.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints import record
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
+from leansurgeon.report.evidence import folder
+from leansurgeon.report.evidence.values import part, stamp, text
+from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, is_held
+
+KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
+SCHEMA_VERSION = 1
+DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
+MAKE_ONE = "`leansurgeon run digits-vit` makes some."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder that was read: `kind` is "run" (`data` is its summary) or "model" (its surgery.json)."""
+
+    path: Path
+    kind: str
+    data: dict[str, Any]
+    when: float
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A training without its end: interrupted, or (`running`) one that some process is at now. `resume` is the line
+    that goes on with it, "" where nobody noted which that is.
+    """
+
+    path: Path
+    name: str
+    step: int | None
+    running: bool
+    resume: str
+
+    @property
+    def sentence(self) -> str:
+        how_far = "before its first step" if self.step is None else f"at step {self.step:,}"
+        return f"{self.name} {'is being trained, now' if self.running else 'was interrupted'} {how_far}."
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "name": self.name,
+            "step": self.step,
+            "running": self.running,
+            "resume": self.resume or None,
+        }
+
+
+@dataclass
+class Collection:
+    """Everything found, newest first, and a sentence about each file that could not be used."""
+
+    entries: list[Entry] = field(default_factory=list)
+    unfinished: list[Unfinished] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[Entry]:
+        return [e for e in self.entries if e.kind == kind]
+
+
+def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Collection:
+    """Read the named runs, models or folders of runs; without a name, every run in `workspace` and every model not
+    trained yet.
+
+    Raises `UsageError` when a name does not exist or nothing at all can be reported.
+    """
+    found = Collection()
+    for path in paths or [workspace]:
+        if not path.is_dir():
+            if not paths:
+                raise UsageError(f"There is no workspace {path}, so there are no runs.", MAKE_ONE)
+            raise UsageError(f"There is no folder {path}.", "Name a run, a shrunk model, or a folder that holds runs.")
+        _walk(path, DEPTH, found)
+    if not found.entries and not found.unfinished:
+        where = ", ".join(map(str, paths or [workspace]))
+        raise UsageError(found.problems[0] if found.problems else f"No run and no shrunk model in {where}.", MAKE_ONE)
+    unique = {entry.path.resolve(): entry for entry in found.entries}.values()
+    found.entries = sorted(unique, key=lambda e: (-e.when, str(e.path)))
+    found.unfinished = list({one.path.resolve(): one for one in found.unfinished}.values())
+    if not paths:
+        trained = [_same_form(run.data["model"].get("surgery")) for run in found.of("run")]
+        found.entries = [e for e in found.entries if e.kind == "run" or e.data not in trained]
+    return found
+
+
+def _same_form(surgery: Any) -> dict[str, Any] | None:
+    """The record that a summary keeps, as `collect` reads it from a file."""
+    try:
+        return record.SurgeryRecord.from_dict(surgery).as_dict()
+    except record.DamagedRecord:
+        return None
+
+
+def _walk(path: Path, depth: int, found: Collection) -> None:
+    for name, kind in ((SUMMARY, "run"), (record.NAME, "model")):
+        if (path / name).is_file():
+            entry = _read(path / name, kind, found.problems)
+            if entry:
+                found.entries.append(entry)
+            return  # what lies inside a run belongs to it
+    if (path / METRICS).is_file():
+        found.unfinished.append(_unfinished(path))
+        return
+    if depth:
+        try:
+            inside = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != STARTS)
+        except OSError as error:
+            found.problems.append(f"{path} cannot be read: {error.strerror}.")
+            return
+        for below in inside:
+            _walk(below, depth - 1, found)
+
+
+def _unfinished(run: Path) -> Unfinished:
+    return Unfinished(run, text(folder.called(run), "?"), folder.last_step(run), is_held(run), resume_line(run))
+
+
+def resume_line(run: Path) -> str:
+    """The command that goes on with a run: that of its experiment again, or `retrain --resume` with what it needs."""
+    experiment = folder.experiment_file(run)
+    if experiment:
+        return experiment.call or f"leansurgeon run {shlex.quote(str(experiment.path))}"
+    if (run.parent / STARTS).is_dir():
+        return ""  # an arm of an experiment that left no note of itself
+    model = text(part(folder.newest_state(run), "model"), "MODEL")
+    recipe = shlex.quote(str(run / RECIPE))
+    return f"leansurgeon retrain {shlex.quote(model)} --recipe {recipe} --resume {shlex.quote(str(run))}"
+
+
+def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
+    try:
+        data = jsonfile.read(path) if kind == "run" else record.read(path.parent).as_dict()
+    except (UsageError, record.DamagedRecord) as error:
+        problems.append(error.message)
+        return None
+    if kind == "run":
+        if trouble := what_is_wrong(data):
+            problems.append(f"{path} {trouble}.")
+            return None
+        if data.get("kappa") is None:  # measured after the training, if ever
+            data |= {"kappa": jsonfile.read_object_if_whole(path.parent / KAPPA)}
+    return Entry(path.parent, kind, data, _when(data, path))
+
+
+def what_is_wrong(data: Any) -> str | None:
+    """Why this is no summary that a report can use, as the end of a sentence; None when it is one."""
+    if not isinstance(data, dict):
+        return "does not hold a JSON object"
+    version = data.get("schema_version")
+    if not isinstance(version, int):
+        return "was not written by leansurgeon: it has no schema_version"
+    if version > SCHEMA_VERSION:
+        return f"has schema {version}, and this leansurgeon reads {SCHEMA_VERSION}; update it"
+    lacking = [key for key in ("model", "task") if not isinstance(data.get(key), dict)]
+    if not isinstance(part(data, "task", "metric"), str):
+        lacking.append("task.metric")
+    return f"lacks {', '.join(lacking)}" if lacking else None
+
+
+def _when(data: dict[str, Any], path: Path) -> float:
+    """When it was finished, in seconds since 1970: by its own word, else by the date of the file."""
+    said = stamp(data.get("finished"))
+    return path.stat().st_mtime if said is None else said

@@ -1,0 +1,138 @@
+"""What lies in the folder of a run or model beside its record: curves, recipe, and what other commands left.
+
+Everything here may be absent, odd or cut off; then it is None, and the report goes on without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import files, jsonfile
+from leansurgeon.report.evidence.values import number
+from leansurgeon.training.runs.checkpoint import STATE, all_of
+from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE
+
+HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
+POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
+LARGEST = 64 * 2**20  # bytes that are read of one file
+CALL = "# leansurgeon "  # begins the first line of a recipe that remembers the command it came from
+
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training of one seed: (epoch, value) of the training loss, and of the task's metric on the evaluation data."""
+
+    seed: int | None
+    loss: Points
+    metric: Points
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """The resolved recipe of a whole experiment, and the command that it came from ("" where nobody noted it)."""
+
+    path: Path
+    text: str
+    call: str
+
+
+def called(path: Path) -> str:
+    """What a person calls a run or model: its folder's name, and never that of the `model/` or `last/` inside a run."""
+    whole = path.absolute()
+    parts = [part for part in whole.parts if part not in (".", whole.anchor)]
+    if ".." in parts:
+        parts = list(whole.resolve().parts[1:])
+    while len(parts) > 1 and parts[-1] in (BEST, LAST):
+        parts.pop()
+    return parts[-1] if parts else str(path)
+
+
+def curve(run: Path, seed: int | None, epochs: float | None, steps: float | None) -> Curve | None:
+    """The curves in `metrics.jsonl`; None where nothing of it can be drawn.
+
+    An evaluation is written with its step only; its epoch follows from the epochs and steps of the summary.
+    """
+    content = text_of(run / METRICS)
+    if content is None or not epochs or not steps:
+        return None
+    loss, metric = [], []
+    for line in content.splitlines():
+        record = parsed(line)
+        step = number(record.get("step")) if isinstance(record, dict) else None
+        if step is None:
+            continue
+        for kind, key, points in (("train", "loss", loss), ("eval", "metric", metric)):
+            value = number(record.get(key))
+            if record.get("type") == kind and value is not None:
+                points.append((step * epochs / steps, value))
+    return Curve(seed, thinned(loss), thinned(metric)) if loss or metric else None
+
+
+def last_step(run: Path) -> int | None:
+    """The last step that a training has logged."""
+    content = text_of(run / METRICS)
+    for line in reversed((content or "").splitlines()):
+        record = parsed(line)
+        step = number(record.get("step")) if isinstance(record, dict) else None
+        if step is not None:
+            return int(step)
+    return None
+
+
+def thinned(points: list[tuple[float, float]]) -> Points:
+    """At most `POINTS` of them: the least and the largest of every stretch, so that no peak is lost, and both ends."""
+    if len(points) <= POINTS:
+        return tuple(points)
+    stretches, inner = POINTS // 2 - 1, points[1:-1]
+    kept = {0, len(points) - 1}
+    for i in range(stretches):
+        stretch = range(i * len(inner) // stretches, (i + 1) * len(inner) // stretches)
+        kept |= {1 + min(stretch, key=lambda j: inner[j][1]), 1 + max(stretch, key=lambda j: inner[j][1])}
+    return tuple(points[i] for i in sorted(kept))
+
+
+def left_by(run: Path, name: str) -> dict[str, Any] | None:
+    """The JSON object that another command wrote into this folder, such as `heads.json`."""
+    return jsonfile.read_object_if_whole(run / name)
+
+
+def recipe_text(run: Path) -> str | None:
+    """The resolved recipe of a run."""
+    return text_of(run / RECIPE)
+
+
+def experiment_file(run: Path) -> ExperimentFile | None:
+    path = run.parent / EXPERIMENT
+    content = text_of(path) if run != Path() and path.is_file() else None
+    return ExperimentFile(path, content, call_in(content)) if content is not None else None
+
+
+def call_in(recipe: str) -> str:
+    """The command that a recipe came from, as its first line says."""
+    first = recipe.split("\n", 1)[0]
+    return first.removeprefix("# ") if first.startswith(CALL) and first.isprintable() else ""
+
+
+def newest_state(run: Path) -> dict[str, Any] | None:
+    """What the newest checkpoint of an unfinished run says of it; None where there is none that can be read."""
+    states = (jsonfile.read_object_if_whole(path / STATE) for path in all_of(run))
+    return next((state for state in states if state is not None), None)
+
+
+def text_of(path: Path) -> str | None:
+    try:
+        return files.read_text(path, LARGEST)
+    except UsageError:
+        return None
+
+
+def parsed(content: str) -> Any:
+    try:
+        return jsonfile.parse(content, "")
+    except UsageError:
+        return None

@@ -1,0 +1,70 @@
+"""Predicted peak memory of a run on a GPU, to stand beside the measured one. Imports torch, so only for such runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading import jsonfile
+from leansurgeon.report.evidence.values import number, part, text
+from leansurgeon.training.runs.folder import BEST, LAST
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Bytes at the moment of the peak: all, and by part."""
+
+    total: int
+    parts: dict[str, int]
+
+
+def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ...] | None) -> Predicted | None:
+    """What `measure.memory` predicts for the model, batch, precision and optimizer of a run.
+
+    None on a CPU, whose peak is that of a whole process and no counterpart; where the model or its setting is not
+    known; and for text whose length the recipe leaves to the task.
+    """
+    if "cuda" not in memory_kind.lower() or not setting:
+        return None
+    place = next((run / name for name in (LAST, BEST) if (run / name / "config.json").is_file()), None)
+    return predict(place, setting) if place else None
+
+
+def setting_of(summary: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+    """The fields of `measure.memory.Setting`, as pairs, since they are looked up again for equal ones."""
+    train = part(summary, "recipe", "train")
+    batch, world = (number(summary.get(key)) for key in ("micro_batch", "world_size"))
+    if not batch or text(part(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
+        return None
+    found = {
+        "batch": int(batch),
+        "tokens": number(part(summary, "recipe", "task", "seq_len")),
+        "precision": text(summary.get("precision"), "fp32"),
+        "optimizer": text(part(train, "optim", "name"), "adamw"),
+        "checkpointing": part(train, "activation_checkpointing") is True,
+        "world_size": int(world or 1),
+    }
+    # A task with text whose recipe leaves its length open: a guess would be no prediction.
+    speaks = text(summary.get("throughput_unit")).startswith("tokens")
+    return None if speaks and not found["tokens"] else tuple(found.items())
+
+
+@cache
+def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Predicted | None:
+    config = jsonfile.read_object_if_whole(place / "config.json")
+    if config is None:
+        return None
+    from leansurgeon import architectures
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.measure.costs.memory import predict as rehearse
+
+    try:
+        found = rehearse(config, architectures.of(config), Setting(**dict(setting)))
+    except (LeanSurgeonError, RuntimeError, ValueError, TypeError, KeyError):
+        return None  # a report must not end because one model cannot be rehearsed
+    return Predicted(found.total, {key: getattr(found, key) for key in PARTS})

@@ -1,0 +1,147 @@
+"""What `heads` and `bench` leave in the folder of a run, as a report needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from leansurgeon.report.evidence.values import items, number, objects, part, sentences, text, whole
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The heads of one layer; `importance` has a number for each, None where it was not measured."""
+
+    kind: str
+    stage: int
+    layer: int  # from 0
+    importance: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Off:
+    """A point of a pruning curve: the score with this share of heads switched off, and its range over orders."""
+
+    fraction: float
+    score: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class HeadStudy:
+    """Importance of heads, and how the score falls as they go, by the order in which they do. `score` is the name of
+    what the curves show: "accuracy" or "loss".
+    """
+
+    attentions: tuple[Attention, ...]
+    samples: int | None
+    reduction: str
+    judged_by: str
+    score: str
+    orders: dict[str, tuple[Off, ...]]
+
+    @property
+    def total(self) -> float:
+        """The sum of all heads' importance."""
+        return sum(v for a in self.attentions for v in a.importance if v is not None and v > 0)
+
+
+def heads_of(found: Any) -> HeadStudy | None:
+    """The document of `leansurgeon heads`; None where it is none."""
+    if not isinstance(found, dict):
+        return None
+    orders = part(found, "curve", "orders")
+    orders = {text(key): objects(value) for key, value in orders.items()} if isinstance(orders, dict) else {}
+    first = orders.get("importance", [])
+    score = "accuracy" if any(number(point.get("accuracy")) is not None for point in first) else "loss"
+    attentions = [
+        Attention(
+            text(a.get("kind"), "self"),
+            whole(a.get("stage")) or 0,
+            whole(a.get("layer")) or 0,
+            tuple(number(v) for v in items(a.get("importance"))),
+        )
+        for a in objects(found.get("attentions"))
+    ]
+    return HeadStudy(
+        attentions=tuple(a for a in attentions if a.importance),
+        samples=whole(part(found, "samples", "importance")),
+        reduction=text(part(found, "options", "reduction"), "sample"),
+        judged_by=text(found.get("judged_by")),
+        score=score,
+        orders={name: tuple(filter(None, (off(point, score) for point in points))) for name, points in orders.items()},
+    )
+
+
+def off(point: dict[str, Any], score: str) -> Off | None:
+    fraction, value, low, high = (
+        number(point.get(key)) for key in ("fraction", score, f"{score}_low", f"{score}_high")
+    )
+    return None if fraction is None or value is None else Off(fraction, value, low, high)
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One shape under one attention backend; times are medians in seconds."""
+
+    name: str
+    backend: str
+    step: float | None
+    forward_of_one: float | None
+    forward: float | None
+    training_per_second: float | None
+    forward_per_second: float | None
+    peak_memory: float | None
+    step_against_first: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    rows: tuple[BenchRow, ...]
+    unit: str
+    batch: float | None
+    tokens: float | None
+    rounds: float | None
+    precision: str
+    device: str
+    peak_kind: str
+    remarks: tuple[str, ...]
+
+
+def bench_of(found: Any) -> Bench | None:
+    """The document of `leansurgeon bench`; None where it has no rows."""
+    rows = objects(part(found, "rows"))
+    if not rows:
+        return None
+    load = found.get("load")
+    return Bench(
+        rows=tuple(map(bench_row, rows)),
+        unit=text(found.get("unit"), "samples"),
+        batch=number(part(load, "batch")),
+        tokens=number(part(load, "tokens")),
+        rounds=number(part(load, "rounds")),
+        precision=text(part(load, "precision"), "?"),
+        device=text(found.get("device"), "?"),
+        peak_kind=text(found.get("peak_memory_kind")),
+        remarks=sentences([*items(found.get("skipped")), *items(found.get("remarks"))]),
+    )
+
+
+def bench_row(row: dict[str, Any]) -> BenchRow:
+    def seconds(key: str) -> float | None:
+        return number(part(row, "seconds", key, "median"))
+
+    return BenchRow(
+        name=text(row.get("name"), "?"),
+        backend=text(row.get("backend")),
+        step=seconds("step"),
+        forward_of_one=seconds("forward_1"),
+        forward=seconds("forward"),
+        training_per_second=number(row.get("training_per_second")),
+        forward_per_second=number(row.get("forward_per_second")),
+        peak_memory=number(row.get("peak_memory")),
+        step_against_first=number(part(row, "step_against_first", "median")),
+        verdict=text(part(row, "step_against_first", "verdict")),
+    )

@@ -1,0 +1,161 @@
+"""`surgery.json` as a report needs it: what was cut, by what choice, and what the proof found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leansurgeon.checkpoints.record import DamagedRecord, Step, SurgeryRecord
+from leansurgeon.checkpoints.report_numbers import of_comparison, of_source, sentence
+from leansurgeon.report.evidence.values import figures, number, numbers, objects, part, text, whole, words
+from leansurgeon.shape import Shape
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set of layers that competed. `off_by` is its divergence or error on guard samples after its own refit, and
+    `data` whether these were "part" of them or "all": figures of the two are not comparable.
+    """
+
+    criterion: str
+    kept: tuple[int, ...]
+    refitted: tuple[str, ...]
+    data: str
+    off_by: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided on sample data."""
+
+    data_name: str  # what can be typed behind --calibrate
+    data_says: str
+    data_sha256: str
+    asked: int | None  # samples
+    layers: tuple[int, ...]
+    criterion: str
+    changed_tensors: int | None
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The record of a surgery in the words of a report. `proven` says how it was reloaded and `compared` what the
+    comparison with its source found; `starts` are the cells of `shrink --compare`, a row for each starting point.
+    """
+
+    source: str
+    preset: str  # that the model comes from in the first place
+    files: tuple[tuple[str, str], ...]  # of the source, with their SHA-256
+    initialised: str
+    before: Shape | None
+    after: Shape | None
+    parameters_before: dict[str, float]
+    parameters_after: dict[str, float]
+    saved_by: dict[str, float]
+    operators: tuple[Step, ...]
+    why: str
+    layers: tuple[int, ...]
+    head_policy: str
+    init: str
+    method: dict[str, str | int | bool]
+    class_attention: bool
+    seed: int | None
+    choice: Choice | None
+    proven: str
+    compared: str
+    starts: tuple[dict[str, str], ...]
+
+    @property
+    def changes_shape(self) -> bool:
+        return self.before != self.after
+
+
+def cut_of(data: Any) -> Cut | None:
+    """The record of a surgery as it stands in surgery.json or in a run's summary; None where there is none, or one that
+    is damaged.
+    """
+    try:
+        record = SurgeryRecord.from_dict(data)
+    except DamagedRecord:
+        return None
+    plan, first = record.plan, record.history[0] if record.history else record.as_dict()
+    if not plan:
+        return None
+    method = plan.get("method")
+    return Cut(
+        source=text(record.source.name, "?"),
+        preset=text(part(first, "source", "preset")),
+        files=tuple(words(record.source.sha256).items()),
+        initialised=text(record.initialised),
+        before=record.before,
+        after=record.after,
+        parameters_before=figures(plan.get("parameters_before")),
+        parameters_after=figures(plan.get("parameters_after")),
+        saved_by=figures(plan.get("saved_by")),
+        operators=tuple(Step(text(s.name), text(s.exactness), text(s.says)) for s in record.steps),
+        why=text(plan.get("why")),
+        layers=record.layers,
+        head_policy=text(plan.get("head_policy")) or str(whole(plan.get("head_policy")) or ""),
+        init=text(plan.get("init")),
+        method={
+            key: value if isinstance(value, bool) else text(value) or whole(value) or 0
+            for key, value in (method.items() if isinstance(method, Mapping) else ())
+        },
+        class_attention=plan.get("class_attention") is True,
+        seed=whole(plan.get("seed")),
+        choice=choice_of(record.decided),
+        proven=proven(record),
+        compared=text(sentence(record.proof.compared, record.language))
+        if record.proof and record.proof.compared
+        else "",
+        starts=starts_of(record),
+    )
+
+
+def choice_of(decided: Mapping[str, Any]) -> Choice | None:
+    if not decided:
+        return None
+    used = decided.get("calibration")
+    return Choice(
+        data_name=text(part(used, "name")),
+        data_says=text(part(used, "says")),
+        data_sha256=text(part(used, "sha256")),
+        asked=whole(part(used, "asked")),
+        layers=numbers(decided.get("layers")),
+        criterion=text(decided.get("criterion")),
+        changed_tensors=whole(decided.get("changed_tensors")),
+        candidates=tuple(
+            Candidate(text(c.get("criterion")), numbers(c.get("kept")), refitted(c), text(c.get("data"), "all"), off_by)
+            for c in objects(decided.get("candidates"))
+            if (off_by := number(c.get("judged_by"))) is not None
+        ),
+    )
+
+
+def refitted(candidate: dict[str, Any]) -> tuple[str, ...]:
+    """What of a candidate was fitted anew before it was judged."""
+    ways = [word for key, word in (("attention", "attention"), ("later", "later layers")) if candidate.get(key) is True]
+    return ("MLP", *ways)
+
+
+def proven(record: SurgeryRecord) -> str:
+    if record.proof is None:
+        return ""
+    return (
+        f"Proof: reloaded in a fresh process with {text(record.proof.loaded_with, '?')}; "
+        f"{record.proof.parameters:,} parameters, no missing and no unexpected tensors."
+    )
+
+
+def starts_of(record: SurgeryRecord) -> tuple[dict[str, str], ...]:
+    """Source, fresh, naive and ours on the same held-out samples, before any training."""
+    if not record.starts:
+        return ()
+    named = [({"best": "ours"}.get(key, text(key)), start) for key, start in record.starts.items()]
+    rows = [of_comparison(name, start, record.language) for name, start in named]
+    last = named[-1][1]
+    if last.loss:
+        rows.insert(0, of_source("the source itself", last, record.language))
+    return tuple({key: text(value) for key, value in row.items()} for row in rows)

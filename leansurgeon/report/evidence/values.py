@@ -1,0 +1,80 @@
+"""Values of foreign JSON as a program can trust them: whatever is odd becomes None, or empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for everything else that a JSON file may hold in its place."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond any float
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """A number, or the `total` of an object, without its fraction."""
+    found = number(part(value, "total") if isinstance(value, dict) else value)
+    return None if found is None else int(found)
+
+
+def part(data: Any, *keys: str) -> Any:
+    """`data[a][b]...`, or None as soon as something is missing."""
+    for key in keys:
+        if not isinstance(data, dict):
+            return None
+        data = data.get(key)
+    return data
+
+
+def text(value: Any, default: str = "") -> str:
+    """One line without control characters (a name from a file must not steer the terminal)."""
+    if not isinstance(value, str):
+        return default
+    return "".join(c if c.isprintable() else "?" for c in value).strip() or default
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; empty where it is none."""
+    return [item for item in items(value) if isinstance(item, dict)]
+
+
+def items(value: Any) -> list:
+    return value if isinstance(value, list) else []
+
+
+def numbers(value: Any) -> tuple[int, ...]:
+    """The whole numbers of a list."""
+    return tuple(n for item in items(value) if (n := whole(item)) is not None)
+
+
+def figures(value: Any) -> dict[str, float]:
+    """The names of an object whose values are numbers, with these."""
+    found = value if isinstance(value, Mapping) else {}
+    return {text(key): n for key, item in found.items() if (n := number(item)) is not None}
+
+
+def words(value: Any) -> dict[str, str]:
+    """The names of an object whose values are text, with these."""
+    found = value if isinstance(value, Mapping) else {}
+    return {text(key): text(item) for key, item in found.items() if text(item)}
+
+
+def sentences(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(said for value in values if (said := text(value)))
+
+
+def stamp(said: Any) -> float | None:
+    """Seconds since 1970 of an ISO date or a number."""
+    if number(said) is not None:
+        return float(said)
+    try:
+        return datetime.fromisoformat(said).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,164 @@
+"""What lets others check a section: the paper's row, commands, seeds, samples, versions, recipes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from leansurgeon.report import humans
+from leansurgeon.report.evidence.paper import printed
+from leansurgeon.report.evidence.run import Run
+from leansurgeon.report.evidence.surgery import Cut
+from leansurgeon.report.humans import NONE, listed
+from leansurgeon.report.page.blocks import Block, Code, Facts, cell, folded, table, words
+from leansurgeon.report.page.cut import shortened, values_of
+from leansurgeon.report.rows.rows import Row, Section
+from leansurgeon.report.tables.columns import spread_cell
+
+FLAGS = (("layers", "depth"), ("heads", "heads"), ("mlp-dim", "mlp_dim"))
+PRINTED = (
+    "The paper's figures are printed ones, from its own data, schedule and hardware (its memory is of all GPUs "
+    "together). They are no measurement of ours."
+)
+
+
+def paper(section: Section) -> list[Block]:
+    """The paper's figures beside ours for arms of the same shape; never in place of ours."""
+    rows = []
+    for row in section.rows:
+        preset = row.cut.preset if row.cut else ""
+        for said in printed(preset, row.shape) if preset else ():
+            percent = section.task is not None and section.task.percent
+            ours = spread_cell(row.metric, section.task.decimals, percent) if section.task else NONE
+            rows.append(
+                [
+                    cell(row.name),
+                    cell(ours, row.metric and row.metric.mean),
+                    cell(NONE if said.score is None else f"{said.score} ({said.score_name})"),
+                    cell(humans.count(row.parameters), row.parameters),
+                    cell(said.parameters or NONE),
+                    cell(NONE if said.memory is None else f"{said.memory:g} GB"),
+                    cell(f"{said.where}: {said.model}"),
+                ]
+            )
+    if not rows:
+        return []
+    label = section.task.label if section.task else "metric"
+    heads = ["", f"{label}, measured here", "the paper's", "parameters here", "the paper's", "memory, the paper's"]
+    return [*words([PRINTED]), table("Ours beside the paper's row", [*heads, "where"], rows)]
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+def reproduce(section: Section) -> list[Block]:
+    """What was run, on what, and how to run it again."""
+    runs = section.runs
+    first = runs[0] if runs else None
+    amounts = (
+        [(first.train_samples, "to train"), (first.task.eval_samples, "to evaluate")] if first and first.task else []
+    )
+    pairs = [
+        ("seeds", seeds(section)),
+        ("samples", ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None)),
+        ("kappa", kappa_samples(section)),
+        ("data", f"{first.data_source}{f' ({first.licence})' if first.licence else ''}" if first else ""),
+        ("hardware", listed(dict.fromkeys(run.device for run in runs if run.device))),
+        ("precision", listed(dict.fromkeys(row.precision for row in section.rows if row.precision))),
+        ("software", ", ".join(f"{name} {version}" for name, version in first.versions.items()) if first else ""),
+        ("finished", span([run.finished for run in runs])),
+    ]
+    lines = commands(section)
+    known = tuple(pair for pair in pairs if pair[1])
+    return [
+        *([Code("\n".join(lines))] if lines else []),
+        *([Facts(known)] if known else []),
+        *recipes(runs),
+    ]
+
+
+def seeds(section: Section) -> str:
+    """`0, 1, 2`, or which row has which where they differ."""
+    by_row = {row.name: seeds_of(row).replace(",", ", ") for row in section.rows if row.seeds}
+    if len(set(by_row.values())) == 1:
+        return next(iter(by_row.values()))
+    return "; ".join(f"{name}: {said}" for name, said in by_row.items())
+
+
+def kappa_samples(section: Section) -> str:
+    counts = dict.fromkeys(row.kappa.samples for row in section.rows if row.kappa)
+    return f"{listed(str(n) for n in counts)} samples" if counts else ""
+
+
+def span(dates: Sequence[str]) -> str:
+    known = sorted(d for d in dates if d)
+    if not known:
+        return ""
+    return known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
+
+
+def commands(section: Section) -> list[str]:
+    if section.kind == "experiment":
+        return [experiment_command(section)]
+    return [line for row in section.rows for run in row.runs[:1] for line in again(run)]
+
+
+def experiment_command(section: Section) -> str:
+    """The call that made the experiment, as it was typed where `run` noted it, with its --set and --seeds."""
+    file = next((run.experiment_file for run in section.runs if run.experiment_file), None)
+    if file and file.call:
+        return file.call
+    known = next((seeds_of(row) for row in section.rows if row.seeds), "0")
+    name = shlex.quote(file.path.name if file else section.name.split(",")[0])
+    note = "the file below" if file else "and the --set of the first call, if there was one"
+    return f"leansurgeon run {name} --seeds {known}    # {note}"
+
+
+def seeds_of(row: Row) -> str:
+    return ",".join(map(str, sorted(s for s in row.seeds if s is not None)))
+
+
+def again(run: Run) -> list[str]:
+    """The commands that lead to one model or run: the cut, and the training behind it."""
+    lines = [shrink_command(run.cut)] if run.cut and run.cut.changes_shape else []
+    if run.kind == "run":
+        # The recipe of a run is resolved and holds all of its settings.
+        lines.append(f"leansurgeon retrain MODEL --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
+        lines[-1] += "" if run.seed is None else f" --seed {run.seed}"
+    return lines
+
+
+def shrink_command(cut: Cut) -> str:
+    """The cut as a command: only what differs from the source, and what is not the default."""
+    words = ["leansurgeon", "shrink", shlex.quote(shortened(cut.source) if cut.source != "?" else "SOURCE")]
+    method = cut.method
+    for flag, key in FLAGS:
+        old, new = (values_of(side, key) for side in (cut.before, cut.after))
+        if old != new:
+            words += [f"--{flag}", ",".join(str(v) for v in new)]
+    words += ["--head-dim", cut.head_policy] if cut.head_policy else []
+    words += ["--init", cut.init] if cut.init not in ("", "transfer") else []
+    words += ["--method", str(method["layers"])] if method.get("layers") not in (None, "", "auto") else []
+    words += ["--keep", str(method["keep"])] if method.get("keep") else []
+    words += ["--more-heads", str(method["more"])] if method.get("more") not in (None, "", "add") else []
+    words += [
+        flag for key, flag in (("balance", "--balance"), ("uncalibrated", "--uncalibrated")) if method.get(key) is True
+    ]
+    words += ["--no-heal"] if method.get("heal") is False else []
+    words += ["--fit", str(method["fit"])] if method.get("fit") else []
+    words += ["--class-attention"] if cut.class_attention else []
+    if cut.choice and (cut.choice.data_name or cut.choice.data_says):
+        words += ["--calibrate", shlex.quote(cut.choice.data_name or "DATA")]
+        words += ["--calibration-samples", str(cut.choice.asked)] if cut.choice.asked else []
+    return " ".join([*words, *(["--seed", str(cut.seed)] if cut.seed else [])])
+
+
+def recipes(runs: Sequence[Run]) -> list[Block]:
+    """The settings in full: the experiment's file where `run` left one, else the recipe of the first run."""
+    for run in runs:
+        file = run.experiment_file
+        said = file.text if file else run.recipe
+        if said:
+            whose = "the experiment" if file else f"{run.path.name} (every run has its own in its folder)"
+            return folded(f"Recipe of {whose}, with every setting", [Code(said.rstrip())])
+    return []

@@ -1,0 +1,44 @@
+"""Speed and memory apart from a training, from what `leansurgeon bench` left in the folder of a run."""
+
+from __future__ import annotations
+
+from leansurgeon.report import humans
+from leansurgeon.report.evidence.studies import Bench, BenchRow
+from leansurgeon.report.humans import NONE
+from leansurgeon.report.page.blocks import Block, Cell, cell, table, words
+from leansurgeon.report.rows.rows import Section
+
+
+def benches(section: Section) -> list[Block]:
+    """One table for every row whose folder holds `bench.json`, of its first seed that has one."""
+    made: list[Block] = []
+    for row in section.rows:
+        found = next((run.bench for run in row.runs if run.bench), None)
+        made += bench(row.name, found) if found else []
+    return made
+
+
+def bench(name: str, found: Bench) -> list[Block]:
+    """Step, latency, throughput and peak memory of a model's shapes and attention backends, and what was remarked."""
+    heads = ["", "backend", "step, ms", "forward of one sample, ms", "forward of a batch, ms"]
+    heads += [f"training, {found.unit}/s", f"forward, {found.unit}/s", "peak", "step against the first"]
+    says = f"{name}: batch {found.batch or '?'}"
+    says += f" of {found.tokens:,} tokens" if found.tokens and found.unit == "tokens" else ""
+    says += f", {found.precision}, on {found.device}"
+    says += f"; medians of {f'{found.rounds:,} ' if found.rounds else ''}interleaved rounds, new weights"
+    rows = [cells(row, first=i == 0) for i, row in enumerate(found.rows)]
+    peak = [f"Peak: {found.peak_kind}."] if found.peak_kind else []
+    return [table(says, heads, rows), *words(peak, "quiet"), *words(found.remarks)]
+
+
+def cells(row: BenchRow, *, first: bool) -> list[Cell]:
+    times = [None if t is None else 1000 * t for t in (row.step, row.forward_of_one, row.forward)]
+    plain = [*times, row.training_per_second, row.forward_per_second]
+    verdict = "" if first else {"same": "not told apart"}.get(row.verdict, row.verdict)  # no sameness: rounds disagree
+    return [
+        cell(row.name),
+        cell(row.backend or NONE),
+        *(cell(humans.plain(value), value) for value in plain),
+        cell(humans.memory(row.peak_memory), row.peak_memory),
+        cell(humans.plain(row.step_against_first), row.step_against_first, f"({verdict})" if verdict else ""),
+    ]

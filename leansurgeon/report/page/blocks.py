@@ -1,0 +1,135 @@
+"""What a page is made of: tables, charts, sentences, code, facts, groups. The templates know how each looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from leansurgeon.report.charts.forms import Chart
+from leansurgeon.report.humans import NONE
+from leansurgeon.report.tables.columns import Column, one_line, without_gaps
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as a person reads it, with the number itself beside it for programs, and a word behind it."""
+
+    text: str
+    value: float | None = None
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names the row. Where a screen is narrow, `cards` makes each row a block of its own (labels
+    before the figures); else the table scrolls inside its frame.
+    """
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    cards: bool = True
+    caption_hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Figures:
+    kind: ClassVar[str] = "figures"
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sentence in which `backticks` mark what is typed, behind a word that stands out."""
+
+    text: str
+    strong: str = ""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Sentences as a list. `look` is "", "quiet", "lead" or "warn"."""
+
+    kind: ClassVar[str] = "words"
+    lines: tuple[Line, ...]
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    kind: ClassVar[str] = "code"
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and what is said of each."""
+
+    kind: ClassVar[str] = "facts"
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks under a heading of their own."""
+
+    kind: ClassVar[str] = "group"
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks that a reader opens."""
+
+    kind: ClassVar[str] = "folded"
+    summary: str
+    blocks: tuple[Block, ...]
+
+
+Block = Table | Figures | Words | Code | Facts | Group | Folded
+
+
+@dataclass(frozen=True)
+class Part:
+    """One heading of a section with its blocks; `caveats` stand before them."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    caveats: tuple[str, ...] = ()
+
+
+def cell(shown: str, value: object = None, beside: str = "") -> Cell:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and shown != NONE
+    return Cell(shown, value if is_number else None, beside)
+
+
+def words(lines: Iterable[str], look: str = "") -> list[Block]:
+    """Sentences; nothing without any."""
+    found = tuple(Line(line) for line in lines if line)
+    return [Words(found, look)] if found else []
+
+
+def figures(charts: Sequence[Chart]) -> list[Block]:
+    return [Figures(tuple(charts))] if charts else []
+
+
+def folded(summary: str, blocks: Sequence[Block]) -> list[Block]:
+    return [Folded(summary, tuple(blocks))] if blocks else []
+
+
+def grid(
+    caption: str, rows: Sequence[Any], found: Sequence[Column], *, cards: bool = True, hidden: bool = False
+) -> list[Block]:
+    """A table of columns; where a column has a number behind its text, the page carries it too."""
+    found = without_gaps(found, rows)
+    cells = [tuple(cell(c.cell(row), c.raw(row) if i else None) for i, c in enumerate(found)) for row in rows]
+    return [table(caption, [one_line(c.head) for c in found], cells, cards=cards, hidden=hidden)]
+
+
+def table(
+    caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, cards: bool = True, hidden: bool = False
+) -> Table:
+    return Table(caption, tuple(heads), tuple(map(tuple, rows)), cards, hidden)

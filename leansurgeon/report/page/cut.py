@@ -1,0 +1,179 @@
+"""What was cut and why, from `surgery.json`: operators, choices, proof, starting points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from leansurgeon.errors import plural
+from leansurgeon.report import humans
+from leansurgeon.report.evidence.surgery import Candidate, Choice, Cut
+from leansurgeon.report.humans import NONE, listed
+from leansurgeon.report.page.blocks import Block, Group, Line, Words, cell, grid, table
+from leansurgeon.report.page.results import chosen
+from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
+from leansurgeon.report.tables.columns import Column
+from leansurgeon.shape import Shape
+
+SHAPE_LABELS = {
+    "depth": "layers",
+    "heads": "heads",
+    "head_dim": "head_dim",
+    "kv_heads": "key/value heads",
+    "mlp_dim": "MLP",
+    "width": "width",
+}
+PART_LABELS = {"embeddings": "embeddings", "attention": "attention", "mlp": "MLP", "rest": "rest", "total": "all"}
+SHAPES = ("name", *SHAPE, *(f"parameters_{key}" for key in PARTS), "parameters", "change")
+CANDIDATES = 6  # that are shown of one kind
+GET_STARTS = (
+    "A naive start (layers at equal spacing, heads renumbered) beside fresh and ours, on the same held-out samples: "
+    "`leansurgeon shrink SOURCE ... --compare`, before the training."
+)
+
+
+def surgeries(section: Section) -> list[Block]:
+    """One block for every row whose shape is not that of its source; the shapes of an experiment in one table."""
+    together = section.kind == "experiment"
+    made = [
+        Group(row.name, tuple(cut(row, row.cut, together))) for row in section.rows if row.cut and row.cut.changes_shape
+    ]
+    if not made:
+        return []
+    shapes = grid("Shape, and parameters by part", section.rows, named(chosen(section, SHAPES))) if together else []
+    return [*shapes, *made]
+
+
+def named(found: Sequence[Column]) -> list[Column]:
+    """Heads that tell the width of the MLP from its parameters."""
+    heads = {"mlp_dim": "MLP width", "parameters": "all params"}
+    heads |= {f"parameters_{key}": f"{PART_LABELS[key]} params" for key in PARTS}
+    return [replace(column, head=heads.get(column.key, column.head)) for column in found]
+
+
+def cut(row: Row, found: Cut, together: bool) -> list[Block]:
+    digests = [f"{name} {digest[:16]}…" for name, digest in found.files]
+    weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
+    said = [
+        Line(f"From `{shortened(found.source)}`{weights}."),
+        Line(saving(found)),
+        *(Line(f" ({o.exactness}): {o.says}", o.name) for o in found.operators),
+        Line(f"{found.why.rstrip('.')}." if found.why else ""),
+        *map(Line, choices(found.choice) if found.choice else ()),
+        *map(Line, other_seeds(row, found)),
+        Line(found.proven or "Proof: not reloaded after writing."),
+        Line(found.compared),
+    ]
+    return [
+        Words(tuple(line for line in said if line.text)),
+        *([] if together else [change_table(row.name, found)]),
+        *(candidates(found.choice.candidates) if found.choice else []),
+        *compared_starts(row.name, found),
+    ]
+
+
+def shortened(path: str) -> str:
+    """The last three parts of a path: who gets the page need not know this machine's folders."""
+    parts = path.replace("\\", "/").split("/")
+    return path if len(parts) <= 3 else "…/" + "/".join(parts[-3:])
+
+
+def change_table(name: str, found: Cut) -> Block:
+    """Shape and parameters by part, before and after."""
+    rows = []
+    for key, label in SHAPE_LABELS.items():
+        cells = [
+            ", ".join(f"{value:,}" for value in values_of(side, key)) or NONE for side in (found.before, found.after)
+        ]
+        rows.append([cell(label), *map(cell, cells), cell("")])
+    for key, label in PART_LABELS.items():
+        old, new = found.parameters_before.get(key), found.parameters_after.get(key)
+        if old is not None or new is not None:
+            changed = "" if old == new else humans.change(new, old) if old else "new"
+            rows.append([cell(f"parameters, {label}"), *(cell(humans.count(v), v) for v in (old, new)), cell(changed)])
+    return table(f"{name}: before and after the cut", ["", "before", "after", "change"], rows, cards=False)
+
+
+def values_of(shape: Shape | None, key: str) -> list[int]:
+    """One number of every stage."""
+    return [getattr(stage, key) for stage in shape.stages] if shape else []
+
+
+def saving(found: Cut) -> str:
+    known = [f"{key} {-value:+,.0f}" for key, value in found.saved_by.items() if value]
+    order = " (in this order)" if len(known) > 1 else ""
+    return f"Change in parameters by {listed(known)}{order}." if known else ""
+
+
+# -- choices --------------------------------------------------------------------------------------
+
+
+def choices(choice: Choice) -> list[str]:
+    """What was decided on sample data."""
+    said = []
+    if choice.data_says or choice.data_sha256:
+        said.append(f"Sample data: {choice.data_says}, SHA-256 {choice.data_sha256[:16]}…")
+    if choice.layers:
+        by = f", chosen by {choice.criterion}." if choice.criterion else "."
+        said.append(f"Layers kept (from 0): {', '.join(map(str, choice.layers))}{by}")
+    if choice.changed_tensors:
+        said.append(f"{plural(choice.changed_tensors, 'tensor')} refitted or made anew on the sample data.")
+    return said
+
+
+def candidates(found: Sequence[Candidate]) -> list[Block]:
+    """The sets of layers that competed, best first, every one after its own refit. Those judged on all of the data and
+    those judged on a part of it have a table each: their figures are not comparable.
+    """
+    if len(found) < 2:
+        return []
+    last, first = ([c for c in found if (c.data == "part") is part] for part in (False, True))
+    says = "Sets of layers that were tried, on guard samples (smaller is better)"
+    if not (last and first):
+        return [ranking(says, found)]
+    return [
+        ranking(f"{says}: on all of the data, which decides", last),
+        ranking(f"{says}: on a part of the data, to choose which of them compete again", first),
+    ]
+
+
+def ranking(says: str, found: Sequence[Candidate]) -> Block:
+    best = sorted(found, key=lambda c: c.off_by)[:CANDIDATES]
+    left = f"; {len(found) - len(best)} more were worse" if len(found) > len(best) else ""
+    rows = [
+        [
+            cell(c.criterion or NONE),
+            cell(", ".join(map(str, c.kept)) or NONE),
+            cell(", ".join(c.refitted)),
+            cell(f"{c.off_by:.4g}", c.off_by),
+        ]
+        for c in best
+    ]
+    return table(f"{says}{left}", ["chosen by", "layers kept", "refitted", "off by"], rows, cards=False)
+
+
+def other_seeds(row: Row, found: Cut) -> list[str]:
+    """Where seeds kept other layers than the one that is shown, which."""
+    return [
+        f"Seed {run.seed} kept other layers: {', '.join(map(str, run.cut.layers))}."
+        for run in row.runs
+        if run.cut and run.cut is not found and run.cut.layers and run.cut.layers != found.layers
+    ]
+
+
+# -- starting points ------------------------------------------------------------------------------
+
+
+def compared_starts(name: str, found: Cut) -> list[Block]:
+    """Source, fresh, naive and ours on the same held-out samples (`shrink --compare`), before any training."""
+    if not found.starts:
+        return []
+    heads = list(dict.fromkeys(key for row in found.starts for key in row))
+    rows = [[cell(row.get(key, NONE)) for key in heads] for row in found.starts]
+    return [table(f"{name}: starting points before any training, on the same held-out samples", heads, rows)]
+
+
+def cut_but_not_compared(section: Section) -> bool:
+    """Whether something was cut from trained weights here, and nowhere compared with a fresh and a naive start."""
+    cuts = [run.cut for run in section.runs if run.cut]
+    return any(c.initialised == "transfer" for c in cuts) and not any(c.starts for c in cuts)

@@ -1,0 +1,112 @@
+"""Parts of a section that show figures: results, starting points, curves, conditioning, memory and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from leansurgeon.report import humans
+from leansurgeon.report.charts.sections import of_section, prediction_of
+from leansurgeon.report.humans import NONE
+from leansurgeon.report.page.blocks import Block, figures, folded, grid
+from leansurgeon.report.rows.rows import SHAPE, Row, Section
+from leansurgeon.report.tables.columns import (
+    SHARED,
+    Column,
+    columns,
+    invariant_columns,
+    layer_columns,
+    layer_rows,
+    layers_heads_column,
+    without_gaps,
+)
+
+RESULTS = ("name", "seeds", "layers_heads", "before", "metric", "test", "loss", "parameters", "change")
+RESULTS += ("kappa_median", "kappa_worst", "kappa_output", "kappa_jacobian")
+MODELS = ("name", *SHAPE, "parameters", "change")
+COST = ("name", "memory", "step_ms", "throughput", "seconds")
+STARTS = {
+    "transfer": "ours: cut from trained weights",
+    "fresh": "fresh: the paper's way",
+    "fresh-attention": "fresh attention, the rest kept",
+}
+
+
+def chosen(section: Section, keys: Iterable[str]) -> list[Column]:
+    known = {c.key: c for c in [*columns(section, wide=True), layers_heads_column()]}
+    return [known[key] for key in keys if key in known]
+
+
+def results(section: Section) -> list[Block]:
+    if section.kind == "glue":
+        return grid("Results", section.rows, columns(section), hidden=True)
+    keys = MODELS if section.kind == "models" else RESULTS
+    shown = grid("Results", section.rows, chosen(section, keys), hidden=True)
+    return [*figures(of_section(section, "Results")), *shown]
+
+
+def starts(section: Section) -> list[Block]:
+    """Every arm by what it starts from, before and after training."""
+    rows = [row for row in section.rows if row.before and row.metric]
+    if section.task is None or not rows:
+        return []
+
+    def name(row: Row) -> str:
+        if row.role == "original":
+            return "the original"
+        return STARTS.get(row.init or (row.cut.initialised if row.cut else ""), NONE)
+
+    def epochs(row: Row) -> str:
+        if row.epochs is None:
+            return NONE
+        before = f"{row.inherited:.3g} + " if row.inherited else ""
+        return f"{before}{row.epochs:.3g}"
+
+    known = {c.key: c for c in chosen(section, ("name", "layers_heads", "before", "metric"))}
+    heads = {"before": "before training", "metric": "after training"}
+    found = [
+        known["name"],
+        Column("start", "start", name, name),
+        known["layers_heads"],
+        *(Column(key, heads[key], known[key].cell, known[key].raw) for key in heads),
+        Column("epochs", "epochs", epochs, epochs),
+    ]
+    return grid(f"{section.task.label} by starting point", rows, found, hidden=True)
+
+
+def curves(section: Section) -> list[Block]:
+    return figures(of_section(section, "Training curves"))
+
+
+def conditioning(section: Section) -> list[Block]:
+    """Kappa layer by layer: charts, and behind a fold the tables with rank and every other measure."""
+    rows = layer_rows(section)
+    if not rows:
+        return []
+    tables = grid("Kappa of what enters the output projection", rows, layer_columns(section), cards=False)
+    extra = without_gaps(invariant_columns(section), rows)
+    extra = [replace(c, head=c.head.replace("Jaco-\nbian", "Jacobian")) for c in extra]  # there is room for it here
+    says = "Kappa that depends on the basis of the heads (A, W_q to W_o) beside what does not (the rest)"
+    tables += grid(says, rows, extra, cards=False) if len(extra) > len(SHARED) else []
+    return [*figures(of_section(section, "Conditioning")), *folded("Every layer in figures, with ranks", tables)]
+
+
+def head_maps(section: Section) -> list[Block]:
+    return figures(of_section(section, "Head importance"))
+
+
+def cost(section: Section) -> list[Block]:
+    """Memory and speed as the trainings saw them; the prediction beside the measurement where there is one."""
+    rows = [row for row in section.rows if row.memory or row.step_ms]
+    if not rows:
+        return []
+
+    def total(row: Row) -> int | None:
+        found = prediction_of(row)
+        return found.total if found else None
+
+    found = chosen(section, COST)
+    after = 1 + next(i for i, c in enumerate(found) if c.key == "memory")
+    found.insert(after, Column("predicted", "predicted", lambda r: humans.memory(total(r)), total))
+    shown = grid("Memory and speed of training", rows, found, hidden=True)
+    return [*shown, *figures(of_section(section, "Memory and speed"))]

@@ -1,0 +1,72 @@
+"""What a recipe expects of its arms (`expected:`) beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from leansurgeon.report.humans import Spread
+from leansurgeon.report.rows.rows import Row, Section, Task
+from leansurgeon.report.verdict import binomial_variance, degrees_of_freedom, needed
+
+DEBUG = "-debug"  # ends the name of an experiment that was only tried out: nothing is expected of it
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One figure of one row. `agrees` is None where one seed cannot tell; parameters must be the same number."""
+
+    name: str
+    figure: str
+    expected: float
+    measured: float
+    agrees: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def expectations(section: Section) -> list[Expected]:
+    """Every figure that the recipe of a row expects and this report has measured."""
+    return [found for row in section.rows for found in of_row(row, section)]
+
+
+def of_row(row: Row, section: Section) -> Iterator[Expected]:
+    wanted = wanted_of(row, section)
+    for figure, value in wanted.items():
+        if figure == "parameters" and row.parameters is not None:
+            yield Expected(row.name, figure, value, row.parameters, row.parameters == value)
+            continue
+        measured = measured_as(figure, row, section.task)
+        if measured is not None:
+            yield Expected(row.name, figure, value, measured.mean, within(value, measured, row, section.task))
+
+
+def wanted_of(row: Row, section: Section) -> dict[str, float]:
+    """By the name of its arm; a single run by its number of parameters, where the recipe tells its arms apart by it."""
+    run = next(iter(row.runs), None)
+    if run is None or section.name.endswith(DEBUG) or section.kind == "models":
+        return {}
+    if section.kind == "runs":
+        same = [arm for arm in run.expected.values() if arm.get("parameters") == row.parameters]
+        return same[0] if len(same) == 1 and row.parameters is not None else {}
+    return run.expected.get(row.name, {})
+
+
+def measured_as(figure: str, row: Row, task: Task | None) -> Spread | None:
+    if row.scores and figure in row.scores:
+        return row.scores[figure]
+    if task is not None and figure == task.metric:
+        return row.metric
+    return row.loss if figure == "loss" else None
+
+
+def within(value: float, measured: Spread, row: Row, task: Task | None) -> bool | None:
+    """Whether the seeds and the size of the test set allow the expected value; None for one seed."""
+    if measured.n < 2:
+        return None
+    of_test = binomial_variance(row, task) if task is not None and measured is row.metric else 0.0
+    error = (measured.error**2 + of_test) ** 0.5
+    still = Spread(value, None, 1)
+    return abs(measured.mean - value) <= needed(degrees_of_freedom(measured, still, error)) * error

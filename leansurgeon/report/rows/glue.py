@@ -1,0 +1,79 @@
+"""GLUE as the paper's Table 1 prints it: a row per pretrained model, a column per task, and the mean of all eight.
+
+Each task is judged by the metric that its run recorded: accuracy, but F1 for MRPC and QQP, Pearson's correlation for
+STS-B and Matthews' for CoLA (MNLI: the matched part). Runs belong together when they started from the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leansurgeon.report.evidence.run import Run
+from leansurgeon.report.humans import Spread, listed, spread
+from leansurgeon.report.rows.rows import Note, Row, Section, make_row
+
+NAMES = {
+    "mnli": "MNLI",
+    "sst2": "SST-2",
+    "stsb": "STS-B",
+    "rte": "RTE",
+    "qnli": "QNLI",
+    "qqp": "QQP",
+    "mrpc": "MRPC",
+    "cola": "CoLA",
+}
+
+
+def section(runs: Sequence[Run]) -> Section | None:
+    """The table over all finished runs of task `glue` among these, newest first; None where there are none."""
+    models: dict[tuple, list[Run]] = {}
+    for run in runs:
+        if run.glue_task in NAMES and run.status == "done":
+            models.setdefault(_start(run), []).append(run)
+    rows = [_row(_name(group[0]), group) for group in models.values()]
+    if not rows:
+        return None
+    missing = [row.name for row in rows if len(row.scores or {}) < len(NAMES)]
+    said = [
+        "MNLI matched, SST-2, RTE, QNLI: accuracy; QQP, MRPC: F1; STS-B: Pearson's, CoLA: Matthews' correlation; all "
+        "times 100, on the development sets, after the last step, as means over seeds.",
+    ]
+    if missing:
+        said.append(f"A mean is said of all eight tasks only; some are missing of {listed(missing)}.")
+    notes = tuple(Note(line, "quality") for line in said)
+    return Section("glue", "GLUE", None, tuple(sorted(rows, key=lambda row: row.name)), notes)
+
+
+def mean_of(row: Row) -> Spread | None:
+    """Mean of the eight tasks' means; None while one is missing."""
+    scores = row.scores or {}
+    return Spread(sum(s.mean for s in scores.values()) / len(NAMES), None, 1) if len(scores) == len(NAMES) else None
+
+
+def _row(name: str, runs: list[Run]) -> Row:
+    """Of every task and seed the newest run."""
+    newest: dict[str, dict[int | None, Run]] = {}
+    for run in runs:
+        newest.setdefault(run.glue_task, {}).setdefault(run.seed, run)
+    scores = {task: spread(_score(run) for run in seeds.values()) for task, seeds in newest.items()}
+    used = [run for seeds in newest.values() for run in seeds.values()]
+    row = make_row(name, "run", used)
+    known = {task: score for task, score in scores.items() if score}
+    # Of what `make_row` brings only what holds for all tasks together.
+    return Row(name, "run", shape=row.shape, scores=known, runs=row.runs)
+
+
+def _score(run: Run) -> float | None:
+    return run.final.metric if run.final.metric is not None else run.best.metric
+
+
+def _start(run: Run) -> tuple:
+    """What tells pretrained models apart: the arm of an experiment, or the digests of the weights that a run took."""
+    if run.experiment and run.experiment.arm:
+        return (run.experiment.name, _name(run))
+    weights = sorted(f"{k}={v}" for k, v in run.start_files.items() if k.endswith(".safetensors"))
+    return (_name(run), *weights)
+
+
+def _name(run: Run) -> str:
+    return (run.experiment.arm if run.experiment else "") or run.start_name or run.source or "?"

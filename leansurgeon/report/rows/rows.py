@@ -1,0 +1,149 @@
+"""`Row`, one line of a table with all that a report draws of it, and `Section`, one table with what must be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from leansurgeon.report.evidence.kappa import Kappa, kappa_of
+from leansurgeon.report.evidence.run import PARTS, SHAPE, Run, Task
+from leansurgeon.report.evidence.surgery import Cut
+from leansurgeon.report.humans import Spread, spread
+
+__all__ = ["PARTS", "SHAPE", "Note", "Row", "Section", "Task", "make_row"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """How a figure came about, or why it must be read with care. `about` is what it concerns and where a page shows it:
+    "quality", "speed", "memory", "kappa" or "runs"; `caveat` marks what may decide whether a comparison counts.
+    """
+
+    says: str
+    about: str
+    caveat: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table. `role` is "original", "lean", "control", "run" or "model"; `runs` are its seeds, or the one
+    model.
+    """
+
+    name: str
+    role: str
+    control_of: str | None = None
+    seeds: tuple[int | None, ...] = ()
+    metric: Spread | None = None
+    best: Spread | None = None
+    before: Spread | None = None
+    test: Spread | None = None  # of the test split, by the weights that were best in validation
+    test_last: Spread | None = None
+    scores: dict[str, Spread] | None = None  # by GLUE task
+    loss: Spread | None = None
+    parameters: int | None = None
+    reference_parameters: int | None = None
+    parts: dict[str, int | None] | None = None
+    shape: dict[str, str] | None = None
+    memory: Spread | None = None
+    memory_kind: str = ""
+    step_ms: Spread | None = None
+    throughput: Spread | None = None
+    throughput_unit: str = ""
+    seconds: Spread | None = None
+    kappa: Kappa | None = None
+    init: str = ""
+    epochs: float | None = None
+    inherited: float | None = None  # epochs of the training here that its first weights come from
+    began_trained: bool = False  # its first weights had learned something, here or elsewhere
+    still_falling: int = 0
+    init_std: float | None = None
+    width: int | None = None
+    device: str = ""
+    precision: str = ""
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def trained(self) -> float:
+        """Epochs that its last weights have seen in this experiment."""
+        return (self.epochs or 0.0) + (self.inherited or 0.0)
+
+    @property
+    def on_gpu(self) -> bool:
+        return "cuda" in self.memory_kind.lower()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(str(run.path) for run in self.runs if str(run.path) != ".")
+
+    @property
+    def cut(self) -> Cut | None:
+        """The surgery behind it: that of the first seed, or of the first whose result was proven."""
+        cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.seed or 0) if run.cut]
+        return next((cut for cut in cuts if cut.proven), cuts[0] if cuts else None)
+
+    @property
+    def change(self) -> float | None:
+        """By how much it has more parameters than what it is compared with, as a share."""
+        known = self.parameters and self.reference_parameters
+        return self.parameters / self.reference_parameters - 1 if known else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table with what must be said about it. `kind` is "experiment", "runs", "models" or "glue"."""
+
+    kind: str
+    name: str
+    task: Task | None
+    rows: tuple[Row, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def original(self) -> Row | None:
+        return next((row for row in self.rows if row.role == "original"), None)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for row in self.rows for run in row.runs]
+
+
+def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None = None) -> Row:
+    """One row from the runs of one arm, one per seed."""
+    first = runs[0]
+
+    def over(pick: Callable[[Run], float | None]) -> Spread | None:
+        return spread(pick(run) for run in runs)
+
+    return Row(
+        name=name,
+        role=role,
+        control_of=control_of,
+        seeds=tuple(run.seed for run in runs),
+        metric=over(lambda run: run.final.metric) or over(lambda run: run.best.metric),
+        best=over(lambda run: run.best.metric),
+        before=over(lambda run: run.before.metric),
+        test=over(lambda run: run.test_best) or over(lambda run: run.test_last),
+        test_last=over(lambda run: run.test_last),
+        loss=over(lambda run: run.final.loss),
+        parameters=first.parameters,
+        reference_parameters=first.parameters_of_source,
+        parts=first.parts,
+        shape=first.shape,
+        memory=over(lambda run: run.memory),
+        memory_kind=first.memory_kind,
+        step_ms=over(lambda run: run.step_ms),
+        throughput=over(lambda run: run.throughput),
+        throughput_unit=first.throughput_unit,
+        seconds=over(lambda run: run.seconds),
+        kappa=kappa_of([run.kappa for run in runs]),
+        init=first.experiment.init if first.experiment else "",
+        began_trained=first.began_trained,
+        epochs=first.epochs,
+        still_falling=sum(run.still_falling for run in runs),
+        init_std=first.init_std,
+        width=first.width,
+        device=first.device,
+        precision=first.precision,
+        runs=tuple(runs),
+    )

@@ -1,0 +1,142 @@
+"""Group what was collected into tables: experiments, single runs of a task, GLUE, and models that nobody trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from leansurgeon.errors import plural
+from leansurgeon.report.evidence.collect import Entry
+from leansurgeon.report.evidence.folder import called
+from leansurgeon.report.evidence.run import Run, run_of
+from leansurgeon.report.evidence.values import text
+from leansurgeon.report.humans import listed
+from leansurgeon.report.rows import glue
+from leansurgeon.report.rows.rows import Note, Section, make_row
+
+ROLES = ("original", "lean", "control")
+
+
+def sections(entries: Sequence[Entry]) -> list[Section]:
+    """Group what was collected into tables, the one with the newest entry first, models at the end."""
+    runs = [run_of(entry) for entry in sorted(entries, key=lambda e: -e.when)]
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_group_key(run), []).append(run)
+    made = [_section(key[0], group) for key, group in groups.items()]
+    together = glue.section(runs)
+    return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
+
+
+def experiment_section(summaries: Iterable[dict]) -> list[Section]:
+    """The same for summaries in memory, in the order of their training."""
+    return sections([Entry(Path(), "run", summary, float(i)) for i, summary in enumerate(summaries)])
+
+
+def _group_key(run: Run) -> tuple:
+    if run.kind == "model":
+        return ("models",)
+    if not run.named_part:
+        return ("runs", run.task)
+    # Debug runs of an experiment carry its name but not its data; arms with a task of their own compare only with each
+    # other.
+    sizes = (run.train_samples, run.task.eval_samples)
+    return ("experiment", run.experiment.name, run.task.name, *sizes, run.experiment.own_task)
+
+
+def _section(kind: str, runs: list[Run]) -> Section:
+    if kind == "experiment":
+        return _experiment(runs)
+    names = _unique_names(runs)
+    if kind == "models":
+        rows = tuple(replace(make_row(names[run.path], "model", [run]), seeds=()) for run in runs)
+        return Section(kind, "shrunk, not trained yet", None, rows)
+    rows = tuple(make_row(names[run.path], "run", [run]) for run in runs)
+    return Section(kind, runs[0].task.name, runs[0].task, rows)
+
+
+def _experiment(runs: list[Run]) -> Section:
+    arms, notes = _arms(runs)
+    rows = [make_row(arm, _role(arm, group[0]), group, group[0].experiment.control_of) for arm, group in arms.items()]
+    original = next((r for r in rows if r.role == "original"), None)
+    rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
+    rows = [replace(r, inherited=original.epochs) if original and r.init == "transfer" else r for r in rows]
+    # Trained side by side they end in any order, and a table that is shown again must be the same.
+    rows.sort(key=lambda r: (ROLES.index(r.role), by_number(r.name)))
+    seeds = max((len(r.seeds) for r in rows), default=0)
+    notes += [
+        Note(f"{r.name} has only {len(r.seeds)} of {seeds} seeds.", "quality", caveat=True)
+        for r in rows
+        if len(r.seeds) < seeds
+    ]
+    if side_by_side([run for group in arms.values() for run in group]):
+        said = "Trainings ran side by side, so ms/step also shows what the others took: compare it with care."
+        notes.append(Note(said, "speed", caveat=True))
+    name, own = runs[0].experiment.name, runs[0].experiment.own_task
+    return Section("experiment", f"{name}, {own}" if own else name, runs[0].task, tuple(rows), tuple(notes))
+
+
+def by_number(name: str) -> str:
+    """A key that puts `h2` before `h10`."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
+
+
+def side_by_side(runs: Sequence[Run]) -> bool:
+    """Whether any of these trainings ran while another one did."""
+    spans = [(run.started_at, run.finished_at) for run in runs]
+    known = sorted((start, end) for start, end in spans if start is not None and end is not None)
+    return any(later[0] < earlier[1] for earlier, later in pairwise(known))
+
+
+def _role(arm: str, run: Run) -> str:
+    unchanged = run.cut is not None and run.cut.before is not None and not run.cut.changes_shape
+    if run.experiment.control_of or arm.startswith("control"):
+        return "control"
+    return "original" if arm == "original" or unchanged else "lean"
+
+
+def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
+    """The runs of every arm, in the order of their training: the newest of each seed, and only of one recipe."""
+    arms: dict[str, list[Run]] = {}
+    older, other, unfinished = [], [], []
+    for run in runs:  # newest first
+        arm = run.experiment.arm or "?"
+        group = arms.setdefault(arm, [])
+        if run.status != "done":
+            unfinished.append(arm)
+        elif group and _settings(run) != _settings(group[0]):
+            other.append(arm)
+        elif any(run.seed == one.seed for one in group):
+            older.append(arm)
+        else:
+            group.append(run)
+    notes = []
+    for left_out, why in (
+        (older, "repeated by a newer one of the same seed"),
+        (other, "with other settings than the newest"),
+        (unfinished, "not finished"),
+    ):
+        if left_out:
+            which = listed(dict.fromkeys(left_out))
+            notes.append(Note(f"Left out: {plural(len(left_out), 'run')} {why} ({which}).", "runs"))
+    kept = {arm: sorted(group, key=lambda run: run.when) for arm, group in arms.items() if group}
+    return dict(sorted(kept.items(), key=lambda item: item[1][0].when)), notes
+
+
+def _settings(run: Run) -> tuple:
+    """What seeds of one arm must share: the number of steps, and the digest of all settings where it was written."""
+    return run.steps, run.experiment.digest
+
+
+def _unique_names(runs: list[Run]) -> dict[Path, str]:
+    """Folder names as `called` says them, with the parent's in front where two share one."""
+    names = [called(run.path) for run in runs]
+    return {
+        run.path: text(
+            name if names.count(name) == 1 else f"{run.path.absolute().parent.name}/{run.path.absolute().name}", "?"
+        )
+        for run, name in zip(runs, names, strict=True)
+    }

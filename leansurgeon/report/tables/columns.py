@@ -1,0 +1,298 @@
+"""The columns of the tables: what each is called, how a person reads its cell, and what a program gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leansurgeon.report import humans
+from leansurgeon.report.evidence.kappa import MATRICES, Bound, LayerKappa
+from leansurgeon.report.humans import NONE, Spread
+from leansurgeon.report.rows import glue
+from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
+
+SHARED = ("name", "layer", "kappa_median")  # the first columns of the second table of `--kappa`
+
+
+@dataclass(frozen=True)
+class Column:
+    """`head` breaks at a newline where a table may; `raw` is the value for CSV, `cell` the text for people."""
+
+    key: str
+    head: str
+    cell: Callable[[Any], str]
+    raw: Callable[[Any], Any]
+    left: bool = False
+
+
+def spread_cell(value: Spread | None, decimals: int, percent: bool) -> str:
+    """`98.4 ± 0.4 %`, `23.41 ± 0.12`, `98.4 %` for one seed."""
+    if value is None:
+        return NONE
+    scale, unit = (100.0, " %") if percent else (1.0, "")
+    sd = "" if value.sd is None else f" ± {scale * value.sd:.{decimals}f}"
+    return f"{scale * value.mean:,.{decimals}f}{sd}{unit}"
+
+
+def bound_cell(value: Bound | None) -> str:
+    """`42.5`, or `≥3.1e7` where only a bound is known."""
+    if value is None:
+        return NONE
+    shown = f"{value.value:.0f}" if 9.995 <= value.value < 999.5 else humans.plain(value.value)
+    return shown if value.exact else f"≥{shown}"
+
+
+def rank_cell(rank: float | None, k: float | None) -> str:
+    return NONE if rank is None or k is None else f"{rank:.0f}/{k:.0f}"
+
+
+def mean(value: Spread | None) -> float | None:
+    return value.mean if value else None
+
+
+def exact(value: Bound | None) -> float | None:
+    return value.value if value and value.exact else None
+
+
+def name_column(section: Section) -> Column:
+    head = {"experiment": "arm", "runs": "run", "models": "model"}[section.kind]
+    return Column("name", head, lambda r: r.name, lambda r: r.name, left=True)
+
+
+def metric_columns(section: Section) -> list[Column]:
+    task = section.task
+    if task is None:
+        return []
+    largest = max((row.metric.mean for row in section.rows if row.metric), default=1.0)
+    decimals = task.decimals if task.percent else 2 if largest >= 1 else 4  # perplexities; errors below 1
+
+    def column(key: str, head: str, pick: Callable[[Row], Spread | None]) -> Column:
+        return Column(key, head, lambda r: spread_cell(pick(r), decimals, task.percent), lambda r: mean(pick(r)))
+
+    return [
+        column("metric", task.label, lambda r: r.metric),
+        column("best", "best", lambda r: r.best),
+        column("before", "before\ntraining", lambda r: r.before),
+        column("test", "test", lambda r: r.test),
+        column("test_last", "test\n(last)", lambda r: r.test_last),
+    ]
+
+
+def glue_columns() -> list[Column]:
+    """The eight tasks of GLUE and their mean, or how many of them are there."""
+
+    def cell(score: Spread | None) -> str:
+        return NONE if score is None else f"{100 * score.mean:.1f}"  # spreads would not fit beside nine numbers
+
+    def task(key: str, name: str) -> Column:
+        def value(row: Row) -> Spread | None:
+            return (row.scores or {}).get(key)
+
+        return Column(key, name, lambda r: cell(value(r)), lambda r: mean(value(r)))
+
+    def average(row: Row) -> str:
+        found = glue.mean_of(row)
+        return cell(found) if found else f"{len(row.scores or {})} of {len(glue.NAMES)}"
+
+    name = Column("name", "model", lambda r: r.name, lambda r: r.name, left=True)
+    tasks = [task(key, shown) for key, shown in glue.NAMES.items()]
+    return [name, *tasks, Column("mean", "mean", average, lambda r: mean(glue.mean_of(r)))]
+
+
+def memory_column(section: Section) -> Column:
+    """Named after what was measured; where a table mixes both kinds, every cell says its own."""
+    kinds = {row.on_gpu for row in section.rows if row.memory}
+    head = "peak\nmemory" if len(kinds) > 1 else "GPU\npeak" if kinds == {True} else "peak RSS\n(CPU)"
+
+    def cell(row: Row) -> str:
+        shown = humans.memory(mean(row.memory))
+        return f"{shown} {'GPU' if row.on_gpu else 'CPU'}" if row.memory and len(kinds) > 1 else shown
+
+    return Column("memory", head, cell, lambda r: mean(r.memory))
+
+
+def kappa_column(key: str, head: str, pick: Callable[[Any], Bound | None]) -> Column:
+    def of(row: Row) -> Bound | None:
+        return pick(row.kappa) if row.kappa else None
+
+    return Column(key, head, lambda r: bound_cell(of(r)), lambda r: exact(of(r)))
+
+
+def columns(section: Section, *, wide: bool = False, short: bool = False) -> list[Column]:
+    """The columns of a section: those of the default table, or all of them."""
+    if section.kind == "glue":
+        return glue_columns()
+    metric = metric_columns(section)
+    parameters = [
+        Column("parameters", "params", lambda r: humans.count(r.parameters, short=short), lambda r: r.parameters),
+        Column(
+            "change",
+            "change",
+            lambda r: NONE if r.role == "original" else humans.change(r.parameters, r.reference_parameters),
+            lambda r: r.change,
+        ),
+    ]
+    cost = [
+        memory_column(section),
+        Column("step_ms", "ms/\nstep", lambda r: humans.plain(mean(r.step_ms)), lambda r: mean(r.step_ms)),
+    ]
+    median = kappa_column("kappa_median", "kappa\nmedian", lambda k: k.median)
+    worst = kappa_column("kappa_worst", "kappa\nworst", lambda k: k.worst)
+    if not wide:
+        shape = shape_columns() if section.kind == "models" else [layers_heads_column()]
+        test = [column for column in metric if column.key == "test"]
+        return [name_column(section), *shape, *metric[:1], *test, *parameters, *cost, median, worst]
+    return [
+        name_column(section),
+        Column("seeds", "seeds", lambda r: str(len(r.seeds) or NONE), lambda r: len(r.seeds)),
+        *metric,
+        Column("loss", "loss", lambda r: spread_cell(r.loss, 4, False), lambda r: mean(r.loss)),
+        *parameters,
+        *[part_column(key) for key in PARTS],
+        *shape_columns(),
+        *cost,
+        throughput_column(section),
+        Column("seconds", "time", lambda r: humans.seconds(mean(r.seconds)), lambda r: mean(r.seconds)),
+        kappa_column("kappa_mean", "kappa\nmean", lambda k: k.mean),
+        median,
+        worst,
+        *rank_columns(),
+        kappa_column("kappa_output", "kappa\nA W_o", lambda k: k.output),
+        kappa_column("kappa_jacobian", "kappa\nJacobian", lambda k: k.jacobian),
+    ]
+
+
+def rank_columns() -> list[Column]:
+    """What must stand beside kappa where there is room: rank, centred value, samples that lack rank."""
+
+    def rank(row: Row) -> str:
+        poorest = row.kappa.poorest if row.kappa else None
+        return rank_cell(poorest.rank, poorest.k) if poorest else NONE
+
+    return [
+        Column("rank", "rank", rank, rank),
+        kappa_column("kappa_centred", "kappa\ncentred", lambda k: k.centred),
+        Column(
+            "deficient",
+            "rank-\ndeficient",
+            lambda r: humans.count(r.kappa.deficient if r.kappa else None),
+            lambda r: r.kappa.deficient if r.kappa else None,
+        ),
+    ]
+
+
+def shape_columns() -> list[Column]:
+    heads = {"depth": "layers", "heads": "heads", "head_dim": "head\ndim", "mlp_dim": "MLP"}
+
+    def column(key: str) -> Column:
+        def value(row: Row) -> str:
+            return (row.shape or {}).get(key, NONE)
+
+        return Column(key, heads[key], value, value)
+
+    return [column(key) for key in SHAPE]
+
+
+def layers_heads_column() -> Column:
+    def value(row: Row) -> str:
+        return f"{row.shape['depth']}x{row.shape['heads']}" if row.shape else NONE
+
+    return Column("layers_heads", "L x\nheads", value, value)
+
+
+def part_column(key: str) -> Column:
+    def value(row: Row) -> int | None:
+        return (row.parts or {}).get(key)
+
+    return Column(f"parameters_{key}", key, lambda r: humans.count(value(r)), value)
+
+
+def throughput_column(section: Section) -> Column:
+    unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
+    return Column(
+        "throughput",
+        unit,
+        lambda r: (
+            humans.count(mean(r.throughput)) if (mean(r.throughput) or 0) >= 100 else humans.plain(mean(r.throughput))
+        ),
+        lambda r: mean(r.throughput),
+    )
+
+
+def one_line(head: str) -> str:
+    return head.replace("-\n", "-").replace("/\n", "/").replace("\n", " ")
+
+
+def chosen(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], list[Column]]:
+    """The rows of a table (layers with `kappa`) and those of its columns that say something."""
+    if kappa:
+        rows, extra = layer_rows(section), invariant_columns(section)[len(SHARED) :] if wide else []
+        return rows, without_gaps([*layer_columns(section), *extra], rows)
+    return section.rows, without_gaps(columns(section, wide=wide), section.rows)
+
+
+# -- one row per layer ------------------------------------------------------------------------------
+
+LayerRow = tuple[Row, LayerKappa]
+
+
+def layer_columns(section: Section) -> list[Column]:
+    """The columns of `report --kappa`."""
+    name = name_column(section)
+
+    def bound(key: str, head: str) -> Column:
+        def pick(row: LayerRow) -> Bound | None:
+            return getattr(row[1], key)
+
+        return Column(f"kappa_{key}", head, lambda r: bound_cell(pick(r)), lambda r: exact(pick(r)))
+
+    def figure(key: str, head: str) -> Column:
+        return Column(key, head, lambda r: humans.plain(getattr(r[1], key)), lambda r: getattr(r[1], key))
+
+    def rank(row: LayerRow) -> str:
+        return rank_cell(row[1].rank, row[1].k)
+
+    return [
+        Column("name", name.head, lambda r: r[0].name, lambda r: r[0].name, left=True),
+        Column("layer", "layer", lambda r: str(r[1].layer), lambda r: r[1].layer),
+        bound("mean", "kappa\nmean"),
+        bound("median", "kappa\nmedian"),
+        bound("worst", "kappa\nworst"),
+        bound("centred", "kappa\ncentred"),
+        Column("rank", "rank", rank, rank),
+        figure("stable_rank", "stable\nrank"),
+        figure("effective_rank", "eff.\nrank"),
+        figure("aspect", "h*d/N"),
+    ]
+
+
+def invariant_columns(section: Section) -> list[Column]:
+    """The columns of the second table of `report --kappa`: what a change of basis moves, and what it does not."""
+    name, layer, _, median, *_ = layer_columns(section)
+
+    def bound(key: str, head: str, pick: Callable[[LayerKappa], Bound | None]) -> Column:
+        return Column(key, head, lambda r: bound_cell(pick(r[1])), lambda r: exact(pick(r[1])))
+
+    def weight(key: str) -> Callable[[LayerKappa], Bound | None]:
+        return lambda found: (found.weights or {}).get(key)
+
+    return [
+        name,
+        layer,
+        Column(median.key, "A", median.cell, median.raw),
+        *[bound(f"kappa_w_{key}", f"W_{key}", weight(key)) for key in MATRICES],
+        bound("kappa_output", "A W_o", lambda found: found.output),
+        bound("kappa_jacobian", "Jaco-\nbian", lambda found: found.jacobian),
+        bound("kappa_vo", "W_o W_v", weight("vo")),
+        bound("kappa_qk", "W_q' W_k", weight("qk")),
+    ]
+
+
+def layer_rows(section: Section) -> list[LayerRow]:
+    return [(row, layer) for row in section.rows if row.kappa for layer in row.kappa.layers]
+
+
+def without_gaps(found: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """The columns that say something in at least one row; the name always stays."""
+    return [c for c in found if c.key == "name" or any(c.cell(row) != NONE for row in rows)]

@@ -1,0 +1,158 @@
+"""Sections as documents: Markdown, LaTeX, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from leansurgeon.report.evidence.collect import Unfinished
+from leansurgeon.report.evidence.kappa import as_dict
+from leansurgeon.report.humans import NONE
+from leansurgeon.report.notes import notes, title
+from leansurgeon.report.rows.expected import expectations
+from leansurgeon.report.rows.glue import mean_of
+from leansurgeon.report.rows.rows import Row, Section
+from leansurgeon.report.tables.columns import Column, chosen, layer_rows, one_line, rank_columns, without_gaps
+from leansurgeon.report.verdict import sentences, verdicts, warnings
+from leansurgeon.words import harmless
+
+SCHEMA_VERSION = 1
+
+
+def _markup(rows: Sequence[Any], found: Sequence[Column], style: str) -> str:
+    return tabulate(
+        [[column.cell(row) for column in found] for row in rows],
+        headers=[one_line(column.head) for column in found],
+        tablefmt=style,
+        disable_numparse=True,
+        colalign=["left" if column.left else "right" for column in found],
+    )
+
+
+def _beside(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], list[Column]]:
+    """What a document has room for: the default columns, and rank and centred value beside kappa."""
+    rows, found = chosen(section, wide, kappa)
+    return rows, found if wide or kappa else [*found, *without_gaps(rank_columns(), rows)]
+
+
+def markdown(section: Section, wide: bool, kappa: bool) -> str:
+    rows, found = _beside(section, wide, kappa)
+    safe = [Column(c.key, c.head, lambda r, c=c: c.cell(r).replace("|", "\\|"), c.raw, c.left) for c in found]
+    lines = (
+        sentences(verdicts(section))
+        + [f"**{w}**" for w in warnings(section)]
+        + [note.says for note in notes(section, kappa)]
+    )
+    return f"### {title(section)}\n\n{_markup(rows, safe, 'pipe')}\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def latex(section: Section, wide: bool, kappa: bool) -> str:
+    """A booktabs tabular; needs `\\usepackage{booktabs}`. What must be said beside it stands in comments."""
+    rows, found = _beside(section, wide, kappa)
+    body = _markup(rows, found, "latex_booktabs")
+    for sign, command in (("±", r"$\pm$"), ("≥", r"$\ge$"), ("…", r"\dots{}"), (NONE, "--")):
+        body = body.replace(sign, command)
+    body = re.sub(r"(?<=\s)-(?=\d)", "$-$", body)
+    said = [
+        title(section),
+        *sentences(verdicts(section)),
+        *warnings(section),
+        *(note.says for note in notes(section, kappa)),
+    ]
+    return "\n".join([f"% {said[0]}", body, *(f"% {line}" for line in said[1:])])
+
+
+def as_csv(found: Sequence[Section], kappa: bool) -> str:
+    """All columns of all sections in one file, numbers as they are, one header."""
+    tables = []
+    for section in found:
+        shown = chosen(section, True, kappa)[1]
+        task = section.task
+        start = {"section": section.name, "task": task and task.name, "metric_name": task and task.metric}
+        for row in layer_rows(section) if kappa else section.rows:
+            line = start | {column.key: column.raw(row) for column in shown}
+            if not kappa:
+                line["metric_sd"] = row.metric.sd if row.metric else None
+                line["memory_kind"] = row.memory_kind
+                line["paths"] = " ".join(row.paths)
+            tables.append(line)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in tables for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: "" if v in (None, NONE) else harmless(v) for k, v in line.items()} for line in tables)
+    return out.getvalue().rstrip("\n")
+
+
+def unfinished(found: Sequence[Unfinished]) -> str:
+    """Markdown of what has not come to its end."""
+    lines = (f"- {one.sentence}{f' `{one.resume}`' if one.resume and not one.running else ''}" for one in found)
+    return "### Interrupted\n\n" + "\n".join(lines)
+
+
+def comments(found: Sequence[Unfinished]) -> str:
+    return "\n".join(f"% {one.sentence} {one.resume}".rstrip() for one in found)
+
+
+# -- json -----------------------------------------------------------------------------------------
+
+
+def as_json(found: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()) -> str:
+    made = document(found, problems, unfinished)
+    return json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def document(
+    found: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()
+) -> dict[str, Any]:
+    """Everything that is known, as one JSON-able dict with `schema_version`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "sections": [
+            {
+                "kind": section.kind,
+                "name": section.name,
+                "task": section.task.__dict__ if section.task else None,
+                "rows": [row_dict(row) for row in section.rows],
+                "verdicts": [v.as_dict() for v in verdicts(section)],
+                "warnings": warnings(section),
+                "expected": [e.as_dict() for e in expectations(section)],
+                "notes": [note.says for note in notes(section)],
+            }
+            for section in found
+        ],
+        "unfinished": [one.as_dict() for one in unfinished],
+        "problems": list(problems),
+    }
+
+
+def row_dict(row: Row) -> dict[str, Any]:
+    """One row for a program; shapes as in the table, kappa with every layer."""
+    out: dict[str, Any] = {"name": row.name, "role": row.role, "control_of": row.control_of, "seeds": list(row.seeds)}
+    for key in ("metric", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds"):
+        value = getattr(row, key)
+        out[key] = value.as_dict() if value else None
+    return out | {
+        "parameters": row.parameters,
+        "reference_parameters": row.reference_parameters,
+        "change": row.change,
+        "parts": row.parts,
+        "shape": row.shape,
+        "memory_kind": row.memory_kind or None,
+        "throughput_unit": row.throughput_unit or None,
+        "device": row.device or None,
+        "precision": row.precision or None,
+        "init": row.init or None,
+        "epochs": row.epochs,
+        "inherited_epochs": row.inherited,
+        "seeds_still_improving": row.still_falling,
+        "kappa": as_dict(row.kappa),
+        "paths": list(row.paths),
+        "scores": row.scores and {task: score.as_dict() for task, score in row.scores.items()},
+        "mean_of_scores": mean_of(row).mean if mean_of(row) else None,
+    }

@@ -1,0 +1,119 @@
+"""The conditioning of one model as a person reads it: raw kappa with its spread and ranks, and beside it what a change
+of basis cannot move. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leansurgeon.errors import plural
+from leansurgeon.measure.kappa.figures import ceiling
+from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, Kappa
+from leansurgeon.report.humans import NONE, plain
+from leansurgeon.report.tables.columns import bound_cell, rank_cell
+from leansurgeon.words import WIDTH
+
+NAMES = {"vo": "W_o W_v", "qk": "W_q' W_k"} | {key: f"W_{key}" for key in MATRICES}
+
+
+def raw(kappa: Kappa, kinds: Sequence[str], intervals: Sequence[list | None]) -> list[str]:
+    """One row per layer: kappa of the block over samples, its 95 % interval, the worst, centred, and ranks."""
+    rows = [
+        [
+            name,
+            bound_cell(layer.median),
+            ends(interval),
+            bound_cell(layer.worst),
+            bound_cell(layer.centred),
+            rank_cell(layer.rank, layer.k),
+            str(layer.deficient),
+            plain(layer.stable_rank),
+            plain(layer.effective_rank),
+            plain(layer.aspect),
+        ]
+        for layer, name, interval in zip(kappa.layers, names(kinds), intervals, strict=True)
+    ]
+    spare = ["stable"] if kappa.deficient else ["lost", "stable"]
+    return grid(["layer", "kappa", "95 %", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"], rows, spare)
+
+
+def beside(kappa: Kappa, kinds: Sequence[str]) -> list[str]:
+    """One row per layer: what depends on the basis of the heads, then what does not."""
+    rows = [
+        [
+            name,
+            bound_cell(layer.median),
+            *(bound_cell((layer.weights or {}).get(key)) for key in MATRICES),
+            bound_cell(layer.output),
+            bound_cell(layer.jacobian),
+            *(bound_cell((layer.weights or {}).get(key)) for key in PRODUCTS),
+        ]
+        for layer, name in zip(kappa.layers, names(kinds), strict=True)
+    ]
+    heads = ["layer", "A", *(NAMES[key] for key in MATRICES), "A W_o", "Jacobian", *(NAMES[key] for key in PRODUCTS)]
+    return grid(heads, rows)
+
+
+def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
+    """How the numbers came about, in as few sentences as honesty allows."""
+    dtype = "fp32" if kappa.dtype == "float32" else kappa.dtype
+    said = [
+        f"kappa: input A of the output projection, median over {plural(kappa.samples, 'sample')} with the bootstrap's "
+        f"95 % interval, real tokens only, {dtype} forward, fp64 spectrum. centred: without the mean token. "
+        "stable, eff.: stable and effective rank.",
+        "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model computes; "
+        "A W_o, the Jacobian and, over heads, W_o W_v and W_q' W_k do not.",
+    ]
+    slope = next((layer["jacobian"] for layer in document["layers"] if layer.get("jacobian")), None)
+    if slope:
+        exact = "it is exact here" if slope["exact"] else "a lower bound, to be compared at equal probes only"
+        said.append(
+            f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, "
+            f"{plural(slope['samples'], 'sample')}: {exact}."
+        )
+    half = ceiling(kappa.dtype) is not None
+    if kappa.deficient:
+        why = f"in {dtype} they may only seem so" if half else "look for repeated tokens, heads without effect, or few"
+        columns = "" if half else " columns for the tokens"
+        said.append(f"lost: {plural(kappa.deficient, 'block')} without full rank; {why}{columns}.")
+    if half and any(layer.get("capped") for layer in document["layers"]):
+        said.append(f"≥: the {dtype} forward caps kappa here; measure with --precision fp32.")
+    if kappa.layers and any(0.8 < (layer.aspect or 0) < 1.25 for layer in kappa.layers):
+        said.append("h*d is near the number of tokens, where kappa peaks (Theorem 3.2): fewer heads lower it, too.")
+    return said
+
+
+def ends(interval: list | None) -> str:
+    if interval is None:
+        return NONE
+    low, high = (end_cell(end) for end in interval)
+    return f"{low}-{high}"
+
+
+def end_cell(end: float | None) -> str:
+    return "inf" if end is None else bound_cell(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
+
+
+def names(kinds: Sequence[str]) -> list[str]:
+    """Attentions as a person calls them: `3`, or `cross 3` where a model has several kinds."""
+    found: list[str] = []
+    for i, kind in enumerate(kinds):
+        number = kinds[: i + 1].count(kind)
+        found.append(f"{number}" if set(kinds) == {"self"} else f"{kind} {number}")
+    return found
+
+
+def grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
+    """Right-aligned columns; those that say nothing are left out, and the `spare` ones where it is too wide."""
+    from tabulate import tabulate
+
+    kept = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
+    for name in (None, *spare):
+        kept = [i for i in kept if heads[i] != name]
+        lines = [[heads[i] for i in kept], *([row[i] for i in kept] for row in rows)]
+        body = tabulate(lines, tablefmt="plain", disable_numparse=True, stralign="right")
+        found = [line.rstrip() for line in body.splitlines()]
+        if max(map(len, found)) <= WIDTH:
+            break
+    return found

@@ -1,0 +1,303 @@
+"""Every chart is held to its data: the numbers of the summaries and of metrics.jsonl, read from the specification.
+
+The digits experiment of `report_workspace` has three arms, three seeds and everything measured.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import pytest
+
+from leansurgeon.report.charts import sections as drawn
+from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, cells, stacked
+from leansurgeon.report.charts.forms import lines as drawing
+from leansurgeon.report.charts.heads import head_charts
+from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, form
+from leansurgeon.report.charts.render import save, svg
+from leansurgeon.report.charts.scales import APART, Axis, dodged, log_ticks, steep_until, ticks
+from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.evidence.studies import heads_of
+from leansurgeon.report.rows.sections import sections
+from tests.support.chart_reading import axis, legend, lines, marks
+from tests.support.report_fixtures import ARMS, kappa, summary, write
+from tests.support.report_workspace import HEADS, workspace
+
+LOOK = {name: COLOURS[f"c{i}"][0] for i, name in enumerate(ARMS)}
+METRIC, LOSS = "metric", "loss"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The digits experiment, with another loss for each arm so that no two curves are alike."""
+    root = workspace(tmp_path_factory.mktemp("runs"))
+    for i, arm in enumerate(ARMS):
+        for seed in range(3):
+            file = root / "digits-vit" / f"{arm}-s{seed}" / "metrics.jsonl"
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            for row in rows:
+                row["loss"] *= 1 + i + seed / 10
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+@pytest.fixture(scope="module")
+def section(folder):
+    (found,) = sections(collect([folder]).entries)
+    return found
+
+
+@pytest.fixture(scope="module")
+def charts(section) -> dict[str, Chart]:
+    return {chart.key: chart for chart in drawn.every(section)}
+
+
+def test_there_is_a_chart_for_all_that_was_measured(charts):
+    assert set(charts) == {
+        *("parameters", "parts", "metric", "loss", "kappa-median", "kappa-centred"),
+        *("lean-heads-importance", "lean-heads-pruning"),
+    }
+
+
+def test_an_arm_has_one_colour_in_every_chart(charts):
+    for key in ("parameters", "metric", "loss", "kappa-median", "kappa-centred"):
+        assert legend(charts[key].spec) == LOOK, key
+
+
+def test_accuracy_stands_over_parameters_with_one_deviation_to_each_side(charts):
+    spec = charts["parameters"].spec
+    points = {mark.at["color"]: mark for mark in marks(spec, "point")}
+    bars = {mark.at["color"]: mark for mark in marks(spec, "rule")}
+    for name, (_, _, _, parameters, accuracies, *_) in ARMS.items():
+        mean, sd = statistics.fmean(accuracies), statistics.stdev(accuracies)
+        assert points[LOOK[name]].xy == (parameters, pytest.approx(mean))
+        bar = bars[LOOK[name]].at
+        assert (bar["x"], bar["y"], bar["y2"]) == (parameters, pytest.approx(mean - sd), pytest.approx(mean + sd))
+    assert len(points) == len(bars) == 3
+    assert axis(spec, "x")["title"] == "parameters" and axis(spec, "y")["title"] == "top-1 accuracy"
+    assert "standard deviation" in charts["parameters"].says
+
+
+def logged(folder, arm: str, seed: int, kind: str, key: str) -> list[tuple[float, float]]:
+    """(epoch, value) as the training wrote them, 690 steps for 30 epochs."""
+    text = (folder / "digits-vit" / f"{arm}-s{seed}" / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [(row["step"] * 30 / 690, row[key]) for row in rows if row["type"] == kind]
+
+
+@pytest.mark.parametrize(("chart", "kind", "key"), [(METRIC, "eval", "metric"), (LOSS, "train", "loss")], ids=str)
+def test_curves_are_those_that_the_trainings_logged(charts, folder, chart, kind, key):
+    spec = charts[chart].spec
+    expected = [(LOOK[arm], logged(folder, arm, seed, kind, key)) for arm in ARMS for seed in range(3)]
+    found = lines(spec)
+    assert len(found) == 9
+    for colour, points in expected:
+        near = [
+            (c, p) for c, p in found if c == colour and p == [(pytest.approx(a), pytest.approx(b)) for a, b in points]
+        ]
+        assert near, (colour, points)
+    assert axis(spec, "x")["title"] == "epoch" and max(x for _, points in found for x, _ in points) == 30
+    assert "seed" in charts[chart].says
+
+
+def test_a_steep_beginning_gets_a_scale_of_its_own_and_no_value_is_lost(charts):
+    """All accuracies begin at 10 % and end near 98 %: the axis breaks, and holds both."""
+    spec = charts[METRIC].spec
+    low, edge, high = axis(spec, "y")["scale"]["domain"]
+    bottom, middle, top = axis(spec, "y")["scale"]["range"]
+    drawn = [y for _, points in lines(spec) for _, y in points]
+    assert low == min(drawn) == 0.1 and high > max(drawn) and 0.9 < edge < 0.97
+    assert bottom - middle < 0.25 * (bottom - top) and bottom > middle > top
+    assert f"{100 * edge:.4g} %" in charts[METRIC].says and "another scale" in charts[METRIC].says
+    assert [mark.at["y"] for mark in marks(spec, "rule")] == [edge]
+    assert not any(layer["mark"].get("clip") for layer in spec["layer"])
+
+
+@pytest.mark.parametrize(("key", "factor"), [("kappa-median", 1), ("kappa-centred", 0.25)])
+def test_kappa_of_every_layer(charts, key, factor):
+    spec = charts[key].spec
+    found = {colour: points for colour, points in lines(spec)}
+    for name, (*_, medians, _, _) in ARMS.items():
+        assert found[LOOK[name]] == [(i, pytest.approx(factor * m)) for i, m in enumerate(medians, 1)], name
+    assert sorted(mark.xy for mark in marks(spec, "point")) == sorted(p for points in found.values() for p in points)
+    assert axis(spec, "y")["scale"]["type"] == "log" and axis(spec, "x")["title"] == "layer"
+
+
+def test_each_kappa_chart_draws_its_own_measure(tmp_path):
+    run = summary(experiment=None)
+    for i, layer in enumerate(run["kappa"]["layers"], 1):
+        layer |= {"output": {"median": 10.0 * i}, "jacobian": {"at_least": 5.0 * i, "exact": False}}
+    (made,) = sections(collect([write(tmp_path / "a", run)]).entries)
+    found = {chart.key: chart for chart in drawn.kappa_by_layer(made)}
+    values = {key: [y for _, points in lines(chart.spec) for _, y in points] for key, chart in found.items()}
+    assert values == {
+        "kappa-median": [17, 44, 95],
+        "kappa-centred": [4.25, 11, 23.75],
+        "kappa-output": [10, 20, 30],
+        "kappa-jacobian": [5, 10, 15],
+    }
+    hollow = {key: [mark.look["filled"] for mark in marks(chart.spec, "point")] for key, chart in found.items()}
+    assert hollow["kappa-jacobian"] == [False] * 3 and hollow["kappa-output"] == [True] * 3
+    assert "at least" in found["kappa-jacobian"].says and "at least" not in found["kappa-output"].says
+
+
+def test_a_layer_that_lacks_rank_is_a_hollow_mark(tmp_path):
+    run = summary(experiment=None, kappa=kappa((17.0, None, 95.0)))
+    (made,) = sections(collect([write(tmp_path / "a", run)]).entries)
+    chart = drawn.kappa_by_layer(made)[0]
+    shown = {mark.xy[0]: (mark.xy[1], mark.look["filled"]) for mark in marks(chart.spec, "point")}
+    assert shown == {1: (17, True), 2: (2.9e7, False), 3: (95, True)}
+
+
+def test_parameters_by_part(charts, section):
+    spec = charts["parts"].spec
+    bars = marks(spec, "bar")
+    assert len(bars) == 12
+    colours = {name: COLOURS[f"c{i}"][0] for i, name in enumerate(("embeddings", "attention", "MLP", "rest"))}
+    for i, row in enumerate(section.rows):
+        start = 0
+        for name, key in zip(colours, ("embeddings", "attention", "mlp", "rest"), strict=True):
+            (bar,) = [bar for bar in bars if bar.at["y"] == i and bar.at["color"] == colours[name]]
+            assert (bar.at["x"], bar.at["x2"]) == (start, start + row.parts[key])
+            assert f"{row.name}, {name}: {row.parts[key]:,}" == bar.at["description"]
+            start += row.parts[key]
+    words = [mark.at["text"] for mark in marks(spec, "text")]
+    assert words == [*(row.name for row in section.rows), *(f"{sum(row.parts.values()):,}" for row in section.rows)]
+
+
+def test_importance_of_every_head(charts):
+    spec = charts["lean-heads-importance"].spec
+    found = {(mark.at["y"], mark.at["x"]): mark.at["fillOpacity"] for mark in marks(spec, "rect")}
+    measured = {
+        (str(a["layer"] + 1), head): value for a in HEADS["attentions"] for head, value in enumerate(a["importance"], 1)
+    }
+    assert found == measured and len(found) == 24
+    scale = next(layer["encoding"]["fillOpacity"]["scale"] for layer in spec["layer"])
+    assert scale == {"domain": [0, max(measured.values())], "range": [0, 1]}
+
+
+def test_heads_that_were_not_measured_are_crossed_out():
+    spec = Chart("k", "t", "s", cells([("1", [0.5, None, -1.0])], "head", "layer")).spec
+    assert [mark.at["x"] for mark in marks(spec, "rect")] == [1]
+    assert [(mark.at["x"], mark.look["text"]) for mark in marks(spec, "text")] == [(2, "×"), (3, "×")]
+
+
+def test_the_score_as_heads_go(charts):
+    ((_, points),) = lines(charts["lean-heads-pruning"].spec)
+    curve = HEADS["curve"]["orders"]["importance"]
+    assert points == [(point["fraction"], point["accuracy"]) for point in curve]
+
+
+def test_every_order_has_its_line_and_random_ones_a_band():
+    spread = {"fraction": 0.5, "loss": 2.0, "loss_low": 1.5, "loss_high": 2.75}
+    orders = {
+        "importance": [{"fraction": 0.0, "loss": 1.0}, {"fraction": 0.5, "loss": 1.25}],
+        "even": [{"fraction": 0.5, "loss": 1.5}],
+        "oracle": [{"fraction": 0.5, "loss": 1.125}],
+        "random": [{"fraction": 0.0, "loss": 1.0, "loss_low": 1.0, "loss_high": 1.0}, spread],
+        "reverse": [{"fraction": 0.5, "loss": 3.0}],
+    }
+    document = HEADS | {"curve": {"orders": orders}}
+    chart = head_charts(heads_of(document))[-1]
+    found = legend(chart.spec)
+    assert [points[-1] for _, points in lines(chart.spec)] == [(0.5, y) for y in (1.25, 1.5, 1.125, 2.0, 3.0)]
+    assert len(found) == 5 and [colour for colour, _ in lines(chart.spec)] == list(found.values())
+    (band,) = marks(chart.spec, "area")
+    assert (band.at["x"], band.at["y"], band.at["y2"]) == (0.5, 1.5, 2.75)
+    assert axis(chart.spec, "y")["title"] == "loss"
+
+
+def test_predicted_memory_is_stacked_by_part():
+    spec = Chart("k", "t", "s", stacked([("a", [1, 3]), ("b", [0, 8])], ["p", "q"], ["4", "8"], str)).spec
+    assert [(bar.at["x"], bar.at["x2"]) for bar in marks(spec, "bar")] == [(0, 1), (1, 4), (0, 0), (0, 8)]
+    assert stacked([], ["p"], [], str) is None
+
+
+# -- axes -----------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_positive_makes_a_linear_axis_and_stays():
+    series = [Series("a", (Point(1, 2.0), Point(2, -0.5)))]
+    spec = Chart("k", "t", "s", drawing(series, Axis("x"), Axis("y", log=True))).spec
+    assert [mark.xy for mark in marks(spec, "point")] == [(1, 2.0), (2, -0.5)]
+    assert axis(spec, "y")["scale"].get("type") != "log"
+    assert drawing([Series("a", ())], Axis("x"), Axis("y")) is None
+
+
+def test_the_axis_breaks_where_the_steep_way_ends():
+    steep, flat = [(0.0, 0.0), (5.0, 0.9), (10.0, 0.95), (20.0, 0.96)], [(0.0, 0.92), (20.0, 0.97)]
+    assert steep_until([steep, flat], True) == 0.9
+    assert steep_until([[(0.0, 1000.0), (10.0, 30.0), (20.0, 20.0)], [(0.0, 25.0)]], False) == 30.0
+    # The second has 0.96 to 0.98 but for its start, and 0.92 is further off than these 0.02.
+    assert steep_until([[(0.0, 0.0), (10.0, 0.96), (20.0, 0.98)], flat], True) == 0.96
+    assert steep_until([[(5.0 * i, 0.1 + 0.2 * i) for i in range(5)]], True) is None
+    # Evaluated before and after training only: the way between is all that there is to see.
+    assert steep_until([[(0.0, 0.14), (2.0, 0.622)], [(0.0, 0.14), (2.0, 0.624)]], True) is None
+    found = [Series("a", tuple(Point(x, y) for x, y in [(0, 1000.0), (10, 30.0), (20, 20.0)]))]
+    spec = Chart("k", "t", "s", drawing(found, Axis("x"), Axis("y"), broken=Broken(30.0, False))).spec
+    low, edge, high = axis(spec, "y")["scale"]["domain"]
+    assert low < 20 and (edge, high) == (30.0, 1000.0)
+
+
+def test_equal_places_stand_side_by_side():
+    moved = dodged([100.0, 100.0, 101.0, 300.0], 300)
+    assert moved[3] == 0 and sum(moved) == pytest.approx(0) and len(set(moved[:3])) == 3
+    assert all(abs(a - b) >= 0.9 * APART for i, a in enumerate(moved[:3]) for b in moved[:i])
+
+
+@pytest.mark.parametrize("low, high", [(0, 1), (0.913, 0.987), (150e3, 302154), (1e-9, 3e-9), (-2, 5), (7, 7)], ids=str)
+def test_ticks_are_few_and_inside(low, high):
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 6 and all(low - 1e-12 <= t <= high + 1e-12 for t in found)
+
+
+@pytest.mark.parametrize("low, high", [(23, 1200), (1e-4, 2.5), (0.9, 1.1), (25, 90), (1e3, 1e12)], ids=str)
+def test_log_ticks_are_few_and_near(low, high):
+    found = log_ticks(low, high)
+    assert 2 < len(found) <= 12 and all(low / 1.11 <= t <= high * 1.11 for t in found)
+
+
+def test_without_colour_six_arms_are_told_apart_and_with_it_thirty_six():
+    """`leansurgeon run` has five arms, and paper may be black and white."""
+    assert len(set(DASHES)) == len(set(MARKS)) == SERIES == len({form(style) for style in range(SERIES)})
+    assert len({(style % SERIES, form(style)) for style in range(36)}) == 36
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+
+def test_a_drawing_for_the_page_has_words_variables_for_colours_and_no_reach_outside(charts):
+    for chart in charts.values():
+        root = ElementTree.fromstring(svg(chart))
+        assert root.get("role") == "img" and root.get("aria-label") == f"{chart.title}. {chart.says}"
+        colours = {value for e in root.iter() for key, value in e.attrib.items() if key in ("fill", "stroke")}
+        assert not {c for c in colours if c.startswith("#")} and any(c.startswith("var(--c") for c in colours)
+        text = svg(chart)
+        assert "href" not in text and "url(" not in text and " id=" not in text and "style=" not in text
+    said = [e.text for e in ElementTree.fromstring(svg(charts["parameters"])).iter() if e.tag.endswith("title")]
+    assert "lean, 152,394: 98.43 %" in said
+
+
+def test_places_in_the_drawing_are_in_proportion():
+    """The renderer itself: four points at equal steps of a logarithmic axis, larger ones higher up, all inside."""
+    found = [Series("a", tuple(Point(i, 10.0**i) for i in range(4)), joined=False)]
+    root = ElementTree.fromstring(svg(Chart("k", "t", "s", drawing(found, Axis("x"), Axis("y", log=True)))))
+    moved = [e.get("transform") for e in root.iter() if e.tag.endswith("path") and e.get("fill") == "var(--c0)"]
+    places = [tuple(map(float, m[len("translate(") : -1].split(","))) for m in moved]
+    xs, ys = zip(*places, strict=True)
+    assert [b - a for a, b in pairwise(xs)] == pytest.approx([xs[1] - xs[0]] * 3, abs=0.1)
+    assert [b - a for a, b in pairwise(ys)] == pytest.approx([ys[1] - ys[0]] * 3, abs=0.1)
+    assert ys[3] < ys[0]
+
+
+def test_files_of_three_kinds(charts, tmp_path):
+    files = save(charts["parts"], tmp_path / "x")
+    assert [file.name for file in files] == ["x.svg", "x.png", "x.pdf"]
+    words = "".join(ElementTree.parse(files[0]).getroot().itertext())
+    assert "Parameters by part" in words and "152,394" in words
+    assert files[1].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and files[2].read_bytes()[:5] == b"%PDF-"
+    again = save(charts["parts"], tmp_path / "y")
+    assert [file.read_bytes() for file in again[:2]] == [file.read_bytes() for file in files[:2]]
