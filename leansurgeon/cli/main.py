@@ -17,6 +17,7 @@ from leansurgeon import streams
 from leansurgeon.cli.bench import bench
 from leansurgeon.cli.diff import diff
 from leansurgeon.cli.heads import heads
+from leansurgeon.cli.help import Command, Group
 from leansurgeon.cli.inspect import inspect
 from leansurgeon.cli.kappa import kappa
 from leansurgeon.cli.paper import paper
@@ -39,7 +40,7 @@ from leansurgeon.errors import (
 )
 
 EPILOG = (
-    "stdout is data, stderr is talk. "
+    "Results go to stdout, progress to stderr. "
     "Exit codes: 0 done, 1 unexpected, 2 usage, 3 model, 4 memory, 5 diverged, "
     "75 stopped by a signal with everything saved, 130 interrupted, 143 terminated."
 )
@@ -48,7 +49,7 @@ EPILOG = (
 RESUMABLE = {"run": "arms", "search": "tries"}
 
 
-class Commands(typer.core.TyperGroup):
+class Commands(Group):
     """Typer ends at Ctrl-C without a word; this says one."""
 
     def invoke(self, ctx: typer.Context) -> object:
@@ -88,20 +89,16 @@ def root(
     pass
 
 
-app.command("shrink")(shrink)
-app.command("retrain")(retrain)
-app.command("report")(report)
-app.command("inspect")(inspect)
-app.command("heads")(heads)
-app.command("kappa")(kappa)
-app.command("diff")(diff)
-app.command("undo")(undo)
-app.command("search")(search)
-app.command("run")(run)
-app.command("plan")(plan)
-app.command("bench")(bench)
-app.command("paper")(paper)
-app.add_typer(recipes, name="recipes")
+PANELS = {
+    "Cut, train, compare": (shrink, retrain, report, run, search),
+    "Measure": (plan, kappa, heads, bench),
+    "Look": (inspect, diff, undo),
+    "Reproduce": (paper,),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(command.__name__, cls=Command, rich_help_panel=panel)(command)
+app.add_typer(recipes, name="recipes", rich_help_panel="Reproduce")
 
 
 def is_mine_to_say(error: LeanSurgeonError) -> bool:

@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli.help import Command, Group
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import Recipe
 
 recipes = typer.Typer(
-    help="The recipes that come with leansurgeon: list them, show one, copy one to change it.", no_args_is_help=True
+    cls=Group,
+    help="The recipes that come with leansurgeon: list them, show one, copy one to change it.",
+    no_args_is_help=True,
 )
 
 
-@recipes.command("list")
+@recipes.command("list", cls=Command)
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
     """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training.recipe import reading as recipefile
@@ -37,7 +40,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
     print(tabulate(table, headers="keys", disable_numparse=True))
 
 
-@recipes.command()
+@recipes.command(cls=Command)
 def show(
     name: Annotated[str, typer.Argument(help="A name from `recipes list`, or a file.")],
     resolved: Annotated[
@@ -53,7 +56,7 @@ def show(
     sys.stdout.write(text)
 
 
-@recipes.command()
+@recipes.command(cls=Command)
 def copy(
     name: Annotated[str, typer.Argument(help="A name from `recipes list`.")],
     to: Annotated[
