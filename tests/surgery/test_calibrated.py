@@ -375,3 +375,21 @@ def test_which_heads_can_be_split(family, says, tmp_path):
     source, _ = make(family, tmp_path / "model")
     reason = splittable(source)
     assert reason is None if says is None else says in reason
+
+
+@pytest.mark.parametrize("criterion", ["auto", "greedy"])
+def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monkeypatch):
+    """ModernBERT's first layer has no norm before its attention, so no other can take its place."""
+    build("modernbert").save_pretrained(tmp_path / "source")
+    source = open_source(str(tmp_path / "source"))
+    data = Calibration("tiny", "tiny", "-", *(text_batches(2, seed, "gpt2") for seed in (1, 2, 3)))
+    monkeypatch.setattr("leansurgeon.surgery.walk.choose_layers.by_influence", lambda *_: (2, 3))
+    monkeypatch.setattr("leansurgeon.surgery.walk.choose_layers.by_output", lambda *_, **__: ((2, 3), []))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    if criterion == "greedy":
+        with pytest.raises(UsageError, match=r"Layer 2 .*'model.layers.2.attn_norm"):
+            calibrate(steps, source, data, Options(criterion=criterion))
+        return
+    outcome = calibrate(steps, source, data, Options(criterion=criterion, heal=False))
+    tried = [candidate["kept"] for candidate in outcome.record["candidates"]]
+    assert tried and all(kept[0] == 0 for kept in tried)

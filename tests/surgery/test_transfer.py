@@ -10,8 +10,9 @@ import torch
 
 from leansurgeon.checkpoints import load, reload_check
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.plan import drop_layers
+from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
@@ -233,3 +234,12 @@ def test_record_and_card_say_what_was_done(saved, tmp_path):
     assert [o["name"] for o in record["plan"]["operators"]] == ["drop-layers", "add-heads"]
     card = (tmp_path / "lean/README.md").read_text()
     assert "| heads | 4 | 8 |" in card and "add-heads" in card
+
+
+def test_a_layer_that_would_lose_its_norm_as_the_first_one_is_refused(saved):
+    """ModernBERT's first layer reads the embeddings as they are; every other one has a norm before its attention."""
+    source = open_source(str(saved("modernbert")[0]))
+    with pytest.raises(UsageError, match=r"Layer 1 .*'model.layers.1.attn_norm"):
+        plan(source, Wanted(), method=Method(keep="1,2"))
+    assert plan(source, Wanted(), method=Method(keep="0,2")).layers == (0, 2)
+    assert plan(source, Wanted(init="fresh"), method=Method(keep="1,2")).layers == (1, 2)

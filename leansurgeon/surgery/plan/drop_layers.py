@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import Method, kept_numbers
@@ -52,6 +54,36 @@ def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -
         return Choice(named, "as listed")
     last = method.layers == "last-of-each"
     return Choice(evenly_per_stage(before, after, period, last=last), "last of each group" if last else "evenly")
+
+
+def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:
+    """The first kept layer that would lose a tensor where it becomes the first of its stage, whose first layer has none
+    (ModernBERT's has no norm before its attention), and that tensor's name in the source.
+    """
+    start = 0
+    for number, stage in enumerate(source.shape.stages):
+        first = next((i for i in kept if start <= i < start + stage.depth), start)
+        template = source.architecture.blocks(number).layer
+        held = {
+            layer: {spec.name.replace(template.format(i=layer - start), "", 1): spec.name for spec in specs}
+            for layer in {start, first}
+            for specs in [[s for s in source.specs if s.layer == layer]]
+        }
+        if lost := next((held[first][key] for key in held[first] if key not in held[start]), None):
+            return first, lost
+        start += stage.depth
+    return None
+
+
+def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
+    """Raises `UsageError` where a kept layer cannot do at its new place what it did."""
+    if init != "fresh" and (found := misplaced(source, kept)):
+        layer, name = found
+        raise UsageError(
+            f"Layer {layer} would become the first of its stage, and there {source.architecture.name} has no "
+            f"place for '{name}'.",
+            "Keep the first layer; --keep names the layers that stay.",
+        )
 
 
 def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:

@@ -114,6 +114,7 @@ def plan(
     )  # an impossible config is refused here
     choice = layers or drop_layers.without_data(before, after, method, source.architecture.period)
     refuse_moved_layers(source, init, choice.kept)
+    drop_layers.refuse_misplaced(source, init, choice.kept)
     refuse_new_output(source, init)
     shapes = shapes_along(source, target)
     counts = [count(source, target.architecture, shape, choice.kept) for shape in shapes]

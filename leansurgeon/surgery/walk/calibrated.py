@@ -224,6 +224,7 @@ class Bench:
                 self.teacher, self.fill, batches[:4], masks[:4], plan.before, plan.after, period,
                 greedy=criterion == "greedy", say=self.say,
             )  # fmt: skip
+            drop_layers.refuse_misplaced(self.source, plan.init, kept)
             return [Candidate(kept, criterion)], {"rounds": rounds}
         found = choose_layers.measure(self.teacher, self.fill, batches, masks, plan.before, plan.after)
         evidence |= found.as_dict()
@@ -236,7 +237,7 @@ class Bench:
         if criterion != "auto" or plan.after.depth <= HALF * plan.before.depth:  # far from it, spacing is the worst
             kept["even"] = drop_layers.evenly_per_stage(plan.before, plan.after, period)
             kept["last-of-each"] = drop_layers.evenly_per_stage(plan.before, plan.after, period, last=True)
-        found_sets = candidates(criterion, kept)
+        found_sets = [c for c in candidates(criterion, kept) if not drop_layers.misplaced(self.source, c.kept)]
         if not found_sets:
             raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
         return found_sets, evidence

@@ -1,0 +1,325 @@
+"""The doctor's tests of operators: each is applied to the model, and the result must answer as it should.
+
+What is exact must answer as the model itself; a trimmed model as the model whose trimmed heads and units say nothing; a
+model without a layer as one in which that layer passes its input on. So a declaration is found out that fits every
+tensor and misses how the library computes with them (norms over all heads, slopes by number of heads, scales by depth).
+Each test returns what it found, or raises `Wrong` or `Unclear`. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.weights import from_float32
+from leansurgeon.shape import Stage
+from leansurgeon.surgery.check.patient import EXACT, Change, Patient, Unclear, Wrong, distance, opened, zeros_in
+from leansurgeon.surgery.layer import canonical
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import is_coarse, keeps_size
+from leansurgeon.surgery.plan.wanted import Wanted
+
+SPLIT = 1e-3  # a split without data goes through a singular value decomposition in fp32
+
+
+# -- before any -------------------------------------------------------------------------------------
+
+
+def control(patient: Patient) -> str:
+    """What the heads and the MLP say reaches the answer; else no other test would mean anything."""
+    gaps = {what: distance(patient.altered(zeros_in(role)), patient.own) for role, what in OUTPUTS.items()}
+    if silent := [what for what, gap in gaps.items() if gap <= EXACT]:
+        raise Unclear(f"Without the {' and the '.join(silent)} the answer is the same, so this input tests nothing.")
+    return ", ".join(f"without the {what} the output moves by {gap:.2g} of its spread" for what, gap in gaps.items())
+
+
+OUTPUTS = {"o": "heads", "down": "MLP"}
+
+
+def another_order(patient: Patient) -> str:
+    """Heads and units moved by one place, in the order that their axes say, compute the same."""
+
+    def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        stage = patient.source.shape.stages[spec.stage]
+        new = raw
+        for at, axis in enumerate(spec.axes):
+            places = reordered(axis, stage)
+            new = new if places is None else np.take(new, places, axis=at)
+        return None if new is raw else np.ascontiguousarray(new)
+
+    expect(patient, patient.altered(change), patient.own, "With heads and MLP units in another order")
+    return "heads and MLP units in another order give the same output"
+
+
+def reordered(axis: str, stage: Stage) -> np.ndarray | None:
+    """Old place of every entry along an axis when groups of heads, heads in a group and units move by one; None for an
+    axis that has none of them.
+    """
+    groups = np.roll(np.arange(stage.kv_heads), 1)
+    heads = np.roll(np.arange(stage.heads).reshape(stage.kv_heads, -1)[groups], 1, axis=1).reshape(-1)
+    pieces, start, found = [], 0, False
+    for part in axis.split("+"):
+        first, *others = part.split("*")
+        known = {"q": (heads, stage.head_dim), "kv": (groups, stage.head_dim), "heads": (heads, 1)}
+        if first in known:
+            order, each = known[first]
+            each *= prod(int(f) if f.isdigit() else {"head_dim": 1, "qkv": 3}[f] * stage.head_dim for f in others)
+            places = (order[:, None] * each + np.arange(each)).reshape(-1)
+        elif first == "mlp" and not others:
+            places = np.roll(np.arange(stage.mlp_dim), 1)
+        else:
+            return None
+        pieces, start, found = [*pieces, places + start], start + len(places), True
+    return np.concatenate(pieces) if found else None
+
+
+# -- more of something --------------------------------------------------------------------------------
+
+
+def added_heads(patient: Patient) -> str:
+    """New heads say nothing until their output columns are filled, and then they do."""
+    needs_same_size(patient)
+    more = [(s.heads + step(s), 2 * s.heads) for s in patient.source.shape.stages]
+    return grown(patient, [Wanted(heads=text(h), head_dim="keep") for h in zip(*more, strict=True)], "o", "heads")
+
+
+def split_heads(patient: Patient) -> str:
+    """Children of the same size share their parent's output columns."""
+    needs_same_size(patient)
+    if reason := canonical.supported(patient.source):
+        raise Unclear(reason)
+    wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="keep")
+    with patient.folder() as folder:
+        _, found = patient.cut(folder / "cut", [wanted], Method(more="split"))
+    expect(patient, found, patient.own, "With every head split in two")
+    return "every head split in two of its size gives the same output"
+
+
+def smaller_heads(patient: Patient) -> str:
+    """Heads whose scores need a quarter of their entries become two of half the size, without a loss (a split without
+    data gives each child what is largest in half of its entries).
+    """
+    if reason := canonical.splittable(patient.source):
+        raise Unclear(reason)
+    if canonical.rotary(patient.source):
+        raise Unclear("Rotary positions belong to pairs of a head's entries, so a head cannot become two smaller ones.")
+    if is_coarse(patient.source):
+        raise Unclear("The weights have fewer bits than fp32, and the two halves would be rounded.")
+
+    def poorer(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        head_dim = patient.source.shape.stages[spec.stage].head_dim
+
+        def few(old: np.ndarray) -> np.ndarray:
+            old[np.arange(len(old)) % head_dim >= head_dim // 4] = 0
+            return old
+
+        return patient.with_part(spec, raw, "q", few)
+
+    wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="split")
+    with patient.folder() as folder:
+        poor = altered_patient(patient, folder / "poorer", poorer)
+        _, found = poor.cut(folder / "cut", [wanted], Method(uncalibrated=True))
+        expect(patient, found, poor.own, "With every head split in two smaller ones", SPLIT)
+    return "every head split in two of half its size gives the same output, where its scores need few entries"
+
+
+def wider_mlp(patient: Patient) -> str:
+    """New units say nothing until their output columns are filled, and then they do."""
+    more = [(s.mlp_dim + 8, 2 * s.mlp_dim) for s in patient.source.shape.stages]
+    return grown(patient, [Wanted(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units")
+
+
+def grown(patient: Patient, choices: list[Wanted], role: str, what: str) -> str:
+    with patient.folder() as folder:
+        result, found = patient.cut(folder / "cut", choices)
+        expect(patient, found, patient.own, f"With more {what}, which say nothing yet,")
+        wide = patient.beside(result)
+        gap = distance(wide.altered(filled(role, wide)), found)
+    if gap <= EXACT:
+        raise Wrong(f"What new {what} say does not reach the output.")
+    return f"more {what} give the same output, until they are made to say something"
+
+
+def filled(role: str, patient: Patient) -> Change:
+    """Entries of zero in the tensors of a role hold something."""
+    rng = np.random.default_rng(0)
+
+    def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        if spec.role != role or raw.ndim < 2:
+            return None
+        values = from_float32(rng.standard_normal(raw.shape, np.float32), patient.weights.entries[spec.name].dtype)
+        return np.where(raw == 0, values, raw)
+
+    return change
+
+
+# -- less of something --------------------------------------------------------------------------------
+
+
+def dropped_layers(patient: Patient) -> str:
+    """Without a layer (a whole period where layers alternate) the model answers as if the layer passed its input on:
+    the one in the middle of every stage, and the first.
+    """
+    period, stages = patient.arch.period, patient.source.shape.stages
+    tried, reasons = [], []
+    for name, place in (("middle", lambda n: n // 2), ("first", lambda n: 0)):
+        gone, start = [], 0
+        for stage in stages:
+            groups = stage.depth // period
+            at = start + place(groups) * period
+            gone += range(at, at + period) if groups > 1 else ()
+            start += stage.depth
+        if not gone:
+            raise Unclear("Every stage has one layer only.")
+        try:
+            drop(patient, gone)
+            tried.append(name)
+        except Unclear as unclear:
+            reasons.append(f"the {name} one was not tried: {unclear.message}")
+    if not tried:
+        raise Unclear(reasons[0])
+    done = f"without the {' or the '.join(tried)} layer the output is that of a model in which it passes its input on"
+    return "; ".join([done, *reasons])
+
+
+def drop(patient: Patient, gone: Sequence[int]) -> None:
+    keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
+    with patient.folder() as folder:
+        _, found = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
+    expect(patient, found, passing(patient, gone), f"Without layer {', '.join(map(str, gone))}")
+
+
+def passing(patient: Patient, layers: Sequence[int]) -> torch.Tensor:
+    """The answer of the model when these blocks pass their input on."""
+    blocks = list(block_modules(patient))
+    hooks = [blocks[i].register_forward_hook(pass_on, with_kwargs=True) for i in layers]
+    try:
+        return patient.answer(patient.loaded)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def pass_on(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
+    """What a block gives out, with its inputs in the place of what it has made of them. TNT's blocks have two."""
+    given = args or (kwargs["hidden_states"],)
+    if isinstance(out, torch.Tensor):
+        return given[0]
+    count = 0
+    while count < min(len(out), len(given)) and alike(out[count], given[count]):
+        count += 1
+    return (*given[:count], *out[count:])
+
+
+def alike(a: Any, b: Any) -> bool:
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
+
+
+def block_modules(patient: Patient) -> Iterator[torch.nn.Module]:
+    """The modules of the blocks in order: what stands around their output projections."""
+    found, names = dict(patient.loaded.model.named_modules()), iter(patient.loaded.projections)
+    for s, stage in enumerate(patient.source.shape.stages):
+        paths = patient.arch.blocks(s).projection
+        for i in range(stage.depth):
+            name, *_ = [next(names) for _ in paths]
+            path = paths[0].format(i=i)
+            yield found[name.removesuffix(path) + paths[0].partition("{i}")[0] + str(i)]
+
+
+def trimmed(patient: Patient) -> str:
+    """Heads and units that say nothing are the ones that go, and nothing changes."""
+    done = [trimmed_heads(patient) if keeps_size(patient.source) else "", trimmed_units(patient)]
+    if not any(done):
+        raise Unclear("The model has too few heads and units to take some away.")
+    return " and ".join(filter(None, done)) + " that say nothing can go, and the output is the same"
+
+
+def trimmed_heads(patient: Patient) -> str:
+    stages = patient.source.shape.stages
+    fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages]
+    for counts in zip(*fewer, strict=False):
+
+        def silent(spec: TensorSpec, raw: np.ndarray, counts: tuple[int, ...] = counts) -> np.ndarray | None:
+            if spec.role != "o" or raw.ndim < 2:
+                return None
+            stage, left = stages[spec.stage], counts[spec.stage]
+            groups = stage.kv_heads if grouped(stage) else 1  # as many heads go from every group
+            gone = np.arange(stage.heads) % (stage.heads // groups) >= left // groups
+            return silenced(spec, raw, "q", np.repeat(gone, stage.head_dim))
+
+        if fewer_say(patient, silent, Wanted(heads=text(counts), head_dim="keep")):
+            return "heads"
+    return ""
+
+
+def trimmed_units(patient: Patient) -> str:
+    stages = patient.source.shape.stages
+    for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
+
+        def silent(spec: TensorSpec, raw: np.ndarray, counts: list[int] = counts) -> np.ndarray | None:
+            if spec.role != "down" or raw.ndim < 2:
+                return None
+            return silenced(spec, raw, "mlp", np.arange(stages[spec.stage].mlp_dim) >= counts[spec.stage])
+
+        if min(counts) > 0 and fewer_say(patient, silent, Wanted(mlp_dim=text(counts))):
+            return "MLP units"
+    return ""
+
+
+def silenced(spec: TensorSpec, raw: np.ndarray, axis: str, gone: np.ndarray) -> np.ndarray:
+    new = np.moveaxis(raw.copy(), spec.axes.index(axis), 0)
+    new[gone] = 0
+    return np.ascontiguousarray(np.moveaxis(new, 0, spec.axes.index(axis)))
+
+
+def fewer_say(patient: Patient, silent: Change, wanted: Wanted) -> bool:
+    """Whether a model whose last heads or units are silent loses them and answers as before; False where it cannot be
+    planned. Raises `Wrong` where the answer changes.
+    """
+    with patient.folder() as folder:
+        quiet = altered_patient(patient, folder / "silent", silent)
+        try:
+            _, found = quiet.cut(folder / "cut", [wanted])
+        except Unclear:
+            return False
+        expect(patient, found, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
+    return True
+
+
+# -- in common ----------------------------------------------------------------------------------------
+
+
+def expect(patient: Patient, found: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
+    gap = distance(found, expected) if found.shape == expected.shape else float("inf")
+    if not gap <= within:
+        raise Wrong(f"{where} the output moves by {gap:.2g} of its spread.")
+
+
+def needs_same_size(patient: Patient) -> None:
+    if not keeps_size(patient.source):
+        raise Unclear(f"{patient.arch.library} has no {patient.arch.name} with a head_dim of its own.")
+
+
+def grouped(stage: Stage) -> bool:
+    return stage.kv_heads < stage.heads
+
+
+def step(stage: Stage) -> int:
+    """By how many heads an attention can grow or shrink."""
+    return stage.kv_heads if grouped(stage) else 1
+
+
+def text(numbers: Iterable[int]) -> str:
+    """One number a stage, as flags have them."""
+    return ",".join(map(str, numbers))
+
+
+def altered_patient(patient: Patient, folder: Path, change: Change) -> Patient:
+    """The same model after a change, in `folder`."""
+    return patient.beside(opened(patient.write(folder, change), patient.arch))
