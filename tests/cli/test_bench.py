@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
@@ -171,7 +172,8 @@ def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeyp
 def test_the_shape_before_surgery_takes_part():
     source = open_source("digits-vit")
     before = source.shape.with_(depth=7)
-    cut = replace(source, record={"plan": {"before": before.as_dict()}})
+    record = SurgeryRecord.from_dict({"source": {"name": "x"}, "plan": {"before": before.as_dict()}})
+    cut = replace(source, record=record)
     found, _ = bench.contenders(cut, [])
     assert [c.name for c in found][1:] == ["before surgery"]
     assert found[1].architecture.shape(found[1].config) == before
