@@ -77,6 +77,7 @@ class Architecture:
     rotates_when: str = ""  # a config key that switches rotary positions on, where `positions` does not say so
     prefixes: tuple[str, ...] = ("",)
     sizes: Mapping[str, str | Callable[[Config], int]] = field(default_factory=dict)
+    may_be_zero: tuple[str, ...] = ("num_classes",)  # config keys of `sizes`; timm's models without a classifier have 0
     # Standard deviation of new weights: a config key, a number, a rule, or one of these for each role ("" for others).
     init_std: str | float | Callable[[Config], float] | Mapping[str, Callable[[Config], float]] = "initializer_range"
     decoupled: str | None = None
@@ -348,9 +349,8 @@ class Architecture:
                 raise UnsupportedModel(f"The config's numbers do not give the size of '{name}'.") from None
             if isinstance(value, list | tuple):
                 value = value[stage]
-            if source == "num_classes" and value == 0:  # timm: no classifier, and no tensor that asks for it
-                continue
-            if value is not None and not is_count(value):
+            empty = source in self.may_be_zero and value == 0
+            if value is not None and not empty and not is_count(value):
                 key = name if callable(source) else source
                 raise UnsupportedModel(f"The config says {key} = {value!r}, which is no positive whole number.")
             if value is not None:

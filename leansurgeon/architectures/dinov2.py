@@ -63,6 +63,7 @@ DINOV2_WITH_REGISTERS = derive(
     prefixes=("dinov2_with_registers.", ""),
     outer=(Tensor("embeddings.register_tokens", "embedding", "1 registers width"), *DINOV2.outer),
     sizes={**DINOV2.sizes, "registers": "num_register_tokens"},
+    may_be_zero=("num_register_tokens",),
     takes=WITH_REGISTERS,
 )
 
@@ -100,6 +101,7 @@ DINOV3_VIT = Architecture(
         Tensor("norm.bias", "norm", "width"),
     ),
     sizes={"channels": "num_channels", "patch": "patch_size", "registers": "num_register_tokens"},
+    may_be_zero=("num_register_tokens",),
     switches={"gate_bias": lambda c: c.get("use_gated_mlp") and c["mlp_bias"]},
     defaults={"query_bias": True, "value_bias": True, "proj_bias": True, "mlp_bias": True, "num_register_tokens": 0},
     projection="model.layer.{i}.attention.o_proj",

@@ -27,7 +27,7 @@ from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.reading import jsonfile
+from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.shape import ParameterCount, Shape
 
 # Everything beside the weights that a user needs to use the model; copied as it is.
@@ -201,7 +201,7 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
         raise UnsupportedModel(
             f"'{found}' is stored in {weights.entries[found].dtype}: the model is quantised, and surgery needs plain "
             "weights.",
-            "Save a dequantised copy first.",
+            modelcard.where_to_get(weights.files[0].parent),
         )
 
 
@@ -218,7 +218,8 @@ def read_config(path: Path) -> Config:
         quantised = config["quantization_config"]
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(
-            f"{path} is quantised ({method}); surgery needs plain weights.", "Save a dequantised copy first."
+            f"{path} is quantised ({method}); surgery needs plain weights.",
+            modelcard.where_to_get(path, config.get("_name_or_path")),
         )
     return config
 
@@ -342,7 +343,8 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
 def from_hub(name: str, allow_pickle: bool, keep: ExitStack) -> Source:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", *(["*.bin"] if allow_pickle else [])]
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
+    patterns += ["*.bin"] if allow_pickle else []
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:

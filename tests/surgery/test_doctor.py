@@ -132,3 +132,11 @@ def test_the_doctor_applies_the_operators(family, changes, spoil, notices, saved
     source = open_source(str(folder))
     found = wrong(examine(source, spoil(source.architecture)))
     assert set(found) & set(ROLES) == set() and notices in found
+
+
+@pytest.mark.parametrize("family", ["dinov3_vit", "dinov2_with_registers"])
+def test_a_model_may_have_no_registers(family, saved):
+    folder, model = saved(family, num_register_tokens=0)
+    source = open_source(str(folder))
+    assert source.parameters.total == sum(p.numel() for p in model.parameters())
+    assert wrong(examine(source)) == {}

@@ -122,7 +122,7 @@ def fresh(source: Source, wanted: Wanted, folder: Path, architecture: Architectu
 
     def stirred(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         values = made.weights.float32(spec.name)
-        if spec.role in ("buffer", "tied") or np.ptp(values) > 0:
+        if spec.role in ("buffer", "tied") or not values.size or np.ptp(values) > 0:
             return None
         noise = 0.1 * rng.standard_normal(values.shape, np.float32)
         return from_float32(values + noise, made.weights.entries[spec.name].dtype)
