@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
@@ -89,6 +90,7 @@ class Architecture:
     tied_when: str = "tie_word_embeddings"  # the key or switch that says so
     ties_new: bool = False  # the library ties the output of every new model to its embedding, whatever the config says
     modelling: str | None = None  # file in models/ that travels with the checkpoint
+    code: Path | None = None  # a checkpoint whose own modelling file stands in for it, as the user allowed
     classes: Mapping[str, str] = field(default_factory=dict)  # class of the source family -> class of this one
     # Config keys that a file may leave out and `when` or `sizes` read; names for `when` that follow from several keys.
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 import shutil
 from copy import deepcopy
-from importlib.resources import files
 from pathlib import Path
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints import trust
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.reading import jsonfile
 
 
 def convert_config(config: Config, source: Architecture, target: Architecture) -> Config:
@@ -36,13 +37,20 @@ def convert_config(config: Config, source: Architecture, target: Architecture) -
 
 def modelling_file(architecture: Architecture) -> Path | None:
     """The self-contained modelling file of a family that plain transformers does not have."""
-    return Path(str(files("leansurgeon.models") / architecture.modelling)) if architecture.modelling else None
+    return trust.shipped_file(architecture.modelling) if architecture.modelling else None
 
 
 def write_config(folder: Path, config: Config, architecture: Architecture) -> None:
-    """config.json and, where the family needs it, the modelling file with its `auto_map`."""
-    module = modelling_file(architecture)
-    if module and architecture.library != "timm":
+    """config.json and, where the family needs it, the modelling file with its `auto_map`; where the user allowed a
+    checkpoint's own code, that in its place.
+    """
+    module, config = modelling_file(architecture), trust.as_written(config)
+    if architecture.code:
+        of_code = jsonfile.read_object(architecture.code / "config.json", raising=UnsupportedModel)
+        for file in trust.code_files(architecture.code, of_code):
+            shutil.copyfile(file, folder / file.name)
+        config = config | {"auto_map": of_code["auto_map"]}
+    elif module and architecture.library != "timm":
         shutil.copyfile(module, folder / module.name)
         config = config | {"auto_map": auto_map(module)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

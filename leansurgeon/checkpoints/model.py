@@ -16,10 +16,10 @@ import torch
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints import companions, record, trust
 from leansurgeon.checkpoints.family import convert_config, write_config
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.checkpoints.source import complete, copy_companions, read_config
+from leansurgeon.checkpoints.source import complete, read_config
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 
 AUTO = {
@@ -112,15 +112,17 @@ class Loaded:
         folder.
         """
         save_model(self.model, self.architecture, self.config, folder, self.stored)
-        copy_companions(self.folder, folder)
+        companions.copy(self.folder, folder)
         if self.surgery:
             record.write(folder, self.surgery.trained())
 
 
 def transformers_class(architecture: Architecture, name: str) -> type:
-    """A model class by its name, from transformers or from our own modelling file (never from the checkpoint's
-    folder).
+    """A model class by its name, from transformers or from our own modelling file; from the checkpoint's folder only
+    where the user allowed its code.
     """
+    if architecture.code and (trusted := trust.trusted_class(architecture.code, read_config(architecture.code), name)):
+        return trusted
     if architecture.library == "leansurgeon":
         module = importlib.import_module(f"leansurgeon.models.{architecture.modelling.removesuffix('.py')}")
     else:
@@ -234,7 +236,8 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
     config, overrides = complete(read_config(folder)), dict(overrides or {})
-    config, architecture = buildable(config, architectures.of(config))
+    config, architecture = buildable(config, trust.judged(architectures.of(config), config, folder))
+    config = trust.with_known_classes(config, architecture)
     surgery = record.read_if_whole(folder)
     check_fit(architecture.flat(config), overrides)
     if architecture.library == "timm":

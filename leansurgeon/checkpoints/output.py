@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from leansurgeon.checkpoints import companions
 from leansurgeon.checkpoints.durable import sync, sync_tree
 from leansurgeon.checkpoints.record import read_if_whole
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
@@ -108,9 +109,10 @@ def not_ours(path: Path) -> str | None:
 
 
 def check_apart(path: Path, source: Path | None) -> None:
-    """Refuse to write into, over or around the folder that is read."""
+    """Refuse to write into, over or around the folder that is read, and to copy what is not of it."""
     if source is None:
         return
+    companions.found(source)
     out, read = path.resolve(), source.resolve()
     if out == read or out in read.parents or read in out.parents:
         raise UsageError(f"The output {path} and the source {source} overlap.", "Choose another folder with -o.")

@@ -14,8 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import leansurgeon
 from leansurgeon import architectures
+from leansurgeon.checkpoints import trust
 from leansurgeon.checkpoints.record import Comparison, Proof
+from leansurgeon.checkpoints.source import read_config
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
@@ -119,11 +122,10 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
     """The accounts of a fresh process that loads `folder`, and then `source`, and runs them; and its last words, where
     it did not come to its end.
     """
-    asked = [str(folder.absolute()), "--kind", kind]
-    asked += ["--module", module] if (module := entry_module(folder)) else []
+    asked = [str(folder.absolute()), "--kind", kind, "--root", str(Path(leansurgeon.__file__).parents[1])]
+    asked += ["--how", json.dumps(how_to_load(folder, as_documented=True))]
     if source is not None:
-        asked += ["--source", str(source.absolute())]
-        asked += ["--source-module", module] if (module := entry_module(source)) else []
+        asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source))]
     asked += ["--inputs", str(inputs)] if inputs else []
     # Isolated mode keeps the working directory off the path; modelling files are cached in a folder that goes away.
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
@@ -134,7 +136,12 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-I", str(SCRIPT), *asked], capture_output=True, text=True, env=env, check=False
+            [sys.executable, "-I", str(SCRIPT), *asked],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
         )
     found: dict[str, Any] = {}
     for line in done.stdout.splitlines():
@@ -143,10 +150,20 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
     return found, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
-def entry_module(folder: Path) -> str | None:
-    """Our module that registers the timm entry point of a folder, where it needs one."""
-    config = json.loads((folder / "config.json").read_text())
-    if not config.get("architecture", "").startswith("leansurgeon_"):
-        return None
-    file = architectures.of(config).modelling
-    return f"leansurgeon.models.{file.removesuffix('.py')}" if file else None
+def how_to_load(folder: Path, *, as_documented: bool = False) -> dict[str, Any]:
+    """What `reload_check` needs beside the folder: the `class`, our `module` that has it (or registers its timm entry
+    point), and whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
+    modelling file was copied from this package a moment ago, to load it `as_documented`.
+
+    Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
+    """
+    config = read_config(folder)
+    architecture = trust.judged(architectures.of(config), config, folder)
+    stem = (architecture.modelling or "").removesuffix(".py")
+    if architecture.library == "timm":
+        ours = str(config.get("architecture", "")).startswith("leansurgeon_")
+        return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
+    name = (trust.with_known_classes(config, architecture).get("architectures") or ["AutoModel"])[0]
+    if architecture.code or (stem and as_documented):
+        return {"class": name, "trust": True}
+    return {"class": name} | ({"module": f"leansurgeon.models.{stem}"} if stem else {})

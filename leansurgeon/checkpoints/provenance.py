@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import leansurgeon
-from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints import record, trust
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.report_numbers import sentence
-from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.source import Source, read_config
 
 
 def origin_of(source: Source) -> Origin:
@@ -25,7 +25,14 @@ def origin_of(source: Source) -> Origin:
         preset=source.preset.name if source.preset else None,
         sha256={file.name: sha256(file) for file in source.files},
         notes=source.notes,
+        code=code_of(source),
     )
+
+
+def code_of(source: Source) -> dict[str, str]:
+    """SHA-256 of the modelling files of the checkpoint that ran, because the user allowed it."""
+    folder = source.architecture.code
+    return {file.name: sha256(file) for file in trust.code_files(folder, read_config(folder))} if folder else {}
 
 
 def versions() -> dict[str, str]:

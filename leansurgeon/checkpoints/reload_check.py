@@ -1,8 +1,9 @@
 """Runs alone in a fresh process: load a folder the documented way, run it forward, print what was found as JSON.
 
-Usage: python -I reload_check.py FOLDER [--module NAME] [--source FOLDER [--source-module NAME]] [--inputs FILE] [--kind
-KIND]. It imports nothing of leansurgeon (but for NAME, which registers the timm entry point that such a folder
-documents), so it sees what a user of plain transformers or timm sees.
+Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how JSON] [--root FOLDER] [--inputs FILE]
+[--kind KIND]. `how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it
+from, or that registers a timm entry point; and with `trust` says that the folder's own code may run. Nothing else of
+leansurgeon is imported, so a result is seen as a user of plain transformers or timm sees it.
 
 One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
@@ -16,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -41,22 +43,22 @@ def load_timm(folder: Path, config: dict, module: str | None):
     return model, account
 
 
-def load_transformers(folder: Path, config: dict):
+def load_transformers(folder: Path, config: dict, how: dict):
     import torch
     import transformers
 
-    name = (config.get("architectures") or ["AutoModel"])[0]
-    remote = config.get("auto_map", {})
+    name, trusted = how["class"], how.get("trust", False)
+    remote = config.get("auto_map", {}) if trusted else {}
     auto = next((a for a, full in remote.items() if full.endswith("." + name)), None)
-    cls = getattr(transformers, auto or name)
-    model, info = cls.from_pretrained(
-        folder, output_loading_info=True, trust_remote_code=bool(remote), dtype=torch.float32
-    )
+    home = importlib.import_module(how["module"]) if "module" in how else transformers
+    cls = getattr(home, auto or name)
+    model, info = cls.from_pretrained(folder, output_loading_info=True, trust_remote_code=trusted, dtype=torch.float32)
     account = {
         "missing": sorted(info["missing_keys"]),
         "unexpected": sorted(info["unexpected_keys"]),
         "mismatched": sorted(map(str, info["mismatched_keys"])),
-        "loaded_with": f"transformers.{cls.__name__}.from_pretrained" + (", trust_remote_code=True" if remote else ""),
+        "loaded_with": f"{home.__name__}.{cls.__name__}.from_pretrained"
+        + (", trust_remote_code=True" if trusted else ""),
     }
     return model.eval(), account
 
@@ -150,11 +152,11 @@ def seeded(torch):
     return torch.Generator().manual_seed(0)
 
 
-def examined(folder: Path, module: str | None, inputs: str | None, kind: str, torch) -> tuple[dict, list]:
+def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> tuple[dict, list]:
     """What loading and running a folder shows, and its outputs (see `run`)."""
     config = json.loads((folder / "config.json").read_text())
     timm = "architecture" in config and "model_type" not in config
-    model, account = load_timm(folder, config, module) if timm else load_transformers(folder, config)
+    model, account = load_timm(folder, config, how.get("module")) if timm else load_transformers(folder, config, how)
     batches = read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, torch)]
     sums, outputs = run(model, batches, kind, torch)
     return account | {"parameters": sum(p.numel() for p in model.parameters())} | sums, outputs
@@ -196,16 +198,20 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--source", type=Path)
     parser.add_argument("--kind", default="plain")
-    for name in ("--module", "--source-module", "--inputs"):
-        parser.add_argument(name)
+    parser.add_argument("--inputs")
+    parser.add_argument("--root")
+    for name in ("--how", "--source-how"):
+        parser.add_argument(name, type=json.loads, default={})
     asked = parser.parse_args()
+    if asked.root and ("module" in asked.how or "module" in asked.source_how):
+        sys.path.insert(0, asked.root)  # the leansurgeon that asks, and no other that may be installed
     import torch
 
-    account, outputs = examined(asked.folder, asked.module, asked.inputs, asked.kind, torch)
+    account, outputs = examined(asked.folder, asked.how, asked.inputs, asked.kind, torch)
     print("\n" + json.dumps({"result": account}), flush=True)
     if asked.source:
         gc.collect()  # one model in memory at a time
-        original, theirs = examined(asked.source, asked.source_module, asked.inputs, asked.kind, torch)
+        original, theirs = examined(asked.source, asked.source_how, asked.inputs, asked.kind, torch)
         if original["output"] == account["output"]:
             original["differences"] = differences(theirs, outputs, torch)
         print("\n" + json.dumps({"source": original}), flush=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,20 +22,13 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
+from leansurgeon.checkpoints import companions, trust
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.shape import ParameterCount, Shape
-
-# Everything beside the weights that a user needs to use the model; copied as it is.
-COMPANIONS = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-    "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "generation_config.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,11 +153,12 @@ def from_folder(
     files = files or tuple(weights.files)
     if published_crammed_bert(config, weights):
         path = convert_crammed_bert(config, weights, keep)
-        copy_companions(original, path)
+        companions.copy(original, path)
         config, weights = read_config(path), Weights.open(path)
         notes += ("converted from the published Crammed BERT layout",)
     config = complete(config)
-    architecture = architectures.of(config)
+    architecture = trust.judged(architectures.of(config), config, original)
+    config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
     specs = match(architecture, config, weights.shapes)
     refuse_whole_numbers(specs, weights)
@@ -264,7 +257,7 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 
     copy = temporary(keep)
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    copy_companions(path, copy, also=("config.json",))
+    companions.copy(path, copy, also=("config.json",))
     return copy, tuple(found)
 
 
@@ -353,17 +346,6 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack) -> Source:
             "Check the name and the network, or download it elsewhere and give its folder.",
         ) from None
     return from_folder(folder, name=name, kind="hub", allow_pickle=allow_pickle, keep=keep)
-
-
-def copy_companions(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:
-    """Copy tokenizer, processor and generation files; returns their names."""
-    copied = []
-    for name in (*COMPANIONS, *also):
-        if (source / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, target / name)
-            copied.append(name)
-    return copied
 
 
 def temporary(keep: ExitStack) -> Path:

@@ -1,9 +1,12 @@
-"""What the commands share: how they talk. stdout is data; this goes to stderr."""
+"""What the commands share: how they talk (stdout is data; this goes to stderr), and whom they trust."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
+
+import typer
 
 from leansurgeon.words import wrap
 
@@ -14,3 +17,20 @@ def say(text: str) -> None:
         return
     for line in text.split("\n"):
         print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)
+
+
+def _allow_code(value: bool) -> bool:
+    from leansurgeon.checkpoints import trust
+
+    return trust.allow(value)
+
+
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        callback=_allow_code,
+        help="Run modelling code that comes with a checkpoint. Without it none runs.",
+    ),
+]

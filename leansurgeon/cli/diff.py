@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode
+
 
 def diff(
     a: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
     b: Annotated[str, typer.Argument(help="The other one.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Shape, parameters, config and every tensor of A and B side by side; layers matched by surgery.json."""
     from contextlib import ExitStack

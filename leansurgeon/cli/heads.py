@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
 from leansurgeon.errors import UsageError, short
 from leansurgeon.words import wrap
 
@@ -65,9 +65,8 @@ def heads(
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Importance of every head, what its absence costs, and how many heads can go.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import kappa
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode
 from leansurgeon.errors import short
 from leansurgeon.words import wrap
 
@@ -36,9 +37,8 @@ def inspect(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Shape, parameters, head policy, origin and known traps of MODEL.
 

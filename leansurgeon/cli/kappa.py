@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
 from leansurgeon.errors import UsageError, plural, short
 from leansurgeon.words import wrap
 
@@ -39,9 +39,8 @@ def kappa(
     ] = "fp32",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of samples.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode
 from leansurgeon.errors import short
 
 DEFAULT_BATCH = 32
@@ -58,9 +59,8 @@ def plan(
         typer.Option(help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Parameters, operations and peak training memory of SOURCE before and after surgery; needs no GPU.
 

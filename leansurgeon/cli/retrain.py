@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import TrustRemoteCode, say
 from leansurgeon.errors import Terminated, UsageError
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def retrain(
             "the data is not there), save nothing.",
         ),
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
     began = perf_counter()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import TrustRemoteCode, say
 from leansurgeon.errors import UsageError
 
 
@@ -32,6 +32,7 @@ def run(
     format: Annotated[str, typer.Option("--format", help="table, markdown, csv, json or latex.")] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run finished arms again.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment, report

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
 from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
 from leansurgeon.errors import UsageError, short
@@ -99,9 +99,8 @@ def search(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Forget what an earlier call of this search found.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Find the best (heads, layers, MLP) of SOURCE under a budget: count, then try, the better half for twice as long.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
 from leansurgeon.errors import UsageError
 from leansurgeon.words import wrap
 
@@ -75,9 +75,8 @@ def shrink(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads."""
     from leansurgeon.checkpoints import digests

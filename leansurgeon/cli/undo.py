@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import TrustRemoteCode, say
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def undo(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints import load, reload_check
+from leansurgeon.checkpoints import load, prove, reload_check
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.plan import drop_layers
@@ -94,7 +94,9 @@ def test_everything_at_once_trains(family, saved, tmp_path):
     assert sum(p.numel() for p in lean.parameters()) == steps.parameters_after.total
     assert sum(steps.saved_by.values()) == steps.parameters_before.total - steps.parameters_after.total
     config = json.loads((tmp_path / "lean/config.json").read_text())
-    reloaded, account = reload_check.load_transformers(tmp_path / "lean", config)
+    reloaded, account = reload_check.load_transformers(
+        tmp_path / "lean", config, prove.how_to_load(tmp_path / "lean", as_documented=True)
+    )
     assert account["missing"] == account["unexpected"] == account["mismatched"] == []
     assert reload_check.run(reloaded, [reload_check.example(reloaded, torch)], "plain", torch)[0]["finite"]
     output(lean, example(model)).pow(2).sum().backward()

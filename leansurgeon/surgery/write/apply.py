@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon.architectures.base import Config, TensorSpec
+from leansurgeon.checkpoints import companions
 from leansurgeon.checkpoints.family import write_config
-from leansurgeon.checkpoints.source import Source, copy_companions
+from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.surgery.plan import fresh, heads, mlp
@@ -49,7 +50,7 @@ def apply(plan: Plan, source: Source, folder: Path, edits: Mapping[str, np.ndarr
         write(folder, outs)
         write_config(folder, config, plan.architecture)
     if source.folder:
-        copy_companions(source.folder, folder)
+        companions.copy(source.folder, folder)
     return decided
 
 

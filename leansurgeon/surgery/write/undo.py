@@ -17,13 +17,14 @@ import numpy as np
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.checkpoints import companions
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
-from leansurgeon.checkpoints.source import Source, copy_companions
+from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.shape import ParameterCount
@@ -215,7 +216,7 @@ def carry_out(
     with output_folder(folder, force=force) as aside:
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.architecture)
-        copy_companions(steps.source.folder, aside)
+        companions.copy(steps.source.folder, aside)
         verified, proof = verify(steps, aside, paths), None
         if verified["by"] == "reload":
             say("Written; now reloading it in a fresh process ...")

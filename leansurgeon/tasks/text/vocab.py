@@ -113,7 +113,7 @@ def load(folder: Path) -> PreTrainedTokenizerBase:
     """Read back what `save_pretrained` wrote."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _from_hub(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UsageError(

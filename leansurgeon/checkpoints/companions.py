@@ -1,0 +1,65 @@
+"""Tokenizer, processor and the like, which go with the weights as they are.
+
+They are read from a folder that somebody else may have made, and what is copied is published. So only regular files of
+that folder are taken: a link may lead to another file of the folder, or, in a snapshot of the hub's cache, to the
+cache's own copy of that model (`snapshots/REVISION/tokenizer.json -> ../../blobs/...`), and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from leansurgeon.checkpoints import trust
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.reading import jsonfile
+
+NAMES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+    "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "generation_config.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+)  # fmt: skip
+
+
+def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
+    """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
+    names = [name for name in (*NAMES, *also) if (source / name).is_file()]
+    for name in names:
+        refuse_elsewhere(source, name)
+    return names
+
+
+def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:
+    """Copy them; returns their names. Raises what `found` raises."""
+    names = found(source, also)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("_config.json") and (plain := without_code(source / name)) is not None:
+            (target / name).write_text(plain, encoding="utf-8")
+        else:
+            shutil.copyfile(source / name, target / name)
+    return names
+
+
+def refuse_elsewhere(source: Path, name: str) -> None:
+    home, real = source.resolve(), (source / name).resolve()
+    places = [home]
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
+        places.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(place) for place in places):
+        raise UnsupportedModel(
+            f"{source / name} is a link to {real}, which is not of this model, and would be copied into the result.",
+            "Put a copy of the file in its place, or take the link away.",
+        )
+
+
+def without_code(file: Path) -> str | None:
+    """A tokenizer's or processor's config without classes whose code does not travel; None where it names none."""
+    try:
+        said = jsonfile.read_object(file, raising=UnsupportedModel)
+    except UnsupportedModel:
+        return None  # not for us to judge: it is copied as it is
+    kept = trust.as_written(said)
+    return json.dumps(kept, indent=2, ensure_ascii=False) + "\n" if len(kept) < len(said) else None

@@ -1,0 +1,167 @@
+"""Whose code runs. A checkpoint is data: the modelling files of this package are taken from the package, those of
+transformers and timm from there, and nothing that comes with a checkpoint is executed unless --trust-remote-code says
+so for one command.
+
+What a checkpoint can ask for: classes of its own (`auto_map`), and kernels of the hub (`attn_implementation`). Beside
+a model_type that a library knows, an `auto_map` is passed over. A result of ours names its modelling file there; it is
+one of ours while it is byte for byte what a version of this package shipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.digests import digest
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.reading import jsonfile
+
+FLAG = "--trust-remote-code"
+ALLOWED = "LEANSURGEON_TRUST_REMOTE_CODE"  # how a command tells the processes that it starts
+# Config keys that name code for transformers to fetch, or a file that is not there for others to look for.
+CODE_KEYS = ("auto_map", "custom_pipelines")
+KERNELS = ("attn_implementation", "experts_implementation")
+
+
+def allow(value: bool) -> bool:
+    """Whether code of checkpoints may run in this process and in those that it starts."""
+    if value:
+        os.environ[ALLOWED] = "1"
+    else:
+        os.environ.pop(ALLOWED, None)
+    return value
+
+
+def allowed() -> bool:
+    return os.environ.get(ALLOWED) == "1"
+
+
+def judged(architecture: Architecture, config: Config, folder: Path) -> Architecture:
+    """The family of a checkpoint folder, with the folder as its `code` where that runs because the user allowed it.
+
+    Raises `UnsupportedModel` where the checkpoint asks for code that is not ours and nobody allowed it.
+    """
+    if not allowed():
+        refuse_kernels(config, folder)
+    named = named_modules(config)
+    if architecture.library != "leansurgeon" or not named:
+        return architecture  # the library's own class, or ours from the package
+    own = Path(architecture.modelling).stem
+    strange = sorted(module for module in named if module != own)
+    if not strange and ((not (folder / f"{own}.py").exists()) or is_shipped(folder / f"{own}.py")):
+        return architecture
+    what = f"{strange[0]}.py" if strange else f"{own}.py, and that is not the file that leansurgeon ships"
+    if not allowed():
+        raise UnsupportedModel(
+            f"{folder} wants to run code of its own: config.json names {what}.",
+            f"If you have read it and trust it, {FLAG} runs it; or take auto_map out of config.json.",
+        )
+    return replace(architecture, code=folder)
+
+
+def named_modules(config: Config) -> set[str]:
+    """Modules that `auto_map` names, a repository of the hub before them (`org/name--module`)."""
+    remote = config.get("auto_map")
+    values: list[Any] = list(remote.values()) if isinstance(remote, Mapping) else [remote] if remote else []
+    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+    return {str(item).rpartition(".")[0] or str(item) for item in flat if item is not None}
+
+
+def refuse_kernels(config: Config, folder: Path) -> None:
+    """Raises `UnsupportedModel` where transformers would fetch an implementation from the hub and run it."""
+    for key, value in walk(config):
+        if key.strip("_").removesuffix("_internal") in KERNELS and isinstance(value, str) and "/" in value:
+            raise UnsupportedModel(
+                f"{folder} wants to run code of the hub: config.json says {key} = {value!r}.",
+                f"Take the key out of config.json; or, if you trust it, add {FLAG}.",
+            )
+
+
+def walk(config: object) -> Iterator[tuple[str, object]]:
+    """Every key of nested objects with each text below it."""
+    if not isinstance(config, Mapping):
+        return
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from walk(value)
+            yield from ((str(key), item) for item in value.values())
+        else:
+            yield str(key), value
+
+
+# -- what we ship ----------------------------------------------------------------------------------
+
+
+def shipped_file(name: str) -> Path:
+    return Path(str(files("leansurgeon.models") / name))
+
+
+@cache
+def earlier() -> dict[str, list[str]]:
+    """SHA-256 of modelling files that earlier versions shipped, by name; `tests/support/shipped.py` writes the list."""
+    return jsonfile.read_object(Path(__file__).with_name("shipped.json"))
+
+
+def is_shipped(file: Path) -> bool:
+    """Whether a file is byte for byte one that this version of the package or a listed earlier one ships."""
+    own = shipped_file(file.name)
+    if not file.is_file() or not own.is_file():
+        return False
+    found = digest(file)
+    return found == digest(own) or found in earlier().get(file.name, ())
+
+
+# -- code that the user trusts ---------------------------------------------------------------------
+
+
+def code_files(folder: Path, config: Config) -> list[Path]:
+    """The files of a trusted folder that its classes need: modules of `auto_map` and what they import beside them."""
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    found: dict[Path, None] = {}
+    for module in sorted(named_modules(config)):
+        file = folder / f"{module}.py"
+        if "--" not in module and file.is_file():
+            found[file] = None
+            found |= dict.fromkeys(Path(name) for name in get_relative_import_files(file))
+    return list(found)
+
+
+def trusted_class(folder: Path, config: Config, name: str) -> type | None:
+    """The class `name` of a trusted folder's own code; None where its `auto_map` has none. Runs that code."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    values = [value for value in (config.get("auto_map") or {}).values() if isinstance(value, str)]
+    full = next((value for value in values if value.endswith("." + name)), None)
+    return get_class_from_dynamic_module(full, folder) if full else None
+
+
+def as_written(config: Config) -> Config:
+    """A config without what names code."""
+    return {key: value for key, value in config.items() if key not in CODE_KEYS}
+
+
+def with_known_classes(config: Config, architecture: Architecture) -> Config:
+    """A config whose classes transformers has: one that only the checkpoint's own code has stands for the library's
+    class of the same model_type and task.
+    """
+    remote, names = config.get("auto_map"), config.get("architectures")
+    if architecture.library != "transformers" or not isinstance(remote, Mapping) or not isinstance(names, list):
+        return config
+    import transformers
+
+    def known(name: str) -> str:
+        auto = next((key for key, value in remote.items() if str(value).endswith(f".{name}")), "")
+        if hasattr(transformers, name) or not hasattr(transformers, auto):
+            return name
+        mapping = getattr(getattr(transformers, auto), "_model_mapping", None)
+        found = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
+        return found if isinstance(found, str) else found[0]
+
+    return config | {"architectures": [known(name) if isinstance(name, str) else name for name in names]}

@@ -1,0 +1,78 @@
+"""What is copied beside the weights is of the model's folder, and nothing else of the machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from leansurgeon.checkpoints import companions
+from leansurgeon.checkpoints.model import load
+from leansurgeon.errors import UnsupportedModel
+from tests.support.command_line import leansurgeon
+
+
+@pytest.fixture
+def secret(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "elsewhere" / "secret"
+    file.write_text("secret")
+    return file
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "1_Pooling/config.json"])
+def test_a_link_to_elsewhere_is_refused_before_anything_is_written(name, saved, tmp_path, secret):
+    folder, _ = saved("bert")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(secret)
+    done = leansurgeon("shrink", folder, "--layers", "2", "--uncalibrated", "-o", tmp_path / "out")
+    assert done.returncode == 3 and name in done.stderr and str(secret) in done.stderr
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UnsupportedModel):  # as a training saves its model
+        load(folder).save(tmp_path / "trained")
+
+
+def test_a_folder_that_is_a_link_leads_elsewhere_too(saved, tmp_path, secret):
+    folder, _ = saved("bert")
+    (secret.parent / "config.json").write_text("{}")
+    (folder / "1_Pooling").symlink_to(secret.parent)
+    with pytest.raises(UnsupportedModel):
+        companions.copy(folder, tmp_path)
+
+
+def test_links_within_the_folder_and_of_the_hubs_cache_are_copied(tmp_path, secret):
+    folder = tmp_path / "models--org--name" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir()
+    (blobs / "123").write_text("words")
+    (folder / "vocab.txt").symlink_to("../../blobs/123")
+    (folder / "real.json").write_text("{}")
+    (folder / "tokenizer.json").symlink_to("real.json")
+    (tmp_path / "out").mkdir()
+    assert companions.copy(folder, tmp_path / "out") == ["tokenizer.json", "vocab.txt"]
+    copied = tmp_path / "out" / "vocab.txt"
+    assert copied.read_text() == "words" and not copied.is_symlink()
+    (folder / "merges.txt").symlink_to("../../../elsewhere/secret")
+    with pytest.raises(UnsupportedModel):
+        companions.copy(folder, tmp_path / "out")
+    (folder / "merges.txt").unlink()
+    plain = tmp_path / "snapshots" / "abc"  # looks like the cache and is none
+    plain.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1").write_text("x")
+    (plain / "vocab.txt").symlink_to("../../blobs/1")
+    with pytest.raises(UnsupportedModel):
+        companions.copy(plain, tmp_path / "out")
+
+
+def test_code_that_does_not_travel_is_not_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    said = {"auto_map": {"AutoTokenizer": ["mine.X", None]}, "model_max_length": 64, "ä": "ö"}
+    (tmp_path / "a" / "tokenizer_config.json").write_text(json.dumps(said))
+    (tmp_path / "a" / "generation_config.json").write_text('{ "eos_token_id":2}')
+    companions.copy(tmp_path / "a", tmp_path / "b")
+    kept = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
+    assert kept == {"model_max_length": 64, "ä": "ö"}
+    assert (tmp_path / "b" / "generation_config.json").read_text() == '{ "eos_token_id":2}'  # byte for byte

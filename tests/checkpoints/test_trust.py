@@ -1,0 +1,201 @@
+"""No code of a checkpoint runs without a flag: what it names is passed over or refused, and never executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from leansurgeon.checkpoints import load, trust
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel
+from tests.support.command_line import leansurgeon
+
+EVIL = """
+from pathlib import Path
+Path({mark!r}).write_text("ran")
+from transformers import {base}
+class {name}({base}):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_allowed():
+    trust.allow(False)
+    yield
+    trust.allow(False)
+
+
+@pytest.fixture
+def mark(tmp_path) -> Path:
+    """A file that foreign code would make."""
+    return tmp_path / "mark"
+
+
+def edit(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def llama_with(saved, mark: Path, full: str, name: str = "LlamaForCausalLM") -> Path:
+    """A Llama whose config names code beside it."""
+    folder, _ = saved("llama")
+    edit(folder, auto_map={"AutoModelForCausalLM": full}, architectures=[name])
+    (folder / "evil.py").write_text(EVIL.format(mark=str(mark), base="LlamaForCausalLM", name=name))
+    return folder
+
+
+def result_of_ours(saved, tmp_path: Path) -> Path:
+    """BERT with heads that no library stores: its modelling file travels."""
+    folder, _ = saved("bert")
+    done = leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", tmp_path / "ours")
+    assert done.returncode == 0 and (tmp_path / "ours" / "decoupled_bert.py").is_file()
+    return tmp_path / "ours"
+
+
+@pytest.mark.parametrize("full", ["{folder}--evil.LlamaForCausalLM", "evil.LlamaForCausalLM", "a/b--evil.X"])
+def test_an_auto_map_beside_a_known_model_type_is_passed_over(full, saved, tmp_path, mark):
+    folder = llama_with(saved, mark, full.format(folder=tmp_path / "source-llama"))
+    done = leansurgeon("shrink", folder, "--heads", "8", "-o", tmp_path / "out", "--json")
+    assert done.returncode == 0 and not mark.exists()
+    proof = json.loads(done.stdout)["proof"]
+    assert proof["loaded_with"] == "transformers.LlamaForCausalLM.from_pretrained"
+    assert proof["compared"]["done"]
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "auto_map" not in written and not list((tmp_path / "out").glob("*.py"))
+    for command in (["undo", tmp_path / "out", "-o", tmp_path / "back"], ["inspect", folder], ["diff", folder, folder]):
+        assert leansurgeon(*command).returncode == 0
+    load(folder)
+    assert not mark.exists()
+
+
+def test_a_class_that_only_the_checkpoint_has_is_the_librarys(saved, tmp_path, mark):
+    folder = llama_with(saved, mark, "evil.EvilForCausalLM", "EvilForCausalLM")
+    done = leansurgeon("shrink", folder, "--layers", "2", "--uncalibrated", "-o", tmp_path / "out")
+    assert done.returncode == 0 and not mark.exists()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert type(load(folder).model).__name__ == "LlamaForCausalLM" and not mark.exists()
+
+
+def change(folder: Path, mark: Path) -> None:
+    """The travelling file does something else; surgery.json is gone."""
+    file = folder / "decoupled_bert.py"
+    file.write_text(f"open({str(mark)!r}, 'w').write('ran')\n" + file.read_text())
+    (folder / "surgery.json").unlink(missing_ok=True)
+
+
+COMMANDS = {
+    "shrink": "shrink MODEL --layers 2 --uncalibrated -o OUT",
+    "undo": "undo MODEL -o OUT",
+    "inspect": "inspect MODEL",
+    "plan": "plan MODEL --layers 2",
+    "diff": "diff MODEL MODEL",
+    "bench": "bench MODEL",
+    "kappa": "kappa MODEL --data task:digits",
+    "heads": "heads MODEL --data task:digits",
+    "search": "search MODEL --params 1M --dry-run",
+    "retrain": "retrain MODEL --recipe digits-vit --dry-run",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_changed_modelling_file_is_refused(command, saved, tmp_path, mark):
+    folder = result_of_ours(saved, tmp_path)
+    change(folder, mark)
+    words = [{"MODEL": folder, "OUT": tmp_path / "out"}.get(word, word) for word in COMMANDS[command].split()]
+    done = leansurgeon(*words)
+    assert done.returncode == 3 and "--trust-remote-code" in done.stderr and "decoupled_bert.py" in done.stderr
+    assert not mark.exists() and not (tmp_path / "out").exists()
+    with pytest.raises(UnsupportedModel):
+        load(folder)
+
+
+def test_the_flag_runs_it_and_the_record_names_it(saved, tmp_path, mark):
+    folder = result_of_ours(saved, tmp_path)
+    change(folder, mark)
+    done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "out", "--trust-remote-code", "--json")
+    assert done.returncode == 0 and mark.exists(), done.stderr
+    proof = json.loads(done.stdout)["proof"]
+    assert proof["loaded_with"].endswith("trust_remote_code=True") and proof["compared"]["done"]
+    record = json.loads((tmp_path / "out" / "surgery.json").read_text())
+    code = (folder / "decoupled_bert.py").read_bytes()
+    assert record["source"]["code"] == {"decoupled_bert.py": hashlib.sha256(code).hexdigest()}
+    assert (tmp_path / "out" / "decoupled_bert.py").read_bytes() == code  # what was proven is what travels
+    assert leansurgeon("inspect", folder).returncode == 3  # the next command has no flag
+
+
+def test_a_file_that_is_ours_is_taken_from_the_package(saved, tmp_path, monkeypatch):
+    folder = result_of_ours(saved, tmp_path)
+    assert trust.is_shipped(folder / "decoupled_bert.py")
+    assert type(load(folder).model).__module__ == "leansurgeon.models.decoupled_bert"
+    done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "out", "--json")
+    assert json.loads(done.stdout)["proof"]["compared"]["done"]
+    old = b"# what an earlier version shipped\nraise SystemExit\n"
+    (folder / "decoupled_bert.py").write_bytes(old)
+    with pytest.raises(UnsupportedModel):
+        open_source(str(folder))
+    earlier = {"decoupled_bert.py": [hashlib.sha256(old).hexdigest()]}
+    monkeypatch.setattr(trust, "earlier", lambda: earlier)
+    assert open_source(str(folder)).architecture.code is None
+    done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "again", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["proof"]["compared"]["done"]
+    (folder / "decoupled_bert.py").unlink()  # the package has it
+    assert open_source(str(folder)).architecture.code is None
+
+
+def test_every_file_that_travels_is_known_and_so_are_those_of_before():
+    room = Path(trust.__file__).parents[1] / "models"
+    for file in room.glob("*.py"):
+        assert trust.is_shipped(file)
+    assert not trust.is_shipped(Path(trust.__file__))
+    for name, digests in trust.earlier().items():
+        assert name.endswith(".py") and all(len(bytes.fromhex(d)) == 32 for d in digests)
+
+
+@pytest.mark.parametrize("place", ["top", "nested"])
+def test_a_kernel_of_the_hub_is_refused(place, saved):
+    folder, _ = saved("llama")
+    asked = {"attn_implementation": "somebody/kernel"}
+    edit(folder, **(asked if place == "top" else {"text_config": asked}))
+    with pytest.raises(UnsupportedModel) as error:
+        open_source(str(folder))
+    assert "somebody/kernel" in error.value.message
+    with pytest.raises(UnsupportedModel):
+        load(folder)
+    edit(folder, attn_implementation="eager", text_config=None)
+    open_source(str(folder))
+
+
+def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
+    from leansurgeon.tasks.text import vocab
+
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    said = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    (folder / "evil.py").write_text(EVIL.format(mark=str(mark), base="BertTokenizer", name="Evil"))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the library asks, and somebody pipes `yes`
+    with pytest.raises(ValueError):
+        vocab.load(folder)
+    assert not mark.exists()
+
+
+def test_the_flag_reaches_the_processes_that_a_command_starts():
+    trust.allow(True)
+    assert os.environ[trust.ALLOWED] == "1" and trust.allowed()
+    trust.allow(False)
+    assert trust.ALLOWED not in os.environ
+
+
+def test_a_modelling_file_that_is_named_and_not_ours(saved, tmp_path, mark):
+    folder = result_of_ours(saved, tmp_path)
+    shutil.copy(folder / "decoupled_bert.py", folder / "evil.py")
+    edit(folder, auto_map={"AutoModelForMaskedLM": "evil.DecoupledBertForMaskedLM"})
+    with pytest.raises(UnsupportedModel) as error:
+        open_source(str(folder))
+    assert "evil.py" in error.value.message
