@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leansurgeon.reading import jsonfile
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.recipe.schema import TrainingRecipe
 
 NEVER, AUTO = "never", "auto"
 # Keys that change nothing that is computed.

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import leansurgeon
-from leansurgeon.training.runs import checkpoint
-from leansurgeon.training.processes import engine
-from leansurgeon.training.watch import final
-from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.evaluate import all_reduced, still_falling
+from leansurgeon.training.processes import engine
+from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.watch import final
 from leansurgeon.training.watch.progress import duration_text
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training.runs import checkpoint
-from leansurgeon.training.runs import resume
 from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import recipe

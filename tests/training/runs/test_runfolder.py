@@ -12,8 +12,8 @@ import torch
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.training.data import feed
-from leansurgeon.training.watch import memory
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.watch import memory
 from leansurgeon.training.watch.progress import Progress, duration_text, rate_text
 
 

@@ -14,14 +14,13 @@ from typer.testing import CliRunner
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, Stopped, UsageError
 from leansurgeon.training import plan
-from leansurgeon.training.runs import checkpoint
-from leansurgeon.training.watch import guards
 from leansurgeon.training import train as loop
-from leansurgeon.training.runs import resume
+from leansurgeon.training.recipe.schema import ExperimentRecipe, Train
+from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.train import train
-from leansurgeon.training.recipe.schema import ExperimentRecipe, Train
 from leansurgeon.training.update.step import Trainer
+from leansurgeon.training.watch import guards
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import StandIn, Words, recipe, word_model
 
