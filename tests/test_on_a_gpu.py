@@ -145,7 +145,9 @@ def test_a_training_is_that_of_the_cpu(settings, tmp_path, device):
     for cpu in (True, False):
         wanted = recipe(**(settings if not cpu else {k: v for k, v in settings.items() if k != "compile"}))
         folder = tmp_path / str(cpu)
-        told[cpu] = loop.train(wanted, tmp_path, folder, loaded=word_model(), task=Words(), say=print, cpu=cpu)
+        told[cpu] = loop.train(
+            wanted, tmp_path, folder, loaded=word_model(), task=Words(), say=print, cpu=cpu
+        ).as_dict()
     assert told[False]["device"] == torch.cuda.get_device_name(device)
     assert told[False]["memory"]["kind"] == "cuda allocator peak" and told[False]["memory"]["bytes"] > 0
     close = 1e-3 if settings.get("precision", "fp32") == "fp32" else 5e-2
@@ -166,7 +168,8 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path, device):
 
     def run(folder, task, **how):
         settings = recipe(checkpoint={"every": "2st"})
-        return loop.train(settings, tmp_path, folder, loaded=word_model(dropout=0.2), task=task, say=print, **how)
+        options = {"loaded": word_model(dropout=0.2), "task": task, "say": print}
+        return loop.train(settings, tmp_path, folder, **options, **how).as_dict()
 
     whole = run(tmp_path / "whole", Words())
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +195,7 @@ class Greedy(torch.nn.Module):
 def test_a_micro_batch_is_halved_until_it_fits(tmp_path, device):
     model, said = word_model(), []
     model.model = Greedy(model.model, 0.1)
-    told = loop.train(recipe(), tmp_path, tmp_path / "run", loaded=model, task=Words(), say=said.append)
+    told = loop.train(recipe(), tmp_path, tmp_path / "run", loaded=model, task=Words(), say=said.append).as_dict()
     assert told["micro_batch"] == 8 and sum("does not fit" in line for line in said) == 1
     assert told["memory"]["bytes"] > 0.7 * torch.cuda.get_device_properties(device).total_memory
 

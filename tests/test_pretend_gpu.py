@@ -184,7 +184,8 @@ TRAININGS = {
 @pytest.mark.parametrize("train", TRAININGS.values(), ids=TRAININGS)
 def test_a_training_is_that_of_the_cpu(train, tmp_path, monkeypatch):
     def run(place: str):
-        return loop.train(recipe(**train), tmp_path, tmp_path / place, loaded=word_model(), task=Words(), say=print)
+        options = {"loaded": word_model(), "task": Words(), "say": print}
+        return loop.train(recipe(**train), tmp_path, tmp_path / place, **options).as_dict()
 
     told = {"cpu": run("cpu")}
     with plugged_in(monkeypatch):
@@ -204,7 +205,8 @@ def test_a_checkpoint_moves_between_devices(tmp_path, monkeypatch):
     def run(place: str, folder, task, resume: str):
         settings = recipe(checkpoint={"every": "2st"}, ema={"decay": 0.9})
         with plugged_in(monkeypatch) if place == "cuda" else nullcontext():
-            return loop.train(settings, tmp_path, folder, loaded=word_model(), task=task, say=print, resume=resume)
+            options = {"loaded": word_model(), "task": task, "say": print, "resume": resume}
+            return loop.train(settings, tmp_path, folder, **options).as_dict()
 
     losses = []
     for first, second in (("cpu", "cpu"), ("cpu", "cuda"), ("cuda", "cpu")):
@@ -243,7 +245,7 @@ def test_mixing_has_the_places_of_the_images(gpu, tmp_path):
     model = dot_model()
     model.model = torch.nn.Sequential(torch.nn.Flatten(), *model.model)
     wanted = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "micro_batch": 8}
-    told = loop.train(recipe(**wanted), tmp_path, tmp_path / "run", loaded=model, task=Pictures(), say=print)
+    told = loop.train(recipe(**wanted), tmp_path, tmp_path / "run", loaded=model, task=Pictures(), say=print).as_dict()
     assert told["device"] == "NVIDIA H200"
 
 
@@ -321,6 +323,6 @@ def test_a_micro_batch_is_halved_until_it_fits(gpu, tmp_path):
 
     model, said = word_model(), []
     model.model = Small(model.model)
-    told = loop.train(recipe(), tmp_path, tmp_path / "run", loaded=model, task=Words(), say=said.append)
+    told = loop.train(recipe(), tmp_path, tmp_path / "run", loaded=model, task=Words(), say=said.append).as_dict()
     assert told["micro_batch"] == 4 and sum("does not fit" in line for line in said) == 2
     assert gpu.calls["empty_cache"] >= 3

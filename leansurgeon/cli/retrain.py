@@ -138,7 +138,7 @@ def retrain(
         )
     run_dir = Path(new)
     if not launch.is_worker() or launch.rank() == 0:
-        print(json.dumps(summary) if as_json else run_dir)
+        print(json.dumps(summary.as_dict()) if as_json else run_dir)
 
 
 @contextmanager

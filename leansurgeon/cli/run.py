@@ -74,7 +74,7 @@ def run(
         cpu=cpu_processes is not None,
     )
     runfolder.write_text(workspace / loaded.name / runfolder.EXPERIMENT, dump(loaded))
-    print(report.experiment_table(summaries, format="json" if as_json else format))
+    print(report.experiment_table([summary.as_dict() for summary in summaries], format="json" if as_json else format))
     say(
         f"\nRuns are in {workspace / loaded.name}; "
         f"`leansurgeon report {workspace / loaded.name}` shows this table again."

@@ -7,10 +7,12 @@ recipe.
     control     the same depth cut with the old heads, its MLP solved so that parameters are as near as can be
 
 Every training runs in a process of its own, so that its peak memory is its own. An arm that an earlier call finished is
-taken over, and one that was interrupted goes on from its newest checkpoint.
+taken over, and one that was interrupted goes on from its newest checkpoint; one of other settings is never replaced
+unless `force` says so.
 
-`run` is the way in. `arms` says what every arm wants, `jobs` makes each of its trainings a value and carries one out,
-`side_by_side` drives them in processes, and `machine` knows what this machine can carry.
+`run` is the way in. `arms` says what every arm wants, `jobs` makes each of its trainings a value, `kept` knows what is
+taken over, `execute` carries one out, `side_by_side` drives them in processes, and `machine` knows what this machine
+can carry.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from pathlib import Path
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import plural
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.jobs import finished, make_jobs, prepare_data
+from leansurgeon.experiment.jobs import make_jobs, prepare_data
+from leansurgeon.experiment.kept import check_interrupted, finished
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.recipe.schema import ExperimentRecipe
+from leansurgeon.training.runs.summary import Summary
 
 
 def run(
@@ -37,11 +41,12 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     processes: int = 1,
     cpu: bool = False,
-) -> list[dict]:
+) -> list[Summary]:
     """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
 
     `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
-    GPUs, or CPU processes where `cpu` is set. Raises what a training raises.
+    GPUs, or CPU processes where `cpu` is set. Raises what a training raises, and `UsageError`
+    where an arm of other settings stands in the way.
     """
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
@@ -53,8 +58,10 @@ def run(
         f"{plural(len(jobs), 'training')}, "
         f"{parallel} at a time"
     )
-    samples = prepare_data(recipe, say)
     done = {key: old for key, job in jobs.items() if (old := None if force else finished(job))}
+    for job in [] if force else jobs.values():
+        check_interrupted(job)
+    samples = prepare_data(recipe, say)
     if done:
         say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):

@@ -1,25 +1,17 @@
-"""The trainings of an experiment as values, one per arm and seed; and carrying one of them out."""
+"""The trainings of an experiment as values, one per arm and seed."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.experiment.arms import method_of
 from leansurgeon.experiment.machine import cores
-from leansurgeon.reading import jsonfile
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import Decided
-from leansurgeon.training.recipe.reading import dump
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 from leansurgeon.training.runs import folder as runfolder
-
-CUT_FROM = runfolder.LAST + ", calibrated"  # in the digest: arms cut in another way are not taken over
 
 
 @dataclass(frozen=True)
@@ -37,7 +29,6 @@ class Job:
     source: str
     start: Path
     run: Path
-    digest: str
     prove: bool
     threads: int
     quiet: bool
@@ -82,7 +73,6 @@ def make_jobs(
                 source=str(folder / f"{first}-s{seed}" / runfolder.LAST) if transfer else recipe.source,
                 start=folder / runfolder.STARTS / f"{name}-s{seed}",
                 run=folder / f"{name}-s{seed}",
-                digest=digest(recipe, name, wanted[name]),
                 prove=seed == recipe.seeds[0],
                 threads=threads,
                 quiet=parallel > 1,
@@ -91,27 +81,6 @@ def make_jobs(
                 cpu=cpu,
             )
     return jobs
-
-
-def digest(recipe: ExperimentRecipe, arm: str, wanted: Wanted) -> str:
-    """What decides an arm's result, as a short hash: an arm is taken over only when this has not changed."""
-    only = recipe.model_copy(
-        update={
-            "task": recipe.task_of(arm),
-            "arms": {arm: recipe.arms[arm]},
-            "seeds": [0],
-            "expected": None,
-            "debug": None,
-        }
-    )
-    decided_by = dump(only) + repr(wanted) + repr(method_of(arm, recipe)) + CUT_FROM
-    return hashlib.sha256(decided_by.encode()).hexdigest()[:16]
-
-
-def finished(job: Job) -> dict | None:
-    summary = jsonfile.read_object_if_whole(job.run / "summary.json") or {}
-    same = jsonfile.value_at(summary, "experiment", "digest") == job.digest
-    return summary if same and summary.get("status") == "done" else None
 
 
 def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None]) -> int:
@@ -126,44 +95,3 @@ def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None]) -> int:
         task.prepare(runfolder.cache_dir(), None, workers=cores(), say=say)
         sizes.append(task.size("train"))
     return sizes[0]
-
-
-def carry_out_job(job: Job) -> dict:
-    """In a process of its own: make the starting model, train it, return the summary."""
-    import torch
-
-    from leansurgeon.surgery.shrink import carry_out
-    from leansurgeon.training.processes.launch import train_on
-
-    torch.set_num_threads(job.threads)
-    changes = job.experiment.source_config or None
-    source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
-    carry_out(start_of(job, source), source, job.start, force=True, check=job.prove)
-    return train_on(
-        job.processes,
-        job.experiment.training(transferred=job.transferred, arm=job.arm),
-        job.start,
-        job.run,
-        seed=job.seed,
-        experiment={"name": job.experiment.name, "arm": job.arm, "seed": job.seed, "digest": job.digest}
-        | {"control_of": job.experiment.arms[job.arm].control_of, "init": "transfer" if job.transferred else "fresh"}
-        | {"own_task": ", ".join(f"{key} {value}" for key, value in job.experiment.own_task(job.arm).items())},
-        say=(lambda _: None) if job.quiet else None,
-        cpu=job.cpu,
-        resume="never" if job.anew else "auto",
-        replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe
-    )
-
-
-def start_of(job: Job, source: Source) -> Decided:
-    """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
-    from leansurgeon.surgery.shrink import decide
-
-    near = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate).exactness == "near"
-    data = None
-    if near and job.calibrate and source.learned:
-        from leansurgeon.measure.data.calibration import from_task
-
-        task = job.experiment.task_of(job.arm)
-        data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
-    return decide(source, job.wanted, job.seed, job.method, data)

@@ -15,11 +15,13 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.experiment.jobs import Job, carry_out_job
+from leansurgeon.experiment.execute import carry_out_job
+from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.machine import fresh_processes
 from leansurgeon.streams import guard
 from leansurgeon.training.plan import make as make_plan
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Summary
 
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
 SAVING = 60.0  # seconds that a training has for its last checkpoint
@@ -28,7 +30,7 @@ NAMED = 4  # so many trainings are named in a line
 
 def drive(
     jobs: dict[tuple[str, int], Job],
-    done: dict[tuple[str, int], dict],
+    done: dict[tuple[str, int], Summary | None],
     first: str,
     parallel: int,
     samples: int,
@@ -97,14 +99,13 @@ def how_far(job: Job, samples: int) -> str:
     return f"step {step}" if plan.timed else f"step {step} of {plan.steps}"
 
 
-def result_line(summary: dict) -> str:
-    task, final = summary["task"], summary["final"]
-    value = f"{100 * final['metric']:.1f} %" if task["percent"] else f"{final['metric']:.3f}"
-    parameters = f"{summary['model']['parameters']:,} parameters"
-    return f"{task['metric_label']} {value}, {parameters}, {summary['seconds']:.0f} s"
+def result_line(summary: Summary) -> str:
+    task, final = summary.task, summary.final
+    parameters = f"{summary.model.parameters:,} parameters"
+    return f"{task.metric_label} {task.shown(final and final.metric)}, {parameters}, {summary.seconds:.0f} s"
 
 
-def received(answer: Connection, job: Job) -> dict:
+def received(answer: Connection, job: Job) -> Summary:
     """The summary that a training sends; its error is raised here."""
     try:
         result = answer.recv()

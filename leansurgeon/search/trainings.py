@@ -15,7 +15,8 @@ from typing import Any
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError
-from leansurgeon.experiment.jobs import Job, finished, make_jobs, prepare_data
+from leansurgeon.experiment.jobs import Job, make_jobs, prepare_data
+from leansurgeon.experiment.kept import finished
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
 from leansurgeon.search.halving import Result, Results, Rung
@@ -25,6 +26,7 @@ from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.recipe.settings import Train
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Scores, Summary
 
 ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
 Key = tuple[str, int]
@@ -51,7 +53,7 @@ class Trainings:
         parallel = self.parallel or default_parallel()
         samples = prepare_data(next(iter(jobs.values())).experiment, self.say)
         failed: dict[str, str] = {}
-        given = {} if self.source.weights is None else {(ORIGINAL, seed): {} for seed in self.seeds}
+        given = {} if self.source.weights is None else {(ORIGINAL, seed): None for seed in self.seeds}
         while True:
             left = {key: job for key, job in jobs.items() if key[0] not in failed}
             done = given | {key: old for key, job in left.items() if (old := finished(job))}
@@ -131,24 +133,23 @@ def scaled(text: str, share: Fraction) -> str:
     return f"{max(0.001, float(length.value * share)):.3f}".rstrip("0").rstrip(".") + length.unit
 
 
-def score_of(summaries: list[dict[str, Any]]) -> Score:
+def score_of(summaries: Sequence[Summary]) -> Score:
     """Mean over seeds. The standard error is that of one evaluation of the shared samples, which more seeds do not
     shrink.
     """
-    task = summaries[0]["task"]
-    values = [summary["final"]["metric"] for summary in summaries]
-    losses = [summary["final"]["loss"] for summary in summaries]
-    value, right = fmean(values), task["percent"] and "accuracy" in task["metric"]
-    samples = task["eval_samples"]
-    if any(v is None for v in values):
+    task = summaries[0].task
+    finals = [summary.final or Scores() for summary in summaries]
+    values, losses = [final.metric for final in finals], [final.loss for final in finals]
+    if any(v is None for v in (*values, *losses)):
         raise LeanSurgeonError("A training left no metric.")
+    value, right = fmean(values), task.percent and "accuracy" in task.metric
     return Score(
         value,
-        task["metric_label"],
-        task["higher_is_better"],
-        task["percent"],
+        task.metric_label,
+        task.higher_is_better,
+        task.percent,
         fmean(losses),
-        samples,
-        binomial_error(value, samples) if right else None,
+        task.eval_samples,
+        binomial_error(value, task.eval_samples) if right else None,
         stdev(values) if len(values) > 1 else None,
     )

@@ -11,6 +11,7 @@ from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_i
 from leansurgeon.tasks.base import Sums
 from leansurgeon.training.data import feed, order
 from leansurgeon.training.processes import engine, shards
+from leansurgeon.training.runs.summary import Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +33,10 @@ class Evaluation(NamedTuple):
     metric: float
     samples: int
     metrics: dict[str, float] = {}  # noqa: RUF012 (never changed)
+
+    def scores(self, step: int | None = None) -> Scores:
+        """As a summary keeps it; `step` is that after which it came."""
+        return Scores(self.loss, self.metric, self.metrics, step)
 
 
 def evaluate(

@@ -18,6 +18,7 @@ import torch
 from leansurgeon.errors import UsageError
 from leansurgeon.training.processes import shards
 from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs.summary import Scores
 
 if TYPE_CHECKING:
     from leansurgeon.tasks import Task
@@ -38,10 +39,10 @@ class History:
 
     done: int = 0  # optimizer steps
     evaluate: bool = False  # an evaluation is due, and has not been finished
-    before: dict[str, Any] | None = None
-    best: dict[str, Any] | None = None
+    before: Scores | None = None
+    best: Scores | None = None
     stale: bool = False  # model/ is not that of `best`: it was saved after the checkpoint that was gone back to
-    last: dict[str, Any] | None = None
+    last: Scores | None = None
     eval_losses: list[float] = field(default_factory=list)
     eval_seconds: list[float] = field(default_factory=list)
     windows: list[list[float]] = field(default_factory=list)  # steps and seconds between two looks at the clock
@@ -56,6 +57,16 @@ class History:
     peak: int = 0  # bytes
     started: str = ""
     eval_samples: int | None = None  # how many a training by the clock evaluates on, once that is decided
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> History:
+        return cls(**data | {key: Scores.from_dict(data.get(key)) for key in ("before", "best", "last")})
+
+    def as_dict(self) -> dict[str, Any]:
+        scores = {
+            key: found and found.as_dict() for key in ("before", "best", "last") for found in [getattr(self, key)]
+        }
+        return asdict(self) | scores
 
 
 @dataclass
@@ -106,7 +117,11 @@ def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
     run.log.sync()
     rows = torch.stack(run.window).tolist() if run.window else []
-    history = asdict(run.history) | {"pending": rows, "seconds": run.spent(), "peak": max(run.history.peak, _peak(run))}
+    history = run.history.as_dict() | {
+        "pending": rows,
+        "seconds": run.spent(),
+        "peak": max(run.history.peak, _peak(run)),
+    }
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
     shared = {f"model.{name}": tensor for name, tensor in _weights(run.loaded.model).items()} | optimizer
     if run.trainer.average is not None:
@@ -151,7 +166,7 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
         if run.trainer.average is not None:
             _buffers_in(run.trainer.average.model, _part(own, "average."))
         _generators_in(own, state["generators"], run.trainer.accelerator.device)
-    run.history = History(**state["history"])
+    run.history = History.from_dict(state["history"])
     run.window = [torch.tensor(row, device=run.trainer.accelerator.device) for row in run.history.pending]
     run.history.pending = []
     run.log.cut(state["metrics_bytes"])
@@ -174,7 +189,7 @@ def look_at_best(run: Run) -> None:
     """
     best, keeps = run.history.best, run.recipe.train.checkpoint.keep_best
     kept = run.council.share(lambda: checkpoint.best_kept(run.folder))
-    run.history.stale = keeps and best is not None and kept != best["step"]
+    run.history.stale = keeps and best is not None and kept != best.step
 
 
 def data_of(task: Task) -> dict[str, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from leansurgeon.errors import plural
 from leansurgeon.training.evaluate import evaluate
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import OnTest, Scores
 from leansurgeon.training.update.step import Scored
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def is_wanted(run: Run) -> bool:
     return SPLIT in run.task.splits and run.recipe.train.eval.test
 
 
-def at_end(run: Run, check: Callable[[], None] = lambda: None) -> dict[str, Any] | None:
+def at_end(run: Run, check: Callable[[], None] = lambda: None) -> OnTest | None:
     """What the summary holds under `test`: samples, and loss and metric of the `last` weights and of the `best`, those
     that the evaluation split chose. None where the task has no such split or the recipe wants none of it.
 
@@ -33,32 +35,24 @@ def at_end(run: Run, check: Callable[[], None] = lambda: None) -> dict[str, Any]
     if not is_wanted(run):
         return None
     last = _measured(run, run.judged, check)
-    told = {"samples": run.task.size(SPLIT), "last": last, "best": last}
+    found = OnTest(run.task.size(SPLIT), last, last)
     best = run.history.best
-    if best is not None and best["step"] != run.history.done:
-        told["best"] = _measured(run, _best(run), check) if run.recipe.train.checkpoint.keep_best else None
-    chosen, metric = told["best"] or last, run.task.metric
-    shown = f"{100 * chosen['metric']:.2f} %" if metric.percent else f"{chosen['metric']:.4g}"
-    which = "best by validation" if told["best"] else "last step"
-    run.progress.say(f"test split, {plural(told['samples'], 'sample')}: {metric.label} {shown} ({which})")
+    if best is not None and best.step != run.history.done:
+        kept = run.recipe.train.checkpoint.keep_best
+        found = replace(found, best=_measured(run, _best(run), check) if kept else None)
+    chosen, metric = found.best or last, run.task.metric
+    shown = f"{100 * chosen.metric:.2f} %" if metric.percent else f"{chosen.metric:.4g}"
+    which = "best by validation" if found.best else "last step"
+    run.progress.say(f"test split, {plural(found.samples, 'sample')}: {metric.label} {shown} ({which})")
     if run.main:
-        run.log.write(type="test", step=run.history.done, **told, metric_key=metric.key)
-    return told
+        run.log.write(type="test", step=run.history.done, **found.as_dict(), metric_key=metric.key)
+    return found
 
 
-def _measured(run: Run, scored: Scored, check: Callable[[], None]) -> dict[str, Any]:
-    train = run.recipe.train
-    found = evaluate(
-        scored,
-        run.task,
-        run.trainer.accelerator,
-        batch=train.eval.batch,
-        check=check,
-        workers=train.workers,
-        split=SPLIT,
-    )
-    more = {"metrics": found.metrics} if len(found.metrics) > 1 else {}
-    return {"loss": found.loss, "metric": found.metric} | more
+def _measured(run: Run, scored: Scored, check: Callable[[], None]) -> Scores:
+    train, accelerator = run.recipe.train, run.trainer.accelerator
+    options = {"batch": train.eval.batch, "check": check, "workers": train.workers}
+    return evaluate(scored, run.task, accelerator, split=SPLIT, **options).scores()
 
 
 def _best(run: Run) -> Scored:

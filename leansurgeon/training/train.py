@@ -26,13 +26,14 @@ from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
 from leansurgeon.training import budget, setup, starting, state
 from leansurgeon.training.data import feed
 from leansurgeon.training.evaluate import Evaluation, evaluate
+from leansurgeon.training.finish import eta, finish, rate, tokens_in
 from leansurgeon.training.processes import engine, launch, signals
 from leansurgeon.training.processes.agree import lost_others
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import eta, finish, rate, tokens_in
+from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.setup import prepared_task
 from leansurgeon.training.state import Run
 from leansurgeon.training.watch import guards, measures
@@ -47,7 +48,7 @@ def train(
     run_dir: Path,
     *,
     seed: int | None = None,
-    experiment: dict | None = None,
+    experiment: Part | None = None,
     say: Callable[[str], None] | None = None,
     loaded: Any = None,
     task: tasks.Task | None = None,
@@ -57,8 +58,8 @@ def train(
     resume_anyway: bool = False,
     limit_batches: int | None = None,
     began: float | None = None,
-) -> dict[str, Any]:
-    """Train the model in `model_dir` by `recipe` and leave a run in `run_dir`. Returns what `summary.json` holds.
+) -> Summary:
+    """Train the model in `model_dir` by `recipe` and leave a run in `run_dir`. Returns its summary.
 
     `seed` takes the place of the recipe's; `experiment` is copied into the summary; `say` takes the lines of talk
     (default: a progress line on stderr); `loaded` and `task` (prepared) may be given instead of being opened; `cpu`
@@ -93,7 +94,7 @@ def train(
             return finish(run, _save, experiment)
     except KeyboardInterrupt:
         best = run.history.best
-        kept = f"the best model so far (step {best['step']}) is in {run.folder / runfolder.BEST}" if best else ""
+        kept = f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}" if best else ""
         progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
         raise
     except torch.OutOfMemoryError as error:
@@ -284,16 +285,14 @@ def _evaluate(run: Run) -> Evaluation:
         if done and run.recipe.train.nan == "rollback":
             raise guards.RollBack(done - 1, error.message) from None
         raise
-    told = {"loss": result.loss, "metric": result.metric} | (
-        {"metrics": result.metrics} if len(result.metrics) > 1 else {}
-    )
+    told = result.scores()
     if done:
         history.last = told
         history.eval_losses.append(result.loss)
         if _better(run, result):
             if run.recipe.train.checkpoint.keep_best:
                 _save(run, runfolder.BEST)
-            history.best, history.stale = told | {"step": done}, False
+            history.best, history.stale = result.scores(done), False
         history.eval_seconds.append(time.perf_counter() - clock)
         patience = run.recipe.train.early_stopping
         if patience and history.worse >= patience.patience:
@@ -301,7 +300,7 @@ def _evaluate(run: Run) -> Evaluation:
             run.progress.say(f"No better for {history.worse} evaluations: the training ends after step {done}.")
     else:
         history.before = told
-    run.log.write(type="eval", step=done, **told, metric_key=metric.key, samples=result.samples)
+    run.log.write(type="eval", step=done, **told.as_dict(), metric_key=metric.key, samples=result.samples)
     run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
     shown = f"{100 * result.metric:.2f} %" if metric.percent else f"{result.metric:.4g}"
     when = f"after step {done}" if done else "before the first step"
@@ -318,9 +317,9 @@ def _better(run: Run, result: Evaluation) -> bool:
     if history.best is None:
         return True
     patience = run.recipe.train.early_stopping
-    gain = sign * (result.metric - history.best["metric"])
+    gain = sign * (result.metric - history.best.metric)
     history.worse = 0 if gain > (patience.min_delta if patience else 0.0) else history.worse + 1
-    new, best = (sign * result.metric, -result.loss), (sign * history.best["metric"], -history.best["loss"])
+    new, best = (sign * result.metric, -result.loss), (sign * history.best.metric, -history.best.loss)
     return history.stale or new > best
 
 

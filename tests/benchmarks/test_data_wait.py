@@ -16,7 +16,8 @@ import pytest
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.jobs import carry_out_job, make_jobs, prepare_data
+from leansurgeon.experiment.execute import carry_out_job
+from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.training.recipe.reading import load
 
 CLAIM = 0.03
@@ -45,7 +46,7 @@ def test_a_training_hardly_waits_for_data(name, tmp_path, monkeypatch):
     first = base_arm(recipe)
     jobs = make_jobs(recipe, tmp_path / "runs", wanted_shapes(recipe, source), first, parallel=1)
     job = replace(jobs[first, recipe.seeds[0]], prove=False, quiet=True, threads=1)
-    summary = carry_out_job(job)
+    summary = carry_out_job(job).as_dict()
     share = summary["data_wait"]
     print(f"\n{name}: {100 * share:.2f} % of {summary['step_ms']:.0f} ms a step is spent waiting for data")
     assert share < CLAIM

@@ -8,7 +8,8 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.jobs import carry_out_job, make_jobs
+from leansurgeon.experiment.execute import carry_out_job
+from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.paper.figures import FIGURE3
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.training.recipe.reading import load
@@ -69,5 +70,5 @@ def test_one_arm_trains(name, tmp_path, monkeypatch):
     source = open_source(recipe.source, config_changes=recipe.source_config)
     jobs = make_jobs(recipe, tmp_path, wanted_shapes(recipe, source), base_arm(recipe), parallel=1)
     arm = next(arm for arm, spec in recipe.arms.items() if spec.control_of)
-    summary = carry_out_job(replace(jobs[arm, 0], prove=False, threads=1))
+    summary = carry_out_job(replace(jobs[arm, 0], prove=False, threads=1)).as_dict()
     assert summary["steps"] == 2 and summary["kappa"]

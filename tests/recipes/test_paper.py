@@ -19,7 +19,8 @@ from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.jobs import carry_out_job, make_jobs, prepare_data
+from leansurgeon.experiment.execute import carry_out_job
+from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.training.recipe import reading as recipefile
 from tests.paper.test_counts import AS_PRINTED, UPSTREAM
 from tests.tasks.test_glue import write_distribution
@@ -128,7 +129,7 @@ def train(name, folder, monkeypatch, sets=(), arms=("lean", "control")):
     prepare_data(recipe, lambda line: None)
     jobs = make_jobs(recipe, folder / "runs", wanted, base_arm(recipe), parallel=1)
     changes = {"prove": False, "quiet": True, "threads": 1}
-    done = {arm: carry_out_job(replace(jobs[arm, recipe.seeds[0]], **changes)) for arm in arms or recipe.arms}
+    done = {arm: carry_out_job(replace(jobs[arm, recipe.seeds[0]], **changes)).as_dict() for arm in arms or recipe.arms}
     for arm, summary in done.items():
         assert (summary["status"], summary["steps"]) == ("done", 2), arm
         assert np.isfinite(summary["final"]["metric"]) and summary["final"]["loss"] > 0

@@ -155,6 +155,8 @@ def test_the_half_that_chooses_and_the_half_that_judges_share_no_sample():
 
 
 def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more_seeds():
+    from leansurgeon.training.runs.summary import Summary
+
     from leansurgeon.search.trainings import score_of
 
     task = {"metric": "accuracy", "metric_label": "accuracy", "higher_is_better": True, "percent": True}
@@ -162,7 +164,7 @@ def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more
         {"task": task | {"eval_samples": 400}, "final": {"metric": v, "loss": 1.0}, "best": {"metric": 0.99}}
         for v in (0.8, 0.9)
     ]
-    found = score_of(made)
+    found = score_of([Summary.from_dict({"schema_version": 1, "model": {}} | one) for one in made])
     assert found.value == pytest.approx(0.85) and found.spread == pytest.approx(0.1 / 2**0.5)
     assert found.error == pytest.approx((0.85 * 0.15 / 400) ** 0.5, rel=0.01)
 

@@ -79,7 +79,8 @@ def picture_model() -> StandIn:
 def run(folder: Path, before: Callable[[str], None] = lambda split: None, resume: str = "never", **settings) -> dict:
     whole = recipe(**(SETTINGS | settings))
     task, model = Pictures(before), picture_model()
-    return train(whole, folder, folder / "run", loaded=model, task=task, cpu=True, say=lambda t: None, resume=resume)
+    options = {"loaded": model, "task": task, "cpu": True, "say": lambda t: None, "resume": resume}
+    return train(whole, folder, folder / "run", **options).as_dict()
 
 
 class Interrupter:

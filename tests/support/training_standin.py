@@ -130,7 +130,7 @@ def recipe(**train) -> TrainingRecipe:
 def trained(folder, *, loaded=None, task=None, say=lambda text: None, **settings):
     """The summary of a training on the CPU in FOLDER/run, and the rows of its metrics.jsonl."""
     loaded, task = loaded or word_model(), task or Words()
-    summary = train(recipe(**settings), folder, folder / "run", loaded=loaded, task=task, cpu=True, say=say)
+    summary = train(recipe(**settings), folder, folder / "run", loaded=loaded, task=task, cpu=True, say=say).as_dict()
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     return summary, rows
 

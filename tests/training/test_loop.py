@@ -28,7 +28,7 @@ def _run(tmp_path, name="run", *, loaded=None, task=None, seed=None, **settings)
         cpu=True,
         seed=seed,
         say=lambda text: None,
-    )
+    ).as_dict()
     rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     return summary, rows
 

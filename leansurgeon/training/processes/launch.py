@@ -23,6 +23,8 @@ from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostOthers
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.summary import Part, Summary
 
 JOB, ANSWER = "job.json", "answer.json"
 _SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`
@@ -59,11 +61,11 @@ def train_on(
     run_dir: Path,
     *,
     seed: int | None = None,
-    experiment: dict | None = None,
+    experiment: Part | None = None,
     say: Callable[[str], None] | None = None,
     cpu: bool = False,
     **options: Any,
-) -> dict[str, Any]:
+) -> Summary:
     """`loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
     are those of `train` that say how to resume and how much to do.
 
@@ -79,10 +81,11 @@ def train_on(
     if options.get("resume", "never") == "never":
         runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
     prepared_task(recipe, model_dir, say or _talk)
-    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed, "experiment": experiment}
+    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed}
+    options |= {"experiment": experiment and experiment.as_dict()}
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
         _carry_out("train", processes, recipe, model_dir, options | {"cpu": cpu}, Path(folder), Path(run_dir))
-    return json.loads((run_dir / runfolder.SUMMARY).read_text(encoding="utf-8"))
+    return summary.read(Path(run_dir))
 
 
 def evaluate_on(

@@ -44,10 +44,12 @@ def _work(job: dict, folder: Path) -> None:
     from leansurgeon.training.preview import evaluate_model
     from leansurgeon.training.processes.launch import ANSWER
     from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.training.runs.summary import Part
     from leansurgeon.training.train import train
 
     recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
     if job["work"] == "train":
+        options["experiment"] = Part.from_dict(options["experiment"])
         train(recipe, model_dir, Path(options.pop("run_dir")), **options)
         return
     told = evaluate_model(recipe, model_dir, **options)

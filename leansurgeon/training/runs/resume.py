@@ -13,7 +13,7 @@ from leansurgeon.training.runs import folder as runfolder
 
 NEVER, AUTO = "never", "auto"
 # Keys that change nothing that is computed.
-_FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last", "train.workers")
+FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last", "train.workers")
 
 
 def point(
@@ -65,7 +65,7 @@ def check_same(
     """Raises `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
     if anyway:
         return
-    key = first_difference(_today(state["recipe"]), recipe.model_dump(mode="json"))
+    key = first_difference(today(state["recipe"]), recipe.model_dump(mode="json"))
     hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
     if key is not None:
         name, old, new = key
@@ -93,20 +93,20 @@ def check_data(state: dict[str, Any], data: dict[str, int], entry: str | None = 
         )
 
 
-def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first key, in the order of the recipe, whose value differs, with both values."""
-    if any(path == free or path.startswith(f"{free}.") for free in _FREE):
+def first_difference(old: Any, new: Any, free: tuple[str, ...] = FREE, path: str = "") -> tuple[str, Any, Any] | None:
+    """The first key, in the order of the recipe, whose value differs, with both values; `free` keys may."""
+    if any(path == key or path.startswith(f"{key}.") for key in free):
         return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*new, *(key for key in old if key not in new)]:
-            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            found = first_difference(old.get(key), new.get(key), free, f"{path}.{key}" if path else str(key))
             if found:
                 return found
         return None
     return None if old == new else (path, old, new)
 
 
-def _today(recipe: dict[str, Any]) -> dict[str, Any]:
+def today(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe that an older version noted, with the keys that have come since at their defaults."""
     try:
         return TrainingRecipe.model_validate(recipe).model_dump(mode="json")
@@ -134,7 +134,7 @@ def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Pat
             continue
         whole = (path for path in checkpoint.all_of(folder) if checkpoint.torn(path, hashes=False) is None)
         state = next((read for path in whole if (read := _read(path)) is not None), None)
-        if state is None or first_difference(_today(state["recipe"]), wanted) is not None:
+        if state is None or first_difference(today(state["recipe"]), wanted) is not None:
             continue
         origin = origin_of(model_dir) if origin is None else origin
         if state["origin"].items() <= origin.items():  # an older version knew fewer files

@@ -1,153 +1,335 @@
-"""The end of a training: the last model, what is measured on it, and `summary.json`."""
+"""summary.json: what a training came to. Typed, made at one place (`training.finish`), with one reader and one writer;
+every other room asks `Summary` and never the file.
+
+A figure that is missing or odd is None: a summary is read to be shown, and a gap can be shown. What a summary cannot do
+without (its form, model and task) is refused. What a later version adds is kept as it is (`other`).
+"""
 
 from __future__ import annotations
 
-import platform
-import statistics
-from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-import leansurgeon
-from leansurgeon.training.evaluate import all_reduced, still_falling
-from leansurgeon.training.processes import engine
-from leansurgeon.training.runs import checkpoint
+from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.watch import final
-from leansurgeon.training.watch.progress import duration_text
 
-if TYPE_CHECKING:
-    from leansurgeon.tasks import Task
-    from leansurgeon.training.state import Run
-
-_LANGUAGE = ("causal-lm", "masked-lm")
+FORM = 1  # raised where an older reader would misread what is written
+DONE = "done"
 
 
-def finish(run: Run, save: Callable[[Run, str], None], experiment: dict | None) -> dict[str, Any]:
-    """Save the last model and write the summary: a folder that has one is complete. Then measure, and write what was
-    found into the same summary.
+class DamagedSummary(UsageError):
+    """A summary.json that cannot be read, or is none."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one evaluation found: the mean loss, the task's metric, all metrics by name where there are several, and the
+    step after which it came, where that is not said elsewhere.
     """
-    seconds = run.spent()
-    save(run, runfolder.LAST)
-    if not run.recipe.train.checkpoint.keep_best:
-        save(run, runfolder.BEST)
-    summary = _summary(run, experiment, seconds, {})
-    _publish(run, summary)
-    found = final.measured(run, seconds)
-    if any(run.council.share(lambda: list(found))):
-        summary |= found
-        _publish(run, summary)
-    run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
-    run.trainer.accelerator.free_memory()
-    return summary
+
+    loss: float | None = None
+    metric: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+
+    @classmethod
+    def from_dict(cls, data: object) -> Scores | None:
+        if not isinstance(data, Mapping):
+            return None
+        return cls(number(data.get("loss")), number(data.get("metric")), _figures(data), whole(data.get("step")))
+
+    def as_dict(self) -> dict[str, Any]:
+        more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
+        return {"loss": self.loss, "metric": self.metric} | more | ({} if self.step is None else {"step": self.step})
 
 
-def _publish(run: Run, summary: dict[str, Any]) -> None:
-    """Put the summary in its place. Called by all processes."""
+@dataclass(frozen=True)
+class OnTest:
+    """Of the published test split, read once: by the last weights and by those that the evaluation split chose (None
+    where these were not kept).
+    """
 
-    def write() -> None:
-        if run.main:
-            runfolder.write_json(run.folder / runfolder.SUMMARY, summary)
-            checkpoint.remove(run.folder)
+    samples: int | None
+    last: Scores | None
+    best: Scores | None
 
-    run.council.everywhere(write)
+    @classmethod
+    def from_dict(cls, data: object) -> OnTest | None:
+        if not isinstance(data, Mapping):
+            return None
+        return cls(whole(data.get("samples")), *(Scores.from_dict(data.get(key)) for key in ("last", "best")))
 
-
-def _summary(run: Run, experiment: dict | None, seconds: float, measured: dict[str, Any]) -> dict[str, Any]:
-    info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
-    windows = history.windows[1:] or history.windows  # the first one warms up
-    step_seconds = statistics.median([spent / steps for steps, spent in windows for _ in range(int(steps))])
-    speed, unit = rate(run, history.done, 1, step_seconds)
-    trained = sum(spent for _, spent in history.windows)
-    return {
-        "schema_version": 1,
-        "name": run.recipe.name,
-        "status": "done",
-        "model": {key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")}
-        | {"start": {"name": _called(run.loaded.folder), "files": run.origin}},
-        "task": {
-            "name": run.task.name,
-            "metric": metric.key,
-            "metric_label": metric.label,
-            "higher_is_better": metric.higher_is_better,
-            "percent": metric.percent,
-            "train_samples": run.task.size("train"),
-            "eval_samples": run.task.size("eval"),
-            "data": run.task.describe(),
-        },
-        "seed": run.trainer.seed,
-        "device": engine.device_name(run.trainer.accelerator),
-        "world_size": scheme.processes,
-        "micro_batch": scheme.micro,
-        "precision": run.recipe.train.precision,
-        "versions": _versions(),
-        "before": history.before,
-        "final": history.last,
-        "best": history.best,
-        "averaged": run.trainer.average is not None,
-        "epochs": scheme.position(history.done) / scheme.epoch_samples,
-        "steps": history.done,
-        "stopped_early": history.early,
-        "left_out_steps": [step + 1 for step in history.given_up],
-        "resumed_after": history.resumed,
-        "seconds": seconds,
-        "step_ms": 1000 * step_seconds,
-        "throughput": speed,
-        "throughput_unit": unit,
-        "data_wait": history.waited / max(trained, 1e-9),
-        "memory": {"bytes": _largest(max(history.peak, run.memory.bytes), run), "kind": run.memory.kind},
-        "test": measured.get("test"),
-        "kappa": measured.get("kappa"),
-        "heads": measured.get("heads"),
-        "recipe": run.recipe.model_dump(mode="json"),
-        "started": history.started,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "experiment": experiment,
-        "last_losses_still_falling": still_falling(history.eval_losses),
-    }
+    def as_dict(self) -> dict[str, Any]:
+        last, best = (scores and scores.as_dict() for scores in (self.last, self.best))
+        return {"samples": self.samples, "last": last, "best": best}
 
 
-def _called(folder: Path) -> str:
-    """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
-    folder = Path(folder).resolve()
-    return folder.parent.name if folder.name in (runfolder.BEST, runfolder.LAST) else folder.name
+@dataclass(frozen=True)
+class Model:
+    """The trained model: where it came from, its shape and parameters by part, and the surgery before the training.
+    `start_name` and `start_files` (with their SHA-256) are the folder that the training began with.
+    """
+
+    source: str = ""
+    shape: dict[str, Any] | None = None
+    parameters: int | None = None
+    parts: dict[str, int] | None = None
+    surgery: dict[str, Any] | None = None
+    init_std: float | None = None
+    start_name: str = ""
+    start_files: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Model:
+        start = data.get("start")
+        files = jsonfile.value_at(start, "files")
+        return cls(
+            text(data.get("source")),
+            _object(data.get("shape")),
+            whole(data.get("parameters")),
+            _object(data.get("parts")),
+            _object(data.get("surgery")),
+            number(data.get("init_std")),
+            text(jsonfile.value_at(start, "name")),
+            {k: v for k, v in files.items() if isinstance(v, str)} if isinstance(files, Mapping) else {},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        keys = ("source", "shape", "parameters", "parts", "surgery", "init_std")
+        start = {"name": self.start_name, "files": self.start_files}
+        return {key: getattr(self, key) for key in keys} | {"start": start}
+
+    @property
+    def record(self) -> SurgeryRecord | None:
+        """The surgery, typed; None where there was none or it cannot be read."""
+        try:
+            return None if self.surgery is None else SurgeryRecord.from_dict(self.surgery)
+        except DamagedRecord:
+            return None
 
 
-def _largest(value: int, run: Run) -> int:
-    """The largest `value` of any process."""
-    accelerator = run.trainer.accelerator
-    values = torch.zeros(accelerator.num_processes, dtype=torch.int64, device=accelerator.device)
-    values[accelerator.process_index] = value
-    return int(all_reduced(values, accelerator).max())
+@dataclass(frozen=True)
+class Task:
+    """What was trained and measured; `data` is what the task says of its data."""
+
+    name: str
+    metric: str
+    metric_label: str = ""
+    higher_is_better: bool = True
+    percent: bool = False
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Task:
+        return cls(
+            text(data.get("name")),
+            text(data.get("metric")),
+            text(data.get("metric_label")) or text(data.get("metric")),
+            data.get("higher_is_better") is not False,
+            data.get("percent") is True,
+            whole(data.get("train_samples")),
+            whole(data.get("eval_samples")),
+            _object(data.get("data")) or {},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def shown(self, metric: float | None) -> str:
+        """`97.2 %`, `31.415`: the metric as a line of talk says it."""
+        if metric is None:
+            return "unknown"
+        return f"{100 * metric:.1f} %" if self.percent else f"{metric:.3f}"
 
 
-def tokens_in(task: Task, batch: dict[str, Any]) -> int:
-    """Tokens of one sample where the task counts in tokens, else 1."""
-    return batch["input_ids"].shape[1] if task.head in _LANGUAGE else 1
+@dataclass(frozen=True)
+class Part:
+    """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; older versions
+    wrote their `digest` only.
+    """
+
+    name: str = ""
+    arm: str = ""
+    seed: int | None = None
+    digest: str = ""
+    control_of: str | None = None
+    init: str = ""
+    own_task: str = ""
+    settings: dict[str, Any] | None = None
+
+    @classmethod
+    def from_dict(cls, data: object) -> Part | None:
+        if not isinstance(data, Mapping):
+            return None
+        words = {key: text(data.get(key)) for key in ("name", "arm", "digest", "init", "own_task")}
+        control_of, settings = text(data.get("control_of")) or None, _object(data.get("settings"))
+        return cls(**words, seed=whole(data.get("seed")), control_of=control_of, settings=settings)
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return found if self.settings is not None else {k: v for k, v in found.items() if k != "settings"}
 
 
-def rate(run: Run, done: int, steps: int, seconds: float) -> tuple[float, str]:
-    """Samples or tokens per second over the last `steps` of `done` steps, which took `seconds`."""
-    unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
-    samples = run.plan.position(done) - run.plan.position(done - steps)
-    return samples * run.tokens_per_sample / max(seconds, 1e-9), unit
+@dataclass(frozen=True)
+class Summary:
+    """One training. Times are in seconds but for `step_ms`; `memory_bytes` is the peak of `memory_kind`; `kappa` and
+    `heads` are documents of the measuring room; `recipe` is the resolved recipe.
+    """
+
+    model: Model
+    task: Task
+    name: str = ""
+    status: str = DONE
+    seed: int | None = None
+    device: str = ""
+    world_size: int | None = None
+    micro_batch: int | None = None
+    precision: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    before: Scores | None = None
+    final: Scores | None = None
+    best: Scores | None = None
+    averaged: bool = False
+    epochs: float | None = None
+    steps: int | None = None
+    stopped_early: bool = False
+    left_out_steps: tuple[int, ...] = ()
+    resumed_after: tuple[int, ...] = ()
+    seconds: float | None = None
+    step_ms: float | None = None
+    throughput: float | None = None
+    throughput_unit: str = ""
+    data_wait: float | None = None
+    memory_bytes: int | None = None
+    memory_kind: str = ""
+    test: OnTest | None = None
+    kappa: dict[str, Any] | None = None
+    heads: dict[str, Any] | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    started: str = ""
+    finished: str = ""
+    experiment: Part | None = None
+    last_losses_still_falling: bool = False
+    schema_version: int = FORM
+    other: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Summary:
+        """Raises `DamagedSummary`, whose message is the end of a sentence about the file."""
+        if trouble := what_is_wrong(data):
+            raise DamagedSummary(trouble)
+        numbers = ("epochs", "seconds", "step_ms", "throughput", "data_wait")
+        wholes = ("schema_version", "seed", "world_size", "micro_batch", "steps")
+        words = ("name", "device", "precision", "throughput_unit", "started", "finished")
+        said = {key: text(value) for key, value in (_object(data.get("versions")) or {}).items()}
+        known = {
+            "model": Model.from_dict(data["model"]),
+            "task": Task.from_dict(data["task"]),
+            "status": DONE if data.get("status") is None else text(data["status"]),
+            "versions": {key: value for key, value in said.items() if value},
+            **{key: Scores.from_dict(data.get(key)) for key in ("before", "final", "best")},
+            **{key: number(data.get(key)) for key in numbers},
+            **{key: whole(data.get(key)) for key in wholes},
+            **{key: text(data.get(key)) for key in words},
+            **{key: data.get(key) is True for key in ("averaged", "stopped_early", "last_losses_still_falling")},
+            **{key: _wholes(data.get(key)) for key in ("left_out_steps", "resumed_after")},
+            **{key: _object(data.get(key)) for key in ("kappa", "heads")},
+            "memory_bytes": whole(jsonfile.value_at(data, "memory", "bytes")),
+            "memory_kind": text(jsonfile.value_at(data, "memory", "kind")),
+            "test": OnTest.from_dict(data.get("test")),
+            "recipe": _object(data.get("recipe")) or {},
+            "experiment": Part.from_dict(data.get("experiment")),
+        }
+        return cls(**known, other={key: value for key, value in data.items() if key not in {*known, "memory"}})
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the file holds it."""
+        found: dict[str, Any] = {"schema_version": self.schema_version, "name": self.name, "status": self.status}
+        for one in fields(self):
+            if one.name in ("memory_bytes", "other"):
+                continue
+            if one.name == "memory_kind":
+                found["memory"] = {"bytes": self.memory_bytes, "kind": self.memory_kind}
+                continue
+            value = getattr(self, one.name)
+            value = value.as_dict() if hasattr(value, "as_dict") else value
+            found[one.name] = list(value) if isinstance(value, tuple) else value
+        return found | self.other
 
 
-def eta(run: Run, done: int) -> float:
-    """Seconds left, evaluations included, from what steps and evaluations took so far."""
-    if run.plan.timed:
-        return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
-    steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))
-    left = (run.plan.steps - done) * spent / steps
-    if run.history.eval_seconds and run.plan.eval_every:
-        left += (run.plan.steps - done) / run.plan.eval_every * statistics.fmean(run.history.eval_seconds)
-    return left
+def read(run_dir: Path) -> Summary:
+    """The summary of a run folder. Raises `DamagedSummary`, naming the file."""
+    path = run_dir / runfolder.SUMMARY
+    data = jsonfile.read(path, raising=DamagedSummary)
+    try:
+        return Summary.from_dict(data)
+    except DamagedSummary as error:
+        raise DamagedSummary(f"{path} {error.message}.") from None
 
 
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")}
-    return {"leansurgeon": leansurgeon.__version__, "python": platform.python_version(), **packages}
+def read_if_whole(run_dir: Path) -> Summary | None:
+    """`read`, None where there is none or it cannot be read."""
+    try:
+        return read(run_dir)
+    except UsageError:
+        return None
+
+
+def write(run_dir: Path, summary: Summary) -> None:
+    """At once: a folder that has a summary is complete."""
+    runfolder.write_json(run_dir / runfolder.SUMMARY, summary.as_dict())
+
+
+def what_is_wrong(data: object) -> str | None:
+    """Why this is no summary, as the end of a sentence; None when it is one."""
+    if not isinstance(data, Mapping):
+        return "does not hold a JSON object"
+    version = data.get("schema_version")
+    if whole(version) is None:
+        return "was not written by leansurgeon: it has no schema_version"
+    if version > FORM:
+        return f"has schema {version}, and this leansurgeon reads {FORM}; update it"
+    lacking = [key for key in ("model", "task") if not isinstance(data.get(key), Mapping)]
+    if not isinstance(jsonfile.value_at(data, "task", "metric"), str):
+        lacking.append("task.metric")
+    return f"lacks {', '.join(lacking)}" if lacking else None
+
+
+def number(value: object) -> float | None:
+    """A finite number; None for everything else that may stand in its place."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond any float
+        return None
+
+
+def whole(value: object) -> int | None:
+    found = number(value)
+    return None if found is None else int(found)
+
+
+def text(value: object) -> str:
+    """One line without control characters: a name from a file must not steer the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in value).strip() if isinstance(value, str) else ""
+
+
+def _wholes(value: object) -> tuple[int, ...]:
+    return tuple(n for item in value if (n := whole(item)) is not None) if isinstance(value, list) else ()
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _figures(data: Mapping[str, Any]) -> dict[str, float]:
+    found = _object(data.get("metrics")) or {}
+    return {key: n for key, value in found.items() if (n := number(value)) is not None}

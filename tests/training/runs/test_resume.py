@@ -190,7 +190,7 @@ def test_a_changed_recipe_is_refused_and_named(tmp_path):
     folder = tmp_path / "run"
     task, model = cut.Pictures(), cut.picture_model()
     options = {"cpu": True, "say": lambda text: None, "resume": str(folder), "resume_anyway": True}
-    summary = train(changed, tmp_path, folder, loaded=model, task=task, **options)
+    summary = train(changed, tmp_path, folder, loaded=model, task=task, **options).as_dict()
     assert summary["steps"] == 16 and summary["resumed_after"] == [11] and summary["status"] == "done"
     assert "decay: 0.9" in (folder / "recipe.yaml").read_text()
     with pytest.raises(UsageError, match="is finished"):
@@ -235,7 +235,7 @@ def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, monkeypatc
 def _first_part(job) -> None:
     """An experiment's training that gets SIGTERM after its first checkpoint."""
     from leansurgeon.errors import Stopped
-    from leansurgeon.experiment.jobs import carry_out_job
+    from leansurgeon.experiment.execute import carry_out_job
 
     real = checkpoint.write
 
@@ -253,7 +253,8 @@ def _first_part(job) -> None:
 def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monkeypatch):
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.experiment.arms import wanted_shapes
-    from leansurgeon.experiment.jobs import carry_out_job, make_jobs, prepare_data
+    from leansurgeon.experiment.execute import carry_out_job
+    from leansurgeon.experiment.jobs import make_jobs, prepare_data
     from leansurgeon.training.recipe.schema import ExperimentRecipe
 
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
@@ -268,7 +269,7 @@ def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monke
         prepare_data(parsed, lambda text: None)
         if name == "cut":
             assert cut.processes(1, _first_part, job) == [0]
-        summaries.append(carry_out_job(job))
+        summaries.append(carry_out_job(job).as_dict())
     first, second = summaries
     assert first["resumed_after"] == [3] and second["resumed_after"] == []
     assert first["final"] == second["final"] and first["best"] == second["best"]

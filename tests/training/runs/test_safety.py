@@ -27,7 +27,7 @@ from tests.support.training_standin import StandIn, Words, recipe, word_model
 
 def _run(folder, *, task=None, say=lambda text: None, resume="never", **settings):
     options = {"loaded": word_model(), "task": task or Words(), "cpu": True, "say": say, "resume": resume}
-    summary = train(recipe(**settings), folder, folder / "run", **options)
+    summary = train(recipe(**settings), folder, folder / "run", **options).as_dict()
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     return summary, rows
 
@@ -385,7 +385,7 @@ def test_a_run_that_is_given_up_makes_room_for_the_next(tmp_path, monkeypatch):
         train(recipe(), tmp_path, old, **options)
     assert (old / "last" / "weights.pt").stat().st_size == 100  # it is given up when the next one begins
     (old / "last" / "weights.pt").write_bytes(bytes(100_000))
-    assert train(recipe(), tmp_path, old, **options)["steps"] == 8
+    assert train(recipe(), tmp_path, old, **options).steps == 8
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])

@@ -51,7 +51,7 @@ def by_hand(task, folder):
 def test_it_is_read_with_the_last_and_with_the_chosen_weights(model_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     said = []
-    summary = train(recipe(), model_dir, tmp_path / "run", say=said.append, cpu=True)
+    summary = train(recipe(), model_dir, tmp_path / "run", say=said.append, cpu=True).as_dict()
     task = tasks.make("listops", {key: value for key, value in TASK.items() if key != "name"})
     task.prepare(tmp_path / "cache", model_dir, workers=1, say=lambda text: None)
     assert summary["best"]["step"] < 6  # otherwise this shows nothing
@@ -67,7 +67,7 @@ def test_it_is_read_with_the_last_and_with_the_chosen_weights(model_dir, tmp_pat
     assert summary["model"]["start"]["name"] == model_dir.name
     assert set(summary["model"]["start"]["files"]) == {"model.safetensors", "config.json"}
 
-    without = train(recipe(test=False), model_dir, tmp_path / "other", say=lambda text: None, cpu=True)
+    without = train(recipe(test=False), model_dir, tmp_path / "other", say=lambda text: None, cpu=True).as_dict()
     assert without["test"] is None and without["final"] == summary["final"]
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from leansurgeon.training.runs.summary import Scores
 
 from leansurgeon.errors import Stopped
 from leansurgeon.training import train as loop
@@ -140,7 +141,7 @@ JUDGED = {
 @pytest.mark.parametrize("case", JUDGED)
 def test_the_best_and_the_patience_are_judged_by_the_metric(case):
     higher, delta, best, new, better, gain = JUDGED[case]
-    history = History(done=4, best={"metric": best[0], "loss": best[1], "step": 2}, worse=1)
+    history = History(done=4, best=Scores(best[1], best[0], step=2), worse=1)
     patience = SimpleNamespace(patience=3, min_delta=delta)
     run = SimpleNamespace(
         history=history,

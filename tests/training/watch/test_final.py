@@ -23,7 +23,7 @@ def run(folder, monkeypatch, kappa, **settings):
     found = train(
         wanted, folder / "no-model", folder / "run", loaded=dot_model(), task=Dots(), cpu=True, say=said.append
     )
-    return found, said
+    return found.as_dict(), said
 
 
 def measure():

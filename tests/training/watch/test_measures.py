@@ -53,7 +53,7 @@ def recipe(measure: dict | None, **settings) -> TrainingRecipe:
 def run(folder, model, digits, measure, resume="never", **settings):
     summary = train(
         recipe(measure, **settings), model, folder, task=digits, cpu=True, resume=resume, say=lambda _: None
-    )
+    ).as_dict()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clock = ("step_ms", "data_wait")
     return summary, [{key: value for key, value in row.items() if key not in clock} for row in rows]

@@ -1,0 +1,50 @@
+"""One training of an experiment, carried out in a process of its own."""
+
+from __future__ import annotations
+
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.experiment.jobs import Job
+from leansurgeon.experiment.kept import part_of
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.shrink import Decided
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Summary
+
+
+def carry_out_job(job: Job) -> Summary:
+    """In a process of its own: make the starting model, train it, return the summary."""
+    import torch
+
+    from leansurgeon.surgery.shrink import carry_out
+    from leansurgeon.training.processes.launch import train_on
+
+    torch.set_num_threads(job.threads)
+    changes = job.experiment.source_config or None
+    source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
+    carry_out(start_of(job, source), source, job.start, force=True, check=job.prove)
+    return train_on(
+        job.processes,
+        job.experiment.training(transferred=job.transferred, arm=job.arm),
+        job.start,
+        job.run,
+        seed=job.seed,
+        experiment=part_of(job),
+        say=(lambda _: None) if job.quiet else None,
+        cpu=job.cpu,
+        resume="never" if job.anew else "auto",
+        replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe
+    )
+
+
+def start_of(job: Job, source: Source) -> Decided:
+    """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
+    from leansurgeon.surgery.shrink import decide
+
+    near = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate).exactness == "near"
+    data = None
+    if near and job.calibrate and source.learned:
+        from leansurgeon.measure.data.calibration import from_task
+
+        task = job.experiment.task_of(job.arm)
+        data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
+    return decide(source, job.wanted, job.seed, job.method, data)

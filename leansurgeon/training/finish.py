@@ -1,0 +1,154 @@
+"""The end of a training: the last model, what is measured on it, and its summary."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import leansurgeon
+from leansurgeon.training.evaluate import all_reduced, still_falling
+from leansurgeon.training.processes import engine
+from leansurgeon.training.runs import checkpoint, summary
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Part, Summary
+from leansurgeon.training.watch import final
+from leansurgeon.training.watch.progress import duration_text
+
+if TYPE_CHECKING:
+    from leansurgeon.tasks import Task
+    from leansurgeon.training.state import Run
+
+_LANGUAGE = ("causal-lm", "masked-lm")
+
+
+def finish(run: Run, save: Callable[[Run, str], None], experiment: Part | None) -> Summary:
+    """Save the last model and write the summary: a folder that has one is complete. Then measure, and write what was
+    found into the same summary.
+    """
+    seconds = run.spent()
+    save(run, runfolder.LAST)
+    if not run.recipe.train.checkpoint.keep_best:
+        save(run, runfolder.BEST)
+    made = _summary(run, experiment, seconds)
+    _publish(run, made)
+    found = final.measured(run, seconds)
+    if any(run.council.share(lambda: list(found))):
+        made = replace(made, **found)
+        _publish(run, made)
+    run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
+    run.trainer.accelerator.free_memory()
+    return made
+
+
+def _publish(run: Run, made: Summary) -> None:
+    """Put the summary in its place. Called by all processes."""
+
+    def write() -> None:
+        if run.main:
+            summary.write(run.folder, made)
+            checkpoint.remove(run.folder)
+
+    run.council.everywhere(write)
+
+
+def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
+    info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
+    windows = history.windows[1:] or history.windows  # the first one warms up
+    step_seconds = statistics.median([spent / steps for steps, spent in windows for _ in range(int(steps))])
+    speed, unit = rate(run, history.done, 1, step_seconds)
+    trained = sum(spent for _, spent in history.windows)
+    return Summary(
+        name=run.recipe.name,
+        model=summary.Model(
+            **{key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")},
+            start_name=_called(run.loaded.folder),
+            start_files=run.origin,
+        ),
+        task=summary.Task(
+            run.task.name,
+            metric.key,
+            metric.label,
+            metric.higher_is_better,
+            metric.percent,
+            run.task.size("train"),
+            run.task.size("eval"),
+            run.task.describe(),
+        ),
+        seed=run.trainer.seed,
+        device=engine.device_name(run.trainer.accelerator),
+        world_size=scheme.processes,
+        micro_batch=scheme.micro,
+        precision=run.recipe.train.precision,
+        versions=_versions(),
+        before=history.before,
+        final=history.last,
+        best=history.best,
+        averaged=run.trainer.average is not None,
+        epochs=scheme.position(history.done) / scheme.epoch_samples,
+        steps=history.done,
+        stopped_early=history.early,
+        left_out_steps=tuple(step + 1 for step in history.given_up),
+        resumed_after=tuple(history.resumed),
+        seconds=seconds,
+        step_ms=1000 * step_seconds,
+        throughput=speed,
+        throughput_unit=unit,
+        data_wait=history.waited / max(trained, 1e-9),
+        memory_bytes=_largest(max(history.peak, run.memory.bytes), run),
+        memory_kind=run.memory.kind,
+        recipe=run.recipe.model_dump(mode="json"),
+        started=history.started,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        experiment=experiment,
+        last_losses_still_falling=still_falling(history.eval_losses),
+    )
+
+
+def _called(folder: Path) -> str:
+    """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
+    folder = Path(folder).resolve()
+    return folder.parent.name if folder.name in (runfolder.BEST, runfolder.LAST) else folder.name
+
+
+def _largest(value: int, run: Run) -> int:
+    """The largest `value` of any process."""
+    accelerator = run.trainer.accelerator
+    values = torch.zeros(accelerator.num_processes, dtype=torch.int64, device=accelerator.device)
+    values[accelerator.process_index] = value
+    return int(all_reduced(values, accelerator).max())
+
+
+def tokens_in(task: Task, batch: dict[str, Any]) -> int:
+    """Tokens of one sample where the task counts in tokens, else 1."""
+    return batch["input_ids"].shape[1] if task.head in _LANGUAGE else 1
+
+
+def rate(run: Run, done: int, steps: int, seconds: float) -> tuple[float, str]:
+    """Samples or tokens per second over the last `steps` of `done` steps, which took `seconds`."""
+    unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
+    samples = run.plan.position(done) - run.plan.position(done - steps)
+    return samples * run.tokens_per_sample / max(seconds, 1e-9), unit
+
+
+def eta(run: Run, done: int) -> float:
+    """Seconds left, evaluations included, from what steps and evaluations took so far."""
+    if run.plan.timed:
+        return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
+    steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))
+    left = (run.plan.steps - done) * spent / steps
+    if run.history.eval_seconds and run.plan.eval_every:
+        left += (run.plan.steps - done) / run.plan.eval_every * statistics.fmean(run.history.eval_seconds)
+    return left
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")}
+    return {"leansurgeon": leansurgeon.__version__, "python": platform.python_version(), **packages}

@@ -1,0 +1,146 @@
+"""What an earlier call of an experiment left: taken over where the result is the same, never replaced unasked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from leansurgeon import experiment
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.experiment import kept
+from leansurgeon.experiment.arms import wanted_shapes
+from leansurgeon.experiment.jobs import make_jobs
+from leansurgeon.training.recipe.schema import ExperimentRecipe, merge
+from leansurgeon.training.runs import checkpoint, summary
+
+WHOLE = {
+    "name": "test",
+    "kind": "experiment",
+    "source": "digits-vit",
+    "task": {"name": "digits"},
+    "train": {"duration": "8st", "batch": 8, "optim": {"lr": 1e-3}},
+    "retrain": {"optim": {"lr": 1e-4}},
+    "arms": {"original": {}, "lean": {"heads": 8, "layers": 3, "mlp_dim": 128}, "control": {"control_of": "lean"}},
+}
+
+
+def jobs(folder, **changes):
+    recipe = ExperimentRecipe.model_validate(merge(WHOLE, changes))
+    return make_jobs(recipe, folder, wanted_shapes(recipe, open_source("digits-vit")), "original", 1)
+
+
+def trained(job, **changes) -> summary.Summary:
+    """What the training of a job leaves, without the training."""
+    stages = [{"depth": 3, "heads": 8, "mlp_dim": 128}] if job.arm == "lean" else [{"depth": 6, "heads": 4}]
+    left = summary.Summary(
+        summary.Model(source=job.source, shape={"stages": stages}, parameters=152_394),
+        summary.Task("digits", "accuracy", "top-1 accuracy", percent=True, eval_samples=360),
+        name=job.experiment.name,
+        seed=job.seed,
+        final=summary.Scores(0.1, 0.97),
+        recipe=kept.training_of(job).model_dump(mode="json"),
+        experiment=kept.part_of(job),
+    )
+    left = replace(left, **changes)
+    job.run.mkdir(parents=True, exist_ok=True)
+    summary.write(job.run, left)
+    return left
+
+
+# What is changed, and the key that decides (None where nothing that decides has changed), for original and lean.
+CHANGES = {
+    "nothing": ({}, None, None),
+    "more seeds": ({"seeds": [0, 1, 2]}, None, None),
+    "checkpoints": ({"train": {"checkpoint": {"every": "10m", "keep_last": 9, "keep_best": False}}}, None, None),
+    "trackers": ({"train": {"trackers": ["tensorboard"], "workers": 3, "log_every": 7}}, None, None),
+    "evaluation batch": ({"train": {"eval": {"batch": 9}}}, None, None),
+    "expected": ({"expected": {"lean": {"accuracy": 0.9}}}, None, None),
+    "another arm": ({"arms": {"small": {"heads": 4, "layers": 2}}}, None, None),
+    "a default, said": ({"train": {"micro_batch": None, "precision": "fp32"}, "source_config": {}}, None, None),
+    "learning rate": ({"train": {"optim": {"lr": 2e-3}}}, "train.optim.lr", "train.optim.lr of the original"),
+    "of the lean": ({"retrain": {"optim": {"lr": 2e-4}}}, None, "train.optim.lr"),
+    "batch": ({"train": {"batch": 16}}, "train.batch", "train.batch"),
+    "averaging": ({"train": {"ema": {"decay": 0.9}}}, "train.ema", "train.ema"),
+    "task": ({"task": {"size": 1}}, "task.size", "task.size"),
+    "measure": ({"measure": {"kappa": {"samples": 7}}}, "measure.kappa.samples", "measure.kappa.samples"),
+    "shape": ({"arms": {"lean": {"mlp_dim": 64}}}, None, "arm.mlp_dim"),
+    "way of cutting": ({"arms": {"lean": {"fit": 9}}}, None, "method.fit"),
+    "source": ({"source_config": {"hidden_size": 32}}, "source_config.hidden_size", "source_config.hidden_size"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_arm_is_taken_over_while_what_decides_it_is_the_same(change, tmp_path):
+    changes, *keys = CHANGES[change]
+    before, now = jobs(tmp_path), jobs(tmp_path, **changes)
+    for arm, key in zip(("original", "lean"), keys, strict=True):
+        left = trained(before[arm, 0])
+        if key is None:
+            assert kept.finished(now[arm, 0]) == left
+            assert kept.part_of(now[arm, 0]).digest == left.experiment.digest  # a report takes them for one arm
+        else:
+            with pytest.raises(UsageError) as error:
+                kept.finished(now[arm, 0])
+            assert f": {key} was" in error.value.message and "--force" in error.value.hint
+            assert kept.part_of(now[arm, 0]).digest != left.experiment.digest
+        assert summary.read(before[arm, 0].run) == left
+    assert kept.finished(now["control", 0]) is None  # nobody has trained it
+
+
+def test_a_default_that_came_later_does_not_count(tmp_path):
+    (job, lean, _) = jobs(tmp_path).values()
+    for one in (job, lean):
+        trained(one)
+        file = one.run / "summary.json"
+        written = json.loads(file.read_text())
+        recipes = [written["recipe"], written["experiment"]["settings"].get("original", written["recipe"])]
+        for recipe in recipes:
+            recipe["train"].pop("sparse_prediction", None)
+            recipe["train"]["eval"].pop("at_start", None)
+        settings = written["experiment"]["settings"]
+        del settings["method"]["balance"], settings["arm"]["whole_groups"]
+        file.write_text(json.dumps(written))
+        assert kept.finished(one) is not None
+    other = jobs(tmp_path, train={"sparse_prediction": False})["original", 0]
+    with pytest.raises(UsageError, match=r"sparse_prediction was True and is False"):
+        kept.finished(other)
+
+
+def test_summaries_of_earlier_versions_are_known_by_recipe_and_shape(tmp_path):
+    made = jobs(tmp_path)
+    for arm in ("original", "lean"):
+        old = kept.part_of(made[arm, 0])
+        trained(made[arm, 0], experiment=replace(old, settings=None, digest="0123456789abcdef"))
+        found = kept.finished(made[arm, 0])
+        assert found.experiment == old == summary.read(made[arm, 0].run).experiment  # marked as this version marks
+    old = replace(kept.part_of(made["lean", 0]), settings=None)
+    trained(made["lean", 0], experiment=old)
+    with pytest.raises(UsageError, match=r"arms\.lean\.heads was \[8\] and is \[16\]"):
+        kept.finished(jobs(tmp_path, arms={"lean": {"heads": 16}})["lean", 0])
+    same_rate = {"retrain": {"optim": {"lr": 1e-3}}}
+    lean = jobs(tmp_path, **same_rate)["lean", 0]
+    trained(lean, experiment=replace(kept.part_of(lean), settings=None))
+    with pytest.raises(UsageError, match="init was 'transfer' and is 'fresh'"):
+        kept.finished(jobs(tmp_path, **same_rate, arms={"lean": {"init": "fresh"}})["lean", 0])
+
+
+def test_nothing_is_trained_where_a_finished_arm_would_be_replaced(tmp_path):
+    left = trained(jobs(tmp_path)["lean", 0])
+    changed = ExperimentRecipe.model_validate(merge(WHOLE, {"train": {"batch": 16}}))
+    with pytest.raises(UsageError, match="lean, seed 0"):
+        experiment.run(changed, tmp_path)
+    assert summary.read(jobs(tmp_path)["lean", 0].run) == left
+    assert [path.name for path in (tmp_path / "test").iterdir()] == ["lean-s0"]
+
+
+def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, monkeypatch):
+    before, now = jobs(tmp_path)["original", 0], jobs(tmp_path, train={"optim": {"lr": 2e-3}})["original", 0]
+    state = {"recipe": kept.training_of(before).model_dump(mode="json")}
+    monkeypatch.setattr(checkpoint, "newest", lambda folder: folder / "checkpoints" / "step-00000003")
+    monkeypatch.setattr(checkpoint, "read_state", lambda path: state)
+    kept.check_interrupted(before)
+    with pytest.raises(UsageError, match=r"interrupted .* train\.optim\.lr was 0\.001 and is 0\.002"):
+        kept.check_interrupted(now)

@@ -1,0 +1,84 @@
+"""summary.json: one form, read as it was written; odd values are gaps, what is none is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.summary import DamagedSummary, Model, OnTest, Part, Scores, Summary, Task
+from tests.support.report_fixtures import summary as as_earlier_versions_wrote_it
+
+WHOLE = Summary(
+    Model("digits-vit", {"stages": [{"depth": 3}]}, 7, {"mlp": 3}, None, 0.125, "lean", {"config.json": "ab"}),
+    Task("digits", "accuracy", "top-1 accuracy", True, True, 1437, 360, {"source": "UCI"}),
+    name="run",
+    seed=3,
+    before=Scores(2.3, 0.1),
+    final=Scores(0.1, 0.97, {"accuracy": 0.97, "top5": 1.0}),
+    best=Scores(0.09, 0.98, step=12),
+    steps=20,
+    left_out_steps=(4, 5),
+    resumed_after=(11,),
+    memory_bytes=2**28,
+    memory_kind="process peak RSS",
+    test=OnTest(40, Scores(0.2, 0.9), None),
+    recipe={"train": {"batch": 64}},
+    experiment=Part("x", "lean", 3, "0123", "control", "transfer", "", {"arm": {"heads": "8"}}),
+    other={"later": [1, 2]},
+)
+
+
+def test_what_was_written_is_read_again(tmp_path):
+    summary.write(tmp_path, WHOLE)
+    assert summary.read(tmp_path) == WHOLE
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["memory"] == {"bytes": 2**28, "kind": "process peak RSS"} and written["schema_version"] == 1
+    assert written["model"]["start"] == {"name": "lean", "files": {"config.json": "ab"}}
+    assert written["best"] == {"loss": 0.09, "metric": 0.98, "step": 12} and written["later"] == [1, 2]
+
+
+def test_a_file_of_an_earlier_version_loses_nothing():
+    before = as_earlier_versions_wrote_it()
+    after = Summary.from_dict(before).as_dict()
+    assert {key: after[key] for key in before if key not in ("model", "task", "experiment")} == {
+        key: value for key, value in before.items() if key not in ("model", "task", "experiment")
+    }
+    for key in ("model", "task", "experiment"):
+        assert before[key].items() <= after[key].items()
+
+
+@pytest.mark.parametrize("odd", [None, "x", [], {}, True, float("nan"), float("inf"), 10**400])
+def test_odd_values_are_gaps(odd):
+    keys = (
+        "final",
+        "step_ms",
+        "steps",
+        "memory",
+        "test",
+        "kappa",
+        "experiment",
+        "recipe",
+        "left_out_steps",
+        "versions",
+    )
+    found = Summary.from_dict(WHOLE.as_dict() | dict.fromkeys((*keys, "left_out_steps"), odd))
+    assert found.step_ms is found.steps is found.memory_bytes is None and found.left_out_steps == ()
+    assert found.final in (None, Scores()) and found.model == WHOLE.model and found.recipe == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"schema_version": None}, "no schema_version"),
+        ({"schema_version": 99}, "has schema 99"),
+        ({"model": None}, "lacks model"),
+        ({"task": 5}, "lacks task, task.metric"),
+    ],
+)
+def test_what_is_no_summary_is_refused_by_name(changes, named, tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps(WHOLE.as_dict() | changes))
+    with pytest.raises(DamagedSummary, match=named) as error:
+        summary.read(tmp_path)
+    assert str(tmp_path / "summary.json") in error.value.message and summary.read_if_whole(tmp_path) is None
