@@ -155,9 +155,8 @@ def test_the_half_that_chooses_and_the_half_that_judges_share_no_sample():
 
 
 def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more_seeds():
-    from leansurgeon.training.runs.summary import Summary
-
     from leansurgeon.search.trainings import score_of
+    from leansurgeon.training.runs.summary import Summary
 
     task = {"metric": "accuracy", "metric_label": "accuracy", "higher_is_better": True, "percent": True}
     made = [

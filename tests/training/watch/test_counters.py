@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from leansurgeon.training.runs.summary import Scores
 
 from leansurgeon.errors import Stopped
 from leansurgeon.training import train as loop
@@ -16,6 +15,7 @@ from leansurgeon.training.data import order
 from leansurgeon.training.evaluate import Evaluation
 from leansurgeon.training.processes import engine
 from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs.summary import Scores
 from leansurgeon.training.state import History
 from leansurgeon.training.update.step import Trainer
 from tests.support import training_interrupted as cut
