@@ -8,6 +8,7 @@ import pkgutil
 from fnmatch import fnmatchcase
 from functools import cache
 
+from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import UnsupportedModel
 
@@ -30,9 +31,7 @@ def of(config: Config) -> Architecture:
     timm, model_type = named(config)
     if found := declared(config):
         return found
-    if not timm and known_to_transformers(model_type):
-        from leansurgeon.architectures import infer
-
+    if not timm and (model_type == infer.DECOUPLED or known_to_transformers(model_type)):
         return infer.architecture(config)
     candidates = [a for a in known().values() if (a.library == "timm") == timm]
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
@@ -42,6 +41,13 @@ def of(config: Config) -> Architecture:
         "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says on top how to add it, "
         "opt.py beside it is an example, and `leansurgeon inspect MODEL --doctor` puts it to the test.",
     )
+
+
+def decoupled(architecture: Architecture) -> Architecture:
+    """The form of a family that holds heads of any size (`Architecture.decoupled`)."""
+    if architecture.decoupled == infer.DECOUPLED:
+        return infer.decoupled(architecture)
+    return known()[architecture.decoupled]
 
 
 def named(config: Config) -> tuple[bool, str]:

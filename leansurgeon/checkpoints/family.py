@@ -32,6 +32,8 @@ def convert_config(config: Config, source: Architecture, target: Architecture) -
             "Use --head-dim split.",
         )
     config["architectures"] = [target.classes[c] for c in classes]
+    if target.adopt:
+        return target.adopt(config) | {"architectures": config["architectures"]}
     return config
 
 

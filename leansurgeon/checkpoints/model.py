@@ -148,7 +148,7 @@ def buildable(config: Config, architecture: Architecture) -> tuple[Config, Archi
     """Config and family of the same model in the form that can be built from its arguments (timm's VOLO cannot)."""
     if architecture.rebuilds:
         return config, architecture
-    target = architectures.known()[architecture.decoupled]
+    target = architectures.decoupled(architecture)
     return convert_config(config, architecture, target), target
 
 

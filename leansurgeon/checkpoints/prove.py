@@ -16,6 +16,7 @@ from typing import Any
 
 import leansurgeon
 from leansurgeon import architectures
+from leansurgeon.architectures import infer
 from leansurgeon.checkpoints import trust
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import read_config
@@ -41,7 +42,8 @@ def prove(
     source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
     """
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-        inputs = written(batches, Path(scratch) / "inputs.safetensors") if batches else None
+        given = batches or undeclared_sample(folder)
+        inputs = written(given, Path(scratch) / "inputs.safetensors") if given else None
         found, trouble = run(folder, source, inputs, kind)
     if "result" not in found:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
@@ -51,7 +53,15 @@ def prove(
     if source is None:
         return proof
     original = found.get("source") or {"trouble": trouble}
-    return replace(proof, compared=against(original, account, "held-out data" if inputs else "noise", exact))
+    return replace(proof, compared=against(original, account, "held-out data" if batches else "noise", exact))
+
+
+def undeclared_sample(folder: Path) -> list[dict[str, Any]]:
+    """Noise for a model whose family nobody declared, and whose inputs the other process could not guess."""
+    config = json.loads((folder / "config.json").read_text())
+    model_type = config.get("model_type")
+    inferred = model_type and (model_type == infer.DECOUPLED or not architectures.declared(config))
+    return [infer.sample(config)] if inferred else []
 
 
 def check(account: dict[str, Any], parameters: int) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.errors import UnsupportedModel
 
-__all__ = ["architecture", "completed"]
+__all__ = ["DECOUPLED", "architecture", "completed", "decoupled", "sample"]
+
+DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py` reads
 
 _found: dict[str, Architecture] = {}  # of this process, by digest of the config
 
@@ -24,10 +26,21 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     """The declaration of a config's family. Raises `UnsupportedModel` with what stands in the way."""
     from leansurgeon.architectures.infer import cache
 
+    if config.get("model_type") == DECOUPLED:
+        from leansurgeon.architectures.infer.widened import native
+
+        return decoupled(architecture(native(dict(config))))
     key = cache.config_digest(config)
     if key not in _found:
         _found[key] = cache.read_declaration(key) or _inferred(config, key)
     return _found[key]
+
+
+def decoupled(base: Architecture) -> Architecture:
+    """The form of an inferred family that holds any number of heads, by a modelling file of ours that travels."""
+    from leansurgeon.architectures.infer.widened import lean
+
+    return lean(base)
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,6 +50,18 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     with library.quietly():
         found = library.whole(config)
     return found | {k: v for k, v in config.items() if k not in found}
+
+
+def sample(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Noise that a model of an undeclared family runs on, by the names of its inputs."""
+    from leansurgeon.architectures.infer import inputs, library, widened
+
+    plain = widened.native(dict(config)) if config.get("model_type") == DECOUPLED else config
+    with library.quietly():
+        full = library.whole(plain)
+        text = full.get("text_config") or {}
+        vocab = full.get("vocab_size") or text.get("vocab_size") or inputs.VOCAB
+        return inputs.example(library.model_class(full), full, vocab=vocab)
 
 
 def _inferred(config: Mapping[str, Any], key: str) -> Architecture:

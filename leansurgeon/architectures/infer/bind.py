@@ -15,6 +15,7 @@ from leansurgeon.architectures.infer import roles
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import Library, saved
 from leansurgeon.architectures.infer.tiny import Config
+from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
 from leansurgeon.architectures.tensors import Blocks, axis_size
 from leansurgeon.errors import UnsupportedModel
 
@@ -59,6 +60,14 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         for layers in b.layers.values()
     )
     first = finding.stages[0]
+    evidence = finding.evidence()
+    widened = any(s.spec for s in finding.stages) and "heads" not in refused
+    if widened:
+        evidence["decoupled"] = {
+            "class": finding.cls,
+            "lean_class": lean_class(finding.cls).__name__,
+            "stages": [dict(s.spec) if s.spec else None for s in finding.stages],
+        }
     return Architecture(
         name=finding.model_type,
         library="transformers",
@@ -78,7 +87,9 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         plain=False,
         uneven=uneven,
         refused=refused,
-        evidence=finding.evidence(),
+        evidence=evidence,
+        decoupled=MODEL_TYPE if widened else None,
+        shared=("heads",) if widened else (),
         heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",
         heads_unsplittable="was inferred, and its attention is not proven to be softmax(q k) v",
         heads_divide_width=any(s.heads_divide_width for s in finding.stages),

@@ -38,7 +38,7 @@ FIELDS = (
         "plain",
     ),
     *("counters", "index_lists", "uneven", "refused", "evidence", "heads_entangled", "heads_unsplittable"),
-    *("heads_divide_width", "decoupled", "modelling", "classes", "section"),
+    *("heads_divide_width", "decoupled", "shared"),
 )
 
 

@@ -24,7 +24,8 @@ from leansurgeon.architectures.infer.library import (
     whole,
 )
 from leansurgeon.architectures.infer.tiny import Config, aliases
-from leansurgeon.architectures.infer.units import Trial, explained, heads_kind, mlp_kind
+from leansurgeon.architectures.infer.units import Trial, conv1d, explained, heads_kind, mlp_kind, proof
+from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 
 
@@ -99,6 +100,8 @@ class Search:
         self.levels, self.troubles = levels(library, config)
         self.trial = Trial.of(library, config, self.levels, inputs.example)
         self.memory = memory_names(library, self.trial.model)
+        self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
+        self.turned = conv1d(self.trial.model)
         self.known: dict[tuple, Effect | None] = {}
 
     def finding(self) -> Finding:
@@ -253,7 +256,7 @@ class Search:
         head_dim_key = self.head_dim_key(level, heads, axes)
         sinks = [at for at in axes if self.is_inner(at, axes[at] * heads // self.step(effect, plain, kv))]
         if not axes or not sinks or not head_dim_key:
-            return replace(stage, derived=True, heads_trouble="head_dim is width // heads in the library's class")
+            return self.widened(replace(stage, derived=True), level, heads, kv)
         stage = replace(stage, head_dim_key=head_dim_key)
         now = Numbers(heads, kv, self.config[head_dim_key], 1)
         options = {}
@@ -284,6 +287,56 @@ class Search:
             if still is None:
                 return replace(stage, heads=self.part(key, again), heads_divide_width=True)
         return replace(stage, heads=self.part(key, places), heads_trouble=self.in_words(trouble, options))
+
+    def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
+        """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
+        width = self.config.get(stage.width_key)
+        if not isinstance(width, int) or width % heads:
+            return replace(stage, heads_trouble="its width is no multiple of its heads")
+        now = Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width)
+        plain = heads == kv
+        more, fewer = (heads + 2, heads - 2) if plain else (heads + kv, heads - kv)
+        kind = heads_kind(Numbers(heads, kv, now.head_dim, 1), now.key, now.kv_key, more, fewer)
+        trouble, library = "", LeanLibrary(self.library.cls)
+        try:
+            for spec in specs(self.library, self.config, self.trial.model, self.trial.inputs, level, now):
+                lean = lean_config(self.config, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim})
+                places = self.projected(spec["projections"], level)
+                failed = proof(replace(self.trial, library=library, config=lean), kind, places)
+                if failed is None:
+                    return replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
+                trouble = trouble or failed
+        except Unbuildable as error:
+            trouble = str(error)
+        trouble = self.in_words(trouble, {(n, 0): [] for n in self.trial.state if "q_norm" in n or "q_layernorm" in n})
+        return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
+
+    def numbered(self, spec: dict[str, Any], level: Level) -> dict[str, Any]:
+        """Stages keep their heads' sizes under keys of their own."""
+        return spec if len(self.levels) == 1 else spec | {"head_dim": f"{HEAD_DIM}_{self.levels.index(level)}"}
+
+    def projected(self, words: Mapping[str, str], level: Level) -> dict[str, list[Place]]:
+        """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file
+        holds them otherwise than memory does.
+        """
+        files = {at: name for name, at in self.memory.items()}
+        found: dict[str, list[Place]] = {}
+        for i in range(level.depth):
+            for path, word in words.items():
+                for leaf in ("weight", "bias"):
+                    memory = f"{level.modules.format(i=i)}.{path}.{leaf}"
+                    name = files.get(memory)
+                    if memory not in self.state_sizes or (word == "o" and leaf == "bias"):
+                        continue
+                    if name is None or tuple(self.trial.state[name].shape) != self.state_sizes[memory]:
+                        raise Unbuildable("its file holds the projections otherwise than the model does")
+                    turned = memory in self.turned
+                    axis = 0 if leaf == "bias" else int((word == "o") != turned)
+                    placed = self.trial.placed(name)
+                    if placed is None:
+                        raise Unbuildable(f"'{name}' stands outside the blocks")
+                    found.setdefault(name, []).append(Place(placed[1], axis, "q" if word == "o" else word, word == "o"))
+        return found
 
     def in_words(self, trouble: str | None, options: Mapping[Axis, list[str]]) -> str:
         """A failed proof with its likeliest cause."""

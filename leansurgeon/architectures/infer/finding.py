@@ -35,6 +35,7 @@ class Stage:
     widths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # template -> axes that follow the width
     head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     derived: bool = False  # the library derives head_dim from width // heads
+    spec: Mapping[str, Any] | None = None  # how our modelling file widens the attention of such a library
     heads_divide_width: bool = False
     projections: tuple[str, ...] = ()  # output projections in the built model, `{i}` for the layer
     norm: str = "post"

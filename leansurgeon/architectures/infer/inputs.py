@@ -14,10 +14,13 @@ from leansurgeon.architectures.infer.tiny import VOCAB
 TOKENS = 15
 
 
-def example(model: nn.Module, config: Mapping[str, Any], seed: int = 0, vocab: int = VOCAB) -> dict[str, Tensor]:
-    """Inputs that a model runs on, by its main input and the arguments of its forward pass."""
+def example(
+    model: nn.Module | type[nn.Module], config: Mapping[str, Any], seed: int = 0, vocab: int = VOCAB
+) -> dict[str, Tensor]:
+    """Inputs that a model (or its class) runs on, by its main input and the arguments of its forward pass."""
     generator = torch.Generator().manual_seed(seed)
-    takes = inspect.signature(model.forward).parameters
+    takes = dict(inspect.signature(model.forward).parameters)
+    takes.pop("self", None)
     main = getattr(model, "main_input_name", "input_ids")
     main = main if main in takes else next(iter(takes))
     found: dict[str, Tensor] = {}
@@ -40,12 +43,8 @@ def example(model: nn.Module, config: Mapping[str, Any], seed: int = 0, vocab: i
         found[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
     else:
         found["input_ids" if "input_ids" in takes else main] = ids()
-    if (
-        "pixel_values" in takes
-        and "pixel_values" not in found
-        and config.get("vision_config")
-        and "logit_scale" in dict(model.named_parameters())
-    ):
+    both = config.get("vision_config") and config.get("text_config") and "projection_dim" in config
+    if "pixel_values" in takes and "pixel_values" not in found and both:
         found["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
     if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
         found["input_ids"] = ids()

@@ -181,15 +181,17 @@ class Library:
         """What a file of this model holds, by the names in the file."""
         return saved(model)
 
+    def loaded(self, settings: Any, **how: Any) -> Any:
+        return self.cls.from_pretrained(None, config=settings, **how)
+
     def reloaded(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
         """What `from_pretrained` makes of such a file. Raises `Unbuildable` where a tensor has no place, another size,
         or is missing.
         """
         made = self.settings(config)
         try:
-            model, info = self.cls.from_pretrained(
-                None,
-                config=made,
+            model, info = self.loaded(
+                made,
                 state_dict={k: v.contiguous() for k, v in state.items()},
                 output_loading_info=True,
                 attn_implementation="eager",

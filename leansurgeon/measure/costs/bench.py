@@ -139,7 +139,7 @@ def holding(source: Source, shape: Shape) -> tuple[Config, Architecture]:
     if not family.holds(source.shape, shape):
         if family.decoupled is None:
             raise UsageError(f"{label(shape)}: {family.why_not_decoupled(shape.stages[0])}")
-        family = architectures.known()[family.decoupled]
+        family = architectures.decoupled(family)
     config = convert_config(source.config, source.architecture, family)
     return family.with_shape(config, shape, layers=list(range(min(shape.depth, source.shape.depth)))), family
 

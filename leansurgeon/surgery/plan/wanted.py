@@ -204,5 +204,5 @@ def holder(arch: Architecture, now: Shape, shape: Shape) -> Architecture:
     if arch.decoupled is None:
         stage = next((s for s in shape.stages if s.head_dim != s.width // s.heads), shape.stages[0])
         raise UnsupportedModel(arch.why_not_decoupled(stage), "Use --head-dim split.")
-    found = architectures.known()[arch.decoupled]
+    found = architectures.decoupled(arch)
     return following(found) if arch.class_follows else found

@@ -62,7 +62,7 @@ def built(bench: Any) -> tuple[Source, Skeleton]:
                 f"Layers cannot be fused: no {arch.name} can hold twice the heads of the same size.",
                 "Use another --method.",
             )
-        arch = architectures.known()[arch.decoupled]
+        arch = architectures.decoupled(arch)
     config = arch.with_shape(as_family(source, arch), shape)
     skeleton = Skeleton(config, arch, bench.options.device)
     skeleton.share_outer(bench.teacher)

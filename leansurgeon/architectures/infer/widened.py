@@ -1,0 +1,266 @@
+"""Heads where the library derives head_dim from width // heads: which modules make up an attention and which of their
+numbers follow the heads, so that the modelling file of ours (`models/decoupled_any.py`) can hold any number of heads.
+
+Numbers are told by building the model with other heads: an attribute that changes as the heads do counts heads. The
+projections are the linear maps that an attention calls; the one that it calls last leads out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from leansurgeon.architectures.base import Architecture, derive
+from leansurgeon.architectures.infer.differences import Level
+from leansurgeon.architectures.infer.library import Library, Unbuildable, outputs, reason
+from leansurgeon.architectures.infer.tiny import Config
+
+MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
+# Numbers of an attention that are its inner width by name; others as large may be the width of the stream.
+INNER = ("all_head_size", "inner_dim", "split_size", "total_attn_dim", "attention_inner", "attn_dim", "all_heads_size")
+
+
+@dataclass(frozen=True)
+class LeanLibrary(Library):
+    """The library's class behind our modelling file."""
+
+    def settings(self, config: Mapping[str, Any]) -> Any:
+        from leansurgeon.models.decoupled_any import LeanConfig
+
+        try:
+            made = LeanConfig.from_dict(dict(config))
+            made._attn_implementation, made.use_cache = "eager", False
+            return made
+        except Exception as error:
+            raise Unbuildable(reason(error)) from None
+
+    def loaded(self, settings: Any, **how: Any) -> Any:
+        return lean_class(self.cls.__name__).made(settings).from_pretrained(None, config=settings, **how)
+
+
+def lean_class(name: str) -> Any:
+    """The class of our modelling file for a class of the library. Raises `Unbuildable`."""
+    from transformers.models.auto import modeling_auto as auto
+
+    from leansurgeon.models import decoupled_any
+
+    for lean in vars(decoupled_any).values():
+        if isinstance(lean, type) and issubclass(lean, decoupled_any.Lean) and lean.mapping:
+            found = getattr(auto, lean.mapping).values()
+            if any(name == f or (not isinstance(f, str) and name in f) for f in found):
+                return lean
+    raise Unbuildable(f"the modelling file with a head_dim of its own has no form of {name}")
+
+
+def attentions(model: nn.Module, other: nn.Module, block: str) -> list[str]:
+    """Modules of a block that keep a number which follows the heads, by their paths within it; `other` has other
+    heads.
+    """
+    found, twins = [], dict(other.named_modules())
+    for name, module in model.get_submodule(block).named_modules():
+        twin = twins.get(f"{block}.{name}" if name else block)
+        if twin is not None and changed(module, twin):
+            found.append(name)
+    return found
+
+
+def changed(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
+    """Whole numbers that a module keeps and that differ in its twin."""
+    mine, theirs = vars(module), vars(twin)
+    return {
+        key: (value, theirs[key])
+        for key, value in mine.items()
+        if isinstance(value, int) and not isinstance(value, bool) and key in theirs and theirs[key] != value
+    }
+
+
+def called(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
+    """The linear maps within a block in the order of their calls, by their paths within it."""
+    order: list[str] = []
+    hooks = []
+    for name, module in model.get_submodule(block).named_modules():
+        if (
+            hasattr(module, "weight")
+            and getattr(module.weight, "ndim", 0) == 2
+            and not isinstance(module, nn.Embedding)
+        ):
+            hooks.append(module.register_forward_hook(lambda *_, name=name: order.append(name)))
+    try:
+        outputs(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(dict.fromkeys(order))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a small model's stage."""
+
+    key: str
+    kv_key: str | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+
+    def value(self, kind: str) -> int:
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        sizes |= {"groups": self.heads // self.kv_heads, "inner": self.heads * self.head_dim}
+        return (sizes | {"kv_inner": self.kv_heads * self.head_dim})[kind]
+
+
+def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
+    """The linear maps of each attention in their order: those under the module that keeps its numbers, or, where no map
+    leads out there, under the module around it.
+    """
+    found: list[list[str]] = []
+    for owner in owners:
+        inside = [n for n in linear if n.startswith(owner + ".")]
+        around = owner.rpartition(".")[0]
+        if around and len(inside) in (1, 3):  # q, k and v alone, or stacked: their way out stands beside them
+            beside = [n for n in linear if n.startswith(around + ".")]
+            inside = beside if len(beside) > len(inside) else inside
+        if len(inside) >= 2 and inside not in found:
+            found.append(inside)
+    return found
+
+
+def projections(model: nn.Module, block: str, maps: list[str], now: Heads) -> dict[str, list[str]] | None:
+    """What each linear map of an attention is, the likelier first; None where it cannot be widened."""
+    sizes = {}
+    for name in maps:
+        module = model.get_submodule(f"{block}.{name}")
+        shape = module.weight.shape if type(module).__name__ == "Conv1D" else module.weight.shape[::-1]
+        sizes[name] = tuple(shape)  # inputs, outputs
+    last = maps[-1]
+    if sizes[last] != (now.value("inner"), now.width):
+        return None
+    found: dict[str, list[str]] = {}
+    plain = now.kv_heads == now.heads
+    for name in maps[:-1]:
+        outputs_ = sizes[name][1]
+        words = []
+        if outputs_ == now.value("inner"):
+            words = ["q"]
+        elif outputs_ == now.value("kv_inner"):
+            words = ["kv"]
+        elif outputs_ == now.value("inner") + 2 * now.value("kv_inner"):
+            words = ["q+kv+kv", "heads*qkv"] if plain else ["q+kv+kv"]
+        if not words:
+            return None
+        found[name] = words
+    return found | {last: ["o"]}
+
+
+def specs(
+    library: Library,
+    config: Config,
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    level: Level,
+    now: Heads,
+) -> Iterator[dict[str, Any]]:
+    """Ways to widen the attentions of a stage, the likelier first, as our modelling file reads them. Raises
+    `Unbuildable` where nothing can be found.
+    """
+    block = level.modules.format(i=1)
+    fewer = now.heads // 2 if now.kv_heads == now.heads else now.heads * 2
+    change = {now.key: fewer} | ({now.kv_key: fewer} if now.kv_key and now.kv_heads == now.heads else {})
+    other = library.build(config | change, None)
+    owners = [o for o in attentions(model, other, block)]
+    linear = called(model, inputs, block)
+    groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
+    words: dict[str, list[str]] = {}
+    for maps in groups:
+        found = projections(model, block, maps, now)
+        if found is None:
+            raise Unbuildable("its attention is more than queries, keys, values and an output projection")
+        words |= found
+    if not words:
+        raise Unbuildable("no module of a block keeps a number that follows the heads")
+    numbers, doubtful = kept_numbers(model, other, block, owners, now, fewer)
+    for width, stack in itertools.product((False, True), range(2)):
+        if stack and all(len(w) == 1 for w in words.values()):
+            continue
+        yield {
+            "blocks": level.modules.removesuffix(".{i}"),
+            "heads": now.key,
+            "kv_heads": now.kv_key,
+            "head_dim": HEAD_DIM,
+            "numbers": numbers | (doubtful if not width else {k: v for k, v in doubtful.items() if k.endswith(INNER)}),
+            "projections": {name: w[min(stack, len(w) - 1)] for name, w in words.items()},
+        }
+
+
+def kept_numbers(
+    model: nn.Module, other: nn.Module, block: str, owners: list[str], now: Heads, fewer: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Numbers that follow the heads, and those that may be the inner width or the width of the stream."""
+    kv = fewer if now.kv_heads == now.heads else now.kv_heads
+    then = Heads(now.key, now.kv_key, fewer, kv, now.width // fewer, now.width)
+    numbers, doubtful = {}, {}
+    for owner in owners:
+        path = f"{block}.{owner}" if owner else block
+        module, twin = model.get_submodule(path), other.get_submodule(path)
+        start = f"{owner}." if owner else ""
+        for key, pair in changed(module, twin).items():
+            kinds = ("heads", "kv_heads", "groups", "kv_inner")
+            kind = next((k for k in kinds if pair == (now.value(k), then.value(k))), None)
+            if kind:
+                numbers[start + key] = kind
+        for key, value in vars(module).items():
+            if isinstance(value, int) and not isinstance(value, bool) and value == now.value("inner"):
+                doubtful[start + key] = "inner"
+    return numbers, doubtful
+
+
+def lean_config(config: Config, cls: str, stages: list[dict[str, Any]], head_dims: Mapping[str, int]) -> Config:
+    """The config of a model of ours with the same numbers. `head_dims` by the key that holds each."""
+    native = {key: config[key] for stage in stages for key in (stage["heads"], stage["kv_heads"]) if key}
+    spec = {"model_type": config["model_type"], "class": cls, "native": native, "stages": stages}
+    return config | dict(head_dims) | {"model_type": MODEL_TYPE, "decoupled": spec}
+
+
+def lean(base: Architecture) -> Architecture:
+    """The form of an inferred family that our modelling file gives it: any number of heads of any size."""
+    found = base.evidence["decoupled"]
+    stages = tuple(
+        replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
+        for blocks, spec in zip(base.stages, found["stages"], strict=True)
+    )
+
+    def adopt(config: Config) -> Config:
+        plain = config | {"model_type": base.model_types[0]}
+        shape = base.shape(plain)
+        sizes = {
+            spec["head_dim"]: stage.head_dim for spec, stage in zip(found["stages"], shape.stages, strict=True) if spec
+        }
+        return lean_config(plain, found["class"], [spec for spec in found["stages"] if spec], sizes)
+
+    return derive(
+        base,
+        name=f"{MODEL_TYPE} {base.name}",
+        library="leansurgeon",
+        model_types=(MODEL_TYPE,),
+        keys=stages[0].keys,
+        stages=stages,
+        decoupled=None,
+        shared=(),
+        modelling=FILE,
+        classes={found["class"]: found["lean_class"]},
+        adopt=adopt,
+    )
+
+
+def native(config: Config) -> Config:
+    """The config of the library's own family behind one of ours."""
+    spec = config["decoupled"]
+    drop = ("decoupled", "auto_map", *(stage["head_dim"] for stage in spec["stages"]))
+    found = {k: v for k, v in config.items() if k not in drop}
+    return found | spec["native"] | {"model_type": spec["model_type"], "architectures": [spec["class"]]}

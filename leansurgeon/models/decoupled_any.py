@@ -1,0 +1,223 @@
+"""Any transformer of the library that derives head_dim from width // heads, with a head_dim and heads of its own.
+
+This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+
+The library's own class is built with the heads that its width allows, and then every attention is widened: projections
+get the rows and columns of the heads that the config names, and the numbers that the attention keeps for itself are set
+anew. Which modules and numbers these are stands in the config under `decoupled`, as it was found and proven for the
+class:
+
+    {"model_type": "gptj", "class": "GPTJForCausalLM", "native": {"n_head": 16},
+     "stages": [{"blocks": "h", "heads": "n_head", "kv_heads": null, "head_dim": "lean_head_dim",
+                 "numbers": {"attn.num_attention_heads": "heads"},
+                 "projections": {"attn.q_proj": "q", "attn.k_proj": "kv", "attn.v_proj": "kv", "attn.out_proj": "o"}}]}
+
+Tensor names and forward pass are the library's.
+"""
+
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.models.auto import modeling_auto as auto
+
+MODEL_TYPE = "leansurgeon_decoupled"
+
+
+class LeanConfig(PretrainedConfig):
+    """Reads a config of any type that holds `decoupled`; what it gives is a config of that type."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        spec = config_dict["decoupled"]
+        own = config_of(CONFIG_MAPPING[spec["model_type"]])
+        native = {**config_dict, **spec["native"], "model_type": spec["model_type"]}
+        found = super(own, own).from_dict(native, **kwargs)
+        made = found[0] if isinstance(found, tuple) else found
+        made.lean_numbers = {key: config_dict[key] for key in spec["native"]}
+        return found
+
+
+def config_of(base):
+    """The library's config class, writing the heads that the model has and the type of this file."""
+
+    class Config(base):
+        def to_dict(self):
+            found = super().to_dict()
+            if getattr(self, "decoupled", None):
+                found.update(found.pop("lean_numbers", {}))
+                found["model_type"] = MODEL_TYPE
+            return found
+
+        def to_diff_dict(self):
+            return self.to_dict()
+
+    Config.__name__ = Config.__qualname__ = "LeanConfig"
+    return Config
+
+
+class Numbers:
+    """Heads and their sizes of one stage."""
+
+    def __init__(self, config, stage):
+        asked = config.lean_numbers
+        self.heads = asked[stage["heads"]]
+        self.kv_heads = asked[stage["kv_heads"]] if stage["kv_heads"] else self.heads
+        self.head_dim = getattr(config, stage["head_dim"])
+        self.groups = self.heads // self.kv_heads
+        self.inner, self.kv_inner = self.heads * self.head_dim, self.kv_heads * self.head_dim
+
+    def size(self, word):
+        """Rows of a projection that is made of heads in this way."""
+        sizes = {"q": self.inner, "kv": self.kv_inner, "heads*qkv": 3 * self.inner}
+        return (sizes | {"q+kv+kv": self.inner + 2 * self.kv_inner})[word]
+
+
+def widen(model, config):
+    """Give every attention of the built model the heads of the config."""
+    for stage in config.decoupled["stages"]:
+        now = Numbers(config, stage)
+        for block in blocks_of(model, stage["blocks"]):
+            for path, kind in stage["numbers"].items():
+                owner, _, name = path.rpartition(".")
+                if owner == "" or has(block, owner):
+                    setattr(block.get_submodule(owner), name, getattr(now, kind))
+            for path, word in stage["projections"].items():
+                if has(block, path):
+                    replace(model, block, path, word, now)
+
+
+def blocks_of(model, path):
+    prefix = getattr(model, "base_model_prefix", "")
+    for whole in (path, f"{prefix}.{path}", path.removeprefix(f"{prefix}.")):
+        if has(model, whole):
+            return model.get_submodule(whole)
+    raise ValueError(f"{type(model).__name__} has no blocks at '{path}'.")
+
+
+def has(module, path):
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def replace(model, block, path, word, now):
+    """A projection of another size in place of the one at `path`."""
+    owner, _, name = path.rpartition(".")
+    old = block.get_submodule(path)
+    turned = type(old).__name__ == "Conv1D"  # holds its inputs first
+    inputs, outputs = old.weight.shape if turned else old.weight.shape[::-1]
+    inputs, outputs = (now.inner, outputs) if word == "o" else (inputs, now.size(word))
+    like = {"device": old.weight.device, "dtype": old.weight.dtype}
+    if turned:
+        new = type(old)(outputs, inputs).to(**like)
+    else:
+        new = nn.Linear(inputs, outputs, bias=old.bias is not None, **like)
+        if type(old) is not nn.Linear:
+            new.__class__ = type(old)  # a Linear with a forward pass of the library's own
+    setattr(block.get_submodule(owner), name, new)
+    if not new.weight.is_meta:
+        model._init_weights(new)
+
+
+class Lean:
+    """What `from_pretrained` is called on; models are of the library's class, widened."""
+
+    config_class = LeanConfig
+    mapping = ""
+
+    def __new__(cls, config, *args, **kwargs):
+        return cls.made(config)(config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, path, *args, config=None, **kwargs):
+        if config is None:
+            config = LeanConfig.from_pretrained(path)
+        return cls.made(config).from_pretrained(path, *args, config=config, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config, **kwargs):
+        return cls.made(config)._from_config(config, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoModel"):
+        return None
+
+    @classmethod
+    def made(cls, config):
+        """The library's class for this kind of head, its attention widened."""
+        spec = config.decoupled
+        names = getattr(auto, cls.mapping)
+        found = names.get(spec["model_type"])
+        found = [found] if isinstance(found, str) else list(found or ())
+        name = spec["class"] if spec["class"] in found or not found else found[0]
+        base = getattr(transformers, name)
+
+        def __init__(self, config, *args, **kwargs):
+            base.__init__(self, config, *args, **kwargs)
+            widen(self, config)
+
+        return type(cls.__name__, (base,), {"__init__": __init__, "config_class": type(config)})
+
+
+class LeanModel(Lean):
+    mapping = "MODEL_MAPPING_NAMES"
+
+
+class LeanForCausalLM(Lean):
+    mapping = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+
+
+class LeanForMaskedLM(Lean):
+    mapping = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+
+
+class LeanForSequenceClassification(Lean):
+    mapping = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
+
+
+class LeanForTokenClassification(Lean):
+    mapping = "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"
+
+
+class LeanForQuestionAnswering(Lean):
+    mapping = "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"
+
+
+class LeanForSeq2SeqLM(Lean):
+    mapping = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
+
+
+class LeanForSpeechSeq2Seq(Lean):
+    mapping = "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"
+
+
+class LeanForImageClassification(Lean):
+    mapping = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
+
+
+class LeanForCTC(Lean):
+    mapping = "MODEL_FOR_CTC_MAPPING_NAMES"
+
+
+class LeanForAudioClassification(Lean):
+    mapping = "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"
+
+
+AUTO_MAP = {
+    "AutoConfig": "LeanConfig",
+    "AutoModel": "LeanModel",
+    "AutoModelForCausalLM": "LeanForCausalLM",
+    "AutoModelForMaskedLM": "LeanForMaskedLM",
+    "AutoModelForSequenceClassification": "LeanForSequenceClassification",
+    "AutoModelForTokenClassification": "LeanForTokenClassification",
+    "AutoModelForQuestionAnswering": "LeanForQuestionAnswering",
+    "AutoModelForSeq2SeqLM": "LeanForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq": "LeanForSpeechSeq2Seq",
+    "AutoModelForImageClassification": "LeanForImageClassification",
+    "AutoModelForCTC": "LeanForCTC",
+    "AutoModelForAudioClassification": "LeanForAudioClassification",
+}
