@@ -16,6 +16,7 @@ import leansurgeon
 from leansurgeon import streams
 from leansurgeon.cli.bench import bench
 from leansurgeon.cli.diff import diff
+from leansurgeon.cli.families import families
 from leansurgeon.cli.heads import heads
 from leansurgeon.cli.help import Command, Group
 from leansurgeon.cli.inspect import inspect
@@ -92,7 +93,7 @@ def root(
 PANELS = {
     "Cut, train, compare": (shrink, retrain, report, run, search),
     "Measure": (plan, kappa, heads, bench),
-    "Look": (inspect, diff, undo),
+    "Look": (inspect, diff, undo, families),
     "Reproduce": (paper,),
 }
 for panel, commands in PANELS.items():

@@ -1,0 +1,119 @@
+"""`leansurgeon families`: every type of transformers put to the test, and one table of what may change in which."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leansurgeon.cli.common import say
+from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from leansurgeon.surgery.check.undeclared import Row
+
+LONGEST = 240  # seconds for one type
+
+
+def families(
+    types: Annotated[
+        list[str] | None, typer.Argument(help="Types as in config.json, with flags as in 'gpt2?n_inner=64'; none: all.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Keep what was found here, one JSON line a type, and go on with it next time.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """What may change in the families of transformers: layers, heads, MLP.
+
+    Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
+    changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
+    """
+    from leansurgeon.report.tables.families import counted, document, markdown
+    from leansurgeon.surgery.check.undeclared import Row
+
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, and {jobs} was given.")
+    names = types or all_types()
+    found: dict[str, Row] = {}
+    if state and state.exists():
+        rows = [Row(**json.loads(line)) for line in state.read_text().splitlines()]
+        found = {row.name: row for row in rows if row.name in names}
+    left = [name for name in names if name not in found]
+    for number, row in enumerate(tried(left, jobs), len(found) + 1):
+        found[row.name] = row
+        if state:
+            with state.open("a") as file:
+                file.write(json.dumps(row.as_dict()) + "\n")
+        say(f"{number}/{len(names)} {row.name}: {shortly(row)}")
+    rows = [found[name] for name in names]
+    if as_json:
+        print(json.dumps(document(rows), indent=2))
+        return
+    text = markdown(rows)
+    if output:
+        output.write_text(text)
+        say(f"Written to {output}.")
+        text = counted(rows)
+    print(text)
+
+
+def all_types() -> list[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return sorted(CONFIG_MAPPING_NAMES)
+
+
+def tried(names: Sequence[str], jobs: int) -> Iterator[Row]:
+    """Rows as they come; every process does one type at a time, and one that hangs is given up."""
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    if not names:
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=60) as pool:
+        for done in as_completed([pool.submit(patiently, name) for name in names]):
+            yield done.result()
+
+
+def patiently(name: str) -> Row:
+    """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
+    import os
+    import signal
+    import tempfile
+
+    from leansurgeon.surgery.check.undeclared import Row, checked
+
+    class TooLong(BaseException):
+        """So that no `except Exception` on the way takes it for one of the library's own."""
+
+    def stop(*_: object) -> None:
+        raise TooLong
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LONGEST)
+    try:
+        with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
+            os.environ["LEANSURGEON_CACHE"] = cache
+            return checked(name)
+    except TooLong:
+        return Row(name, why=f"it took more than {LONGEST} s")
+    except BaseException as error:  # the row says it; other types go on
+        return Row(name, why=f"{type(error).__name__}: {str(error)[:200]}")
+    finally:
+        signal.alarm(0)
+        sys.stdout.flush()
+
+
+def shortly(row: Row) -> str:
+    if not row.built:
+        return f"not tried: {row.why[:90]}"
+    able = ", ".join(what for what in ("depth", "heads", "mlp_dim") if row.can(what))
+    end = f" (equal to {row.difference:.0e})" if row.difference is not None else f": {row.why[:90]}"
+    return (able or "nothing") + end

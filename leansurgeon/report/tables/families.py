@@ -1,0 +1,87 @@
+"""The table of `leansurgeon families`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from leansurgeon.surgery.check.undeclared import Row
+
+NUMBERS = ("depth", "heads", "mlp_dim")
+
+
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """How many types can be tried, and how many of them allow what."""
+    built = [row for row in rows if row.built]
+    return {
+        "types": len(rows),
+        "tried": len(built),
+        **{number: sum(row.can(number) for row in built) for number in NUMBERS},
+        "all three": sum(all(row.can(number) for number in NUMBERS) for row in built),
+        "heads by our modelling file": sum(row.can("heads") and row.decoupled for row in built),
+        "wrong": sum(row.difference is not None and not row.right for row in built),
+        "defects": sum(row.why.startswith("defect") for row in built),
+    }
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    return {"versions": versions(), "counts": counts(rows), "rows": [row.as_dict() for row in rows]}
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("leansurgeon", "transformers", "torch")}
+
+
+def counted(rows: Sequence[Row]) -> str:
+    found = counts(rows)
+    return (
+        f"Of {found['types']} types {found['tried']} were tried: layers can be dropped in {found['depth']}, heads can "
+        f"change in {found['heads']} ({found['heads by our modelling file']} of them by the modelling file that "
+        f"travels), the MLP in {found['mlp_dim']}, all three in {found['all three']}. Results that differ from a cut by hand: "
+        f"{found['wrong']}; defects: {found['defects']}."
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    said = ", ".join(f"{name} {number}" for name, number in versions().items())
+    lines = [
+        "# Families",
+        "",
+        f"`leansurgeon families`, {said}.",
+        "",
+        counted(rows),
+        "",
+        "A small random model of every type, with the flags of its default config (or those after `?`), was saved,",
+        "cut by `shrink` (two layers fewer a stage, twice the heads of the same size, a wider MLP: whatever is not",
+        "refused), loaded by its plain library or the modelling file that travels, and compared with the same cut by",
+        "hooks in memory.",
+        "",
+        "| type | class | layers | heads | MLP | difference | what stands in the way |",
+        "|---|---|---|---|---|---|---|",
+        *(line(row) for row in rows if row.built),
+        "",
+        "## Not tried",
+        "",
+        "No small model of these runs on text, images or sound alone:",
+        "",
+        *(f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def line(row: Row) -> str:
+    heads = "by modelling file" if row.can("heads") and row.decoupled else mark(row, "heads")
+    difference = f"{row.difference:.0e}" if row.difference is not None else "–"
+    reasons = "; ".join(dict.fromkeys(plain(r)[:140] for r in row.refused.values() if r))
+    why = "; ".join(text for text in (plain(row.why)[:160], reasons) if text)
+    name = row.name + (" (declared)" if row.declared else "")
+    return f"| {name} | {row.cls} | {mark(row, 'depth')} | {heads} | {mark(row, 'mlp_dim')} | {difference} | {why} |"
+
+
+def mark(row: Row, number: str) -> str:
+    return "yes" if row.can(number) else "no"
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")

@@ -1,0 +1,190 @@
+"""One type of the library put through the product: a small random model of it is saved, cut, loaded again by its plain
+library, and compared with a cut made by hand in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leansurgeon import architectures
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.shape import Shape
+
+SEED, DEPTH = 23, 7  # other than those that inference proves with
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one type. `built` is False where no small model of it runs, and `why` says what stood in the
+    way; `refused` has the reason for each of depth, heads and mlp_dim that may not change.
+    """
+
+    name: str
+    cls: str = ""
+    built: bool = False
+    declared: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
+    decoupled: bool = False  # heads by our modelling file
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    difference: float | None = None  # between the product's cut and the one by hand, against the outputs' spread
+    why: str = ""
+    seconds: float = 0.0
+
+    def can(self, what: str) -> bool:
+        """Whether a number may change, and a cut that changed it was equal to the one by hand."""
+        return self.right and what not in self.refused
+
+    @property
+    def right(self) -> bool:
+        return self.difference is not None and self.difference <= EQUAL
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+EQUAL = 1e-4
+
+
+def split_name(name: str) -> tuple[str, dict[str, Any]]:
+    """`gpt2?scale_attn_by_inverse_layer_idx=true` as a type and flags of its config."""
+    model_type, _, flags = name.partition("?")
+    pairs = (flag.partition("=") for flag in flags.split("&") if flag)
+    return model_type, {key: json.loads(value) for key, _, value in pairs}
+
+
+def checked(name: str) -> Row:
+    """Put a type (with flags) to the test. Whatever a library does ends in the row."""
+    from leansurgeon.architectures.infer.library import class_name, quietly
+
+    started = time.monotonic()
+    model_type, flags = split_name(name)
+    with quietly():
+        cls = class_name(model_type)
+        if cls is None:
+            return Row(name, why="transformers has no model for it")
+        row = _checked(name, model_type, cls, flags)
+    return Row(**(row.as_dict() | {"seconds": round(time.monotonic() - started, 1)}))
+
+
+def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any]) -> Row:
+    from leansurgeon.architectures.infer.explore import built
+    from leansurgeon.architectures.infer.library import Library, Unbuildable, reason, whole
+
+    try:
+        full = whole({"model_type": model_type, "architectures": [cls]} | dict(flags))
+        library = Library.of(full)
+        small, _ = built(library, full)
+    except (Unbuildable, LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        return Row(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
+    try:
+        with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
+            return through_the_product(name, library, small, Path(scratch))
+    except LeanSurgeonError as error:
+        said = " ".join(str(error).split())
+        return Row(name, cls, built=True, refused=dict.fromkeys(("depth", "heads", "mlp_dim"), ""), why=said)
+    except Exception as error:  # a defect of ours; the table shows it
+        return Row(name, cls, built=True, why=f"defect: {reason(error)}")
+
+
+def through_the_product(name: str, library: Any, small: dict[str, Any], scratch: Path) -> Row:
+    from leansurgeon.architectures.infer import cuts, inputs
+    from leansurgeon.architectures.infer.differences import levels
+    from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.surgery.shrink import carry_out
+
+    found, _ = levels(library, small)
+    if len(found) == 1 and not found[0].lists:
+        deeper = cuts.deeper(small, found[0], DEPTH)
+        try:
+            library.build(deeper)
+            small, found = deeper, levels(library, deeper)[0]
+        except Unbuildable:
+            pass
+    model = library.build(small, SEED)
+    model.save_pretrained(scratch / "source")
+    source = open_source(str(scratch / "source"))
+    arch, shape = source.architecture, source.shape
+    refused = dict(arch.refused)
+    row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
+    keep = kept(shape) if "depth" not in refused else None
+    asked = wanted_numbers(shape, arch, refused)
+    if not keep and not asked:
+        return Row(**(row.as_dict() | {"why": "nothing may change"}))
+    method = Method(keep=",".join(map(str, keep))) if keep else Method()
+    made = plan(source, Wanted(**asked), method=method)
+    carry_out(made, source, scratch / "cut", check=False)
+    given = inputs.example(model, small, seed=SEED)
+    theirs = outputs(by_plain_library(model, scratch / "cut", made.architecture), given)
+    gone = [i for i in range(shape.depth) if keep and i not in keep]
+    by_hand = by_hooks(model, found, shape, gone, given)
+    ask = asked | ({"keep": keep} if keep else {})
+    return Row(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
+
+
+def kept(shape: Shape) -> list[int]:
+    """All layers but the second and the last but one of each stage."""
+    found, start = [], 0
+    for stage in shape.stages:
+        gone = {1, stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
+        found += [start + i for i in range(stage.depth) if i not in gone]
+        start += stage.depth
+    return found
+
+
+def wanted_numbers(shape: Shape, arch: Any, refused: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    if "heads" not in refused:
+        found = {"heads": "2x", "head_dim": "keep"}
+    if "mlp_dim" not in refused:
+        pairs = zip(shape.stages, keys_of(arch), strict=False)
+        more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
+        found["mlp_dim"] = ",".join(map(str, more))
+    return found
+
+
+def keys_of(arch: Any) -> list[Any]:
+    return [blocks.keys or arch.keys for blocks in arch.stages] or [arch.keys]
+
+
+def by_plain_library(model: Any, folder: Path, arch: Any) -> Any:
+    """The result as a user loads it: with the library's class, or with the modelling file that came along."""
+    import torch
+
+    how = {"output_loading_info": True, "attn_implementation": "eager", "dtype": torch.float32}
+    if arch.library == "leansurgeon":
+        from leansurgeon.checkpoints.model import transformers_class
+
+        name = json.loads((folder / "config.json").read_text())["architectures"][0]
+        loaded, info = transformers_class(arch, name).from_pretrained(folder, **how)
+    else:
+        loaded, info = type(model).from_pretrained(folder, **how)
+    wrong = next((info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]), None)
+    if wrong:
+        raise LeanSurgeonError(f"The result does not load: {sorted(map(str, wrong))[0]}.")
+    return loaded.eval()
+
+
+def by_hooks(model: Any, levels: Sequence[Any], shape: Shape, gone: Sequence[int], given: Mapping[str, Any]) -> Any:
+    """What the model computes when the blocks that are gone pass on what they receive."""
+    from contextlib import ExitStack
+
+    from leansurgeon.architectures.infer import cuts
+    from leansurgeon.architectures.infer.library import outputs
+
+    start = 0
+    with ExitStack() as stack:
+        for level, stage in zip(levels, shape.stages, strict=False):
+            here = [i - start for i in gone if start <= i < start + stage.depth]
+            stack.enter_context(cuts.passed_over(model, level, here))
+            start += stage.depth
+        return outputs(model, given)
