@@ -38,7 +38,8 @@ def counted(rows: Sequence[Row]) -> str:
     return (
         f"Of {found['types']} types {found['tried']} were tried: layers can be dropped in {found['depth']}, heads can "
         f"change in {found['heads']} ({found['heads by our modelling file']} of them by the modelling file that "
-        f"travels), the MLP in {found['mlp_dim']}, all three in {found['all three']}. Results that differ from a cut by hand: "
+        "travels), "
+        f"the MLP in {found['mlp_dim']}, all three in {found['all three']}. Results that differ from a cut by hand: "
         f"{found['wrong']}; defects: {found['defects']}."
     )
 

@@ -9,6 +9,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.surgery.check.undeclared import checked
 from tests.support.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
@@ -66,6 +67,30 @@ def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_pa
     with pytest.raises(UnsupportedModel, match=reason) as caught:
         shrunk(tmp_path / "source", tmp_path / "cut", **wanted)
     assert not (tmp_path / "cut").exists() and str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gptj",  # rotary positions in a part of each head
+        "stablelm",  # shared key/value heads
+        "hubert",  # sound
+        "whisper",  # encoder and decoder, each with heads of its own
+        "falcon?new_decoder_architecture=true",  # queries, keys and values interleaved
+    ],
+)
+def test_heads_where_the_library_derives_their_size(name):
+    """Twice the heads by the modelling file that travels, two layers fewer a stage, a wider MLP: as cut by hand."""
+    row = checked(name)
+    assert row.built and row.decoupled and not row.refused, row
+    assert row.difference < 3e-5
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon?alibi=true", "stablelm?qk_layernorm=true"])
+def test_heads_are_refused_where_they_are_not_alike(name):
+    row = checked(name)
+    assert row.built and "heads" in row.refused and "heads" not in row.asked
+    assert row.can("depth") and row.refused["heads"]
 
 
 def test_a_declaration_is_inferred_once(tmp_path, monkeypatch, capsys):
