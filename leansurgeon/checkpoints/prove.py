@@ -58,7 +58,7 @@ def prove(
 
 def undeclared_sample(folder: Path) -> list[dict[str, Any]]:
     """Noise for a model whose family nobody declared, and whose inputs the other process could not guess."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder)
     model_type = config.get("model_type")
     inferred = model_type and (model_type == infer.DECOUPLED or not architectures.declared(config))
     return [infer.sample(config)] if inferred else []
