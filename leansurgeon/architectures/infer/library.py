@@ -164,7 +164,8 @@ class Library:
         """
         made = self.settings(config)
         try:
-            with torch.random.fork_rng(devices=[]), torch.device(device):
+            where = contextlib.nullcontext() if device == "cpu" else torch.device(device)
+            with torch.random.fork_rng(devices=[]), where:
                 torch.manual_seed(0)
                 model = self.cls(made).float().eval()
         except Exception as error:
