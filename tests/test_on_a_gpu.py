@@ -99,7 +99,7 @@ def test_importance_of_heads_is_that_of_the_cpu(family, device):
         watched = judge.Unlabelled(loaded)
         values = importance.importance(watched, places, [example(model)])
         keep = np.arange(len(values)) % 3 > 0
-        found.append((values, judge.Bench(watched, places, [example(model)]).scores(keep).losses))
+        found.append((values, judge.HeadScorer(watched, places, [example(model)]).scores(keep).losses))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-6)
 

@@ -86,7 +86,7 @@ def measured(family: str, device: str) -> list[np.ndarray]:
         np.array([layer["centred_median"] or layer["centred_lower_bound"] for layer in kappa["layers"]]),
         np.array([layer["jacobian"]["at_least"] for layer in kappa["layers"]]),
         importance.importance(watched, places, [batch]),
-        judge.Bench(watched, places, [batch]).scores(keep).losses,
+        judge.HeadScorer(watched, places, [batch]).scores(keep).losses,
     ]
 
 
@@ -121,7 +121,7 @@ def test_no_tf32_while_measuring_nor_in_training():
 def test_bench_measures_one_model_at_a_time(gpu, monkeypatch):
     """A peak is counted anew after a first step, when of all contenders only one has anything on the GPU."""
     benches, there = [], []
-    made = speed.Bench.__init__
+    made = speed.TimedModel.__init__
 
     def init(bench, *args):
         benches.append(bench)
@@ -131,7 +131,7 @@ def test_bench_measures_one_model_at_a_time(gpu, monkeypatch):
         tensors = {id(b): [*b.model.parameters(), *b.large.values(), *b.single.values()] for b in benches}
         there.append([sum(map(gpu.has, held)) / len(held) for held in tensors.values()])
 
-    monkeypatch.setattr(speed.Bench, "__init__", init)
+    monkeypatch.setattr(speed.TimedModel, "__init__", init)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
     asked = ["bench", "digits-vit", "--sweep-heads", "2", "--rounds", "2", "--batch", "4", "--backends", "math,cudnn"]
     document = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)

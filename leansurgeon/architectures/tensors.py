@@ -151,7 +151,7 @@ def fill(pattern: str, stage: int) -> str:
 BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "position_ids", "embeddings.token_type_ids")
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """A positive whole number (True is none)."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 

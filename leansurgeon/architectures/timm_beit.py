@@ -5,7 +5,7 @@ queries and values only.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.timm_models import (
@@ -23,6 +23,9 @@ from leansurgeon.architectures.timm_models import (
     tokens,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 def offsets(config: Config) -> int:
     """Rows of a table: relative positions of patches, and three for the class token."""
@@ -30,7 +33,7 @@ def offsets(config: Config) -> int:
     return (2 * rows - 1) * (2 * columns - 1) + 3
 
 
-def reads(model: Any) -> Config:
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built Beit."""
     block = model.blocks[0]
     return {

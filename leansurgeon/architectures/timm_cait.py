@@ -9,7 +9,7 @@ with other heads is of `leansurgeon_cait`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import (
@@ -25,8 +25,11 @@ from leansurgeon.architectures.timm_models import (
     tokens,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def reads(model: Any) -> Config:
+
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built Cait."""
     width = model.embed_dim
     return {

@@ -8,15 +8,18 @@ their blocks otherwise and are not declared.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
 
+if TYPE_CHECKING:
+    from torch import nn
+
 STAGES = 4
 
 
-def reads(model: Any) -> Config:
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built DaVit."""
     first = [stage.blocks[0][0] for stage in model.stages]
     return {

@@ -8,7 +8,7 @@ not declared.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.timm_models import (
@@ -24,8 +24,11 @@ from leansurgeon.architectures.timm_models import (
     tokens,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def reads(model: Any) -> Config:
+
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built Eva."""
     block, rope = model.blocks[0], model.rope
     reference = getattr(rope, "ref_feat_shape", None)
@@ -40,7 +43,7 @@ def reads(model: Any) -> Config:
     }
 
 
-def unlike(model: Any) -> str | None:
+def unlike(model: nn.Module) -> str | None:
     """The parts of an Eva that the declaration does not know, in words."""
     kinds = {type(block).__name__ for block in model.blocks} - {"EvaBlock"} if type(model).__name__ == "Eva" else ()
     return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None

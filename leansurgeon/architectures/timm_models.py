@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture, Config, Tensor, exact_ratio
 from leansurgeon.errors import UnsupportedModel, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Why heads of BEiT and EVA cannot become heads of another size.
 HIDDEN_INPUT = "reads q, k and v by one matrix that is no module call, so its input is not seen"
@@ -87,7 +90,7 @@ def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg:
     }
 
 
-def source_config(family: Architecture, name: str, model: Any) -> Config:
+def source_config(family: Architecture, name: str, model: nn.Module) -> Config:
     """The complete config of a built timm model. Raises `UnsupportedModel` for parts that the declaration does not
     know.
     """
@@ -133,7 +136,7 @@ def skeleton(name: str, args: Config | None = None) -> Any:
         raise UnsupportedModel(f"timm cannot build {name} with the model_args of config.json: {error}.") from None
 
 
-def plain_numbers(model: Any) -> Config:
+def plain_numbers(model: nn.Module) -> Config:
     """The constructor's arguments that every descendant of the ViT has, read from a built model."""
     embed = model.patch_embed
     return {
@@ -154,7 +157,7 @@ def square(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-def is_norm(module: Any) -> bool:
+def is_norm(module: nn.Module) -> bool:
     return bool(list(module.parameters()))
 
 

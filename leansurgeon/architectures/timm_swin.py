@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, linear, mlp, norm, square
 
+if TYPE_CHECKING:
+    from torch import nn
+
 STAGES = 4
 
 
-def reads(model: Any) -> Config:
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built SwinTransformer."""
     blocks = [stage.blocks[0] for stage in model.layers]
     heads = [block.attn.num_heads for block in blocks]
@@ -91,7 +94,7 @@ TIMM_SWIN = Architecture(
 )
 
 
-def reads_v2(model: Any) -> Config:
+def reads_v2(model: nn.Module) -> Config:
     """The constructor's arguments of a built SwinTransformerV2."""
     blocks = [stage.blocks[0] for stage in model.layers]
     return {

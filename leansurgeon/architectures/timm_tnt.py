@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm, pair, square
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def pixel_grid(config: Config) -> tuple[int, int]:
@@ -23,7 +26,7 @@ def patches(config: Config) -> int:
     return (height // down) * (width // right)
 
 
-def reads(model: Any) -> Config:
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built TNT."""
     block, embed = model.blocks[0], model.pixel_embed
     return {

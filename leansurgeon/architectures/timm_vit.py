@@ -8,7 +8,7 @@ entry point `leansurgeon_vit`, which takes a `head_dim` (`import leansurgeon.mod
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.facts import Takes
@@ -24,10 +24,13 @@ from leansurgeon.architectures.timm_models import (
     tokens,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
+
 HALF = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}  # how published ViTs standardise their pixels
 
 
-def reads(model: Any) -> Config:
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built VisionTransformer."""
     return {
         **plain_numbers(model),
@@ -37,7 +40,7 @@ def reads(model: Any) -> Config:
     }
 
 
-def unlike(model: Any) -> str | None:
+def unlike(model: nn.Module) -> str | None:
     """The parts of a timm model that our declaration does not know, in words; None for a plain ViT."""
     from timm.layers import Mlp, PatchEmbed
     from timm.models.vision_transformer import Block, VisionTransformer

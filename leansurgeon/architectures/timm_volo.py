@@ -10,13 +10,16 @@ grows with the heads even where the width is split.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import TimmModels, batch_norm, linear, mlp, norm
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def reads(model: Any) -> Config:
+
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built VOLO."""
     stages = [part for part in model.network if hasattr(part, "__len__")]
     embed, widths = model.patch_embed, [stage[0].norm1.normalized_shape[0] for stage in stages]

@@ -9,7 +9,7 @@ a result with other heads or another MLP is of `leansurgeon_xcit`, which holds t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.timm_models import (
@@ -23,8 +23,11 @@ from leansurgeon.architectures.timm_models import (
     square,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def reads(model: Any) -> Config:
+
+def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built Xcit."""
     block, last = model.blocks[0], model.cls_attn_blocks[0]
     return {

@@ -282,7 +282,9 @@ class Unallocated(TorchFunctionMode):
     large as most of the model, and what comes later spreads over them and stays resident wherever it has been.
     """
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty and kwargs.get("device") is None:
             kwargs = kwargs | {"device": "meta"}

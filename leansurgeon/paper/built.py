@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ FILLS = {"clamp_", "erfinv_", "fill_", "mul_", "add_", "normal_", "uniform_", "z
 class Unfilled(TorchFunctionMode):
     """Leaves out the drawing of numbers: the meta device has none, and clamping nothing takes torch seconds."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: tuple[type, ...], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if args and getattr(func, "__name__", "") in FILLS and getattr(args[0], "is_meta", False):
             return args[0]
         return func(*args, **(kwargs or {}))

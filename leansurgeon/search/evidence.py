@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.source import Source
@@ -23,6 +23,9 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
 from leansurgeon.training.runs.folder import write_json
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
 
 SAMPLES = 64  # for kappa, as in a recipe
 VERSION = 2  # how samples are chosen: what an older state has measured, here or in a search's folder, is not taken up
@@ -134,7 +137,7 @@ def influences(source: Source, data: Calibration) -> list[float]:
         return choose_layers.measure(teacher, fill, data.guard, masks, source.shape, source.shape).influence
 
 
-def outputs(loaded: Any, batch: dict[str, Any]) -> Any:
+def outputs(loaded: Loaded, batch: dict[str, Any]) -> Any:
     """Logits, or the last hidden states of a model without a head."""
     inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
     if loaded.architecture.library == "timm":

@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 Info: TypeAlias = dict[str, Any]  # what the builder of an entry says of it; JSON holds it
 INFO = "info.json"
@@ -54,7 +57,7 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
     return folder
 
 
-def fingerprint(key: Any) -> str:
+def fingerprint(key: object) -> str:
     """16 hex digits of a JSON-able value; the order of a dict's keys plays no part."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -78,7 +81,7 @@ class ArrayWriter:
     # A version 1.0 header may be any multiple of 64 long; this one has room for a shape of 20 digits.
     _HEADER = 128
 
-    def __init__(self, path: Path, dtype: Any) -> None:
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
         self._file = path.open("wb")
         self._file.write(b"\0" * self._HEADER)
@@ -99,7 +102,7 @@ class ArrayWriter:
         self._file.close()
 
 
-def append_all(path: Path, dtype: Any, parts: Iterable[np.ndarray]) -> int:
+def append_all(path: Path, dtype: DTypeLike, parts: Iterable[np.ndarray]) -> int:
     """Write `parts` one after another into one `.npy` file; returns the number of elements."""
     writer = ArrayWriter(path, dtype)
     for part in parts:

@@ -7,10 +7,13 @@ import socket
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from leansurgeon.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 _PATIENCE = 1.0  # seconds for the hub, or the proxy before it, to answer at all
@@ -94,12 +97,12 @@ def reachable() -> bool:
         return False
 
 
-def digest(dataset: Any) -> str:
+def digest(dataset: Dataset) -> str:
     """What stands for the content in a cache key."""
     return str(dataset._fingerprint)
 
 
-def rows(dataset: Any, columns: list[str], name: str) -> Iterator[tuple[int, list[Any]]]:
+def rows(dataset: Dataset, columns: list[str], name: str) -> Iterator[tuple[int, list[Any]]]:
     """(row number from 1, the values of `columns`) of every row, as `tables.read` gives them."""
     for column in columns:
         if column not in dataset.column_names:

@@ -122,7 +122,7 @@ def test_shared_key_value_heads_stay_where_they_can_be_shared():
 
 def test_a_step_that_is_timed_trains():
     source = open_source("digits-vit")
-    made = speed.Bench(source.config, source.architecture, speed.Load(2, 1), "auto", torch.device("cpu"))
+    made = speed.TimedModel(source.config, source.architecture, speed.Load(2, 1), "auto", torch.device("cpu"))
     before = [p.detach().clone() for p in made.model.parameters()]
     made.step()
     assert all(not torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
@@ -155,7 +155,9 @@ def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeyp
     source = open_source("digits-vit")
     (own,), _ = bench.contenders(source, [])
     rounds = [1.0, 3.0, 2.0]
-    monkeypatch.setattr(speed, "Bench", lambda *_: SimpleNamespace(model=torch.nn.Linear(3, 1), large={inputs: None}))
+    monkeypatch.setattr(
+        speed, "TimedModel", lambda *_: SimpleNamespace(model=torch.nn.Linear(3, 1), large={inputs: None})
+    )
     monkeypatch.setattr(speed, "runs", lambda _: None)
     monkeypatch.setattr(
         speed,

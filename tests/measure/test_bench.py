@@ -16,9 +16,9 @@ from leansurgeon.measure.costs.speed import Load, Timing
 CPU = torch.device("cpu")
 
 
-def made(name: str = "digits-vit", load: Load | None = None) -> speed.Bench:
+def made(name: str = "digits-vit", load: Load | None = None) -> speed.TimedModel:
     source = open_source(str(name))
-    return speed.Bench(source.config, source.architecture, load or Load(3, 1), "auto", CPU)
+    return speed.TimedModel(source.config, source.architecture, load or Load(3, 1), "auto", CPU)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)])
@@ -122,7 +122,7 @@ def rows(monkeypatch) -> list[bench.Row]:
         {name: Timing.of([scale[i] * s for s in steps]) for name, scale in scales.items()}
         for i, steps in enumerate(STEPS.values())
     ]
-    monkeypatch.setattr(speed, "Bench", lambda *_: model)
+    monkeypatch.setattr(speed, "TimedModel", lambda *_: model)
     monkeypatch.setattr(speed, "runs", lambda _: None)
     monkeypatch.setattr(speed, "timed", lambda *_: times)
     monkeypatch.setattr(speed, "peaks", lambda *_: [3 * 2**20, 5 * 2**20])

@@ -18,7 +18,7 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads.document import Options, study
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import Bench, Labelled, Scores, Unlabelled
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
 from leansurgeon.measure.heads.sites import Site, sites, switched_off
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.heads import trim_map
@@ -61,7 +61,7 @@ def test_importance_is_the_mean_over_samples_whatever_the_batches_and_without_dr
 
 
 def test_what_single_heads_leave_is_corrected_for_the_number_of_layers(loaded):
-    bench = Bench(Labelled(loaded, Rule()), sites(loaded), [batch_of(40)])
+    bench = HeadScorer(Labelled(loaded, Rule()), sites(loaded), [batch_of(40)])
     only = ablation.all_but_one(bench, np.arange(8.0))
     low, high = sorted(row["p"] for row in only)
     assert sorted(row["p_holm"] for row in only) == pytest.approx([min(1, 2 * low), min(1, max(2 * low, high))])
@@ -74,7 +74,7 @@ def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
     encoder = SimpleNamespace(architecture=loaded.architecture, model=loaded.model.bert.eval())
     places = [SimpleNamespace(**vars(site) | {"module": site.module.removeprefix("bert.")}) for site in sites(loaded)]
     batches = parts(batch_of(9), 4, 5)
-    bench = Bench(Unlabelled(encoder), places, batches)
+    bench = HeadScorer(Unlabelled(encoder), places, batches)
     assert bench.whole.losses == pytest.approx(np.zeros(9), abs=1e-5) and bench.whole.right is None
     keep = np.arange(8) != 2
     expected = []
@@ -114,7 +114,7 @@ def test_what_is_no_number_or_did_not_run_is_refused(loaded):
     broken.model.classifier.weight.data.fill_(torch.nan)
     judge, places = Labelled(broken, Rule()), sites(broken)
     with pytest.raises(Diverged, match="heads cannot be judged"):
-        _ = Bench(judge, places, [batch_of(4)]).whole
+        _ = HeadScorer(judge, places, [batch_of(4)]).whole
     with pytest.raises(Diverged, match="heads have no importance"):
         importance(judge, places, [batch_of(4)])
     broken.model.add_module("idle", torch.nn.Linear(2, 2))
@@ -218,7 +218,7 @@ def test_what_a_training_is_told(loaded):
     judge, places = Labelled(loaded, Rule()), sites(loaded)
     values = importance(judge, places, [fit])
     assert np.concatenate(found["importance"]["share"]) == pytest.approx(values / values.sum())
-    order, bench = np.argsort(values), Bench(judge, places, [judged])
+    order, bench = np.argsort(values), HeadScorer(judge, places, [judged])
     expected = [bench.scores(~np.isin(np.arange(8), order[:gone])).loss for gone in (0, 2, 4, 6, 8)]
     assert [row["loss"] for row in found["curve"]] == pytest.approx(expected)
     assert found["prunable"] == 1.0  # nothing is too much

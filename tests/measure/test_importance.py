@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded, create_timm
 from leansurgeon.measure.heads.importance import importance, normalised, slopes_of_batch
-from leansurgeon.measure.heads.judge import Bench, Labelled, Unlabelled
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Unlabelled
 from leansurgeon.measure.heads.sites import count, heads_of, sites, split
 from leansurgeon.tasks.base import Score, token_score
 from tests.conftest import FAMILIES, build, example
@@ -192,7 +192,7 @@ def test_nothing_is_left_behind_and_frozen_weights_do():
 def test_a_head_that_is_off_is_a_head_without_output_weights(case):
     loaded, batch = loaded_of(case)
     judge = Labelled(loaded, Classes(head(case)))
-    bench = Bench(judge, sites(loaded), [batch])
+    bench = HeadScorer(judge, sites(loaded), [batch])
     site = bench.sites[-1]
     keep = np.ones(count(bench.sites), bool)
     keep[-2] = False

@@ -16,7 +16,7 @@ from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads import document as heads
 from leansurgeon.measure.heads.document import Options, study
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import Bench, Labelled, Scores, Unlabelled
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
 from leansurgeon.measure.heads.sites import Site, count, sites
 from tests.support.small_classifier import Rule, classifier
 
@@ -51,8 +51,8 @@ def trained() -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def bench(trained) -> Bench:
-    return Bench(Labelled(trained, Rule()), sites(trained), [batch_of(128, 1), batch_of(72, 2)])
+def bench(trained) -> HeadScorer:
+    return HeadScorer(Labelled(trained, Rule()), sites(trained), [batch_of(128, 1), batch_of(72, 2)])
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_holm_keeps_false_alarms_rare():
 def test_nothing_is_tested_where_nothing_differs_or_nothing_can_be_told(trained):
     assert ablation.paired_p(np.zeros(5)) == 1.0 and ablation.paired_p(np.ones(1)) is None
     judge = Unlabelled(trained)
-    rows = ablation.one_off(Bench(judge, sites(trained), [batch_of(16, 1)]))
+    rows = ablation.one_off(HeadScorer(judge, sites(trained), [batch_of(16, 1)]))
     assert all(row["p"] is None and row["p_holm"] is None for row in rows)
     assert all(row["change"] >= -1e-6 for row in rows) and max(row["change"] for row in rows) > 1e-3
 
@@ -187,7 +187,7 @@ def test_every_order_of_the_document_is_what_its_name_says(trained):
     judge, places = Labelled(trained, Rule()), sites(trained)
     values = importance(judge, places, [fit])
     assert np.concatenate([entry["importance"] for entry in found["attentions"]]) == pytest.approx(values)
-    first, second = (Bench(judge, places, [{k: v[i::2] for k, v in held.items()}]) for i in (0, 1))
+    first, second = (HeadScorer(judge, places, [{k: v[i::2] for k, v in held.items()}]) for i in (0, 1))
     changes = np.array([first.scores(np.arange(16) != head).loss - first.whole.loss for head in range(16)])
     order = np.argsort(values)
     for name, ranked in {"importance": order, "reverse": order[::-1], "oracle": np.argsort(changes)}.items():

@@ -17,7 +17,10 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.shape import Shape
 
 if TYPE_CHECKING:
+    import torch
+
     from leansurgeon.measure.costs.speed import Load, Timing
+    from leansurgeon.shape import Stage
 
 Say = Callable[[str], None]
 TIMED = ("step", "forward_1", "forward")
@@ -109,7 +112,7 @@ def shape_before(source: Source) -> Shape | None:
     return before if before != source.shape else None
 
 
-def key_value(stage: Any, heads: int) -> int:
+def key_value(stage: Stage, heads: int) -> int:
     """Key/value heads with so many heads: as many where all are, else those that there are."""
     if stage.kv_heads == stage.heads:
         return heads
@@ -156,7 +159,7 @@ def parse_sweep(text: str | None) -> list[int]:
 
 
 def measure(
-    found: list[Contender], load: Load, backends: list[str], rounds: int, device: Any, say: Say
+    found: list[Contender], load: Load, backends: list[str], rounds: int, device: torch.device, say: Say
 ) -> tuple[list[Row], list[str]]:
     """Time every contender; the first one with every backend of `backends` beside "auto".
 
@@ -164,7 +167,7 @@ def measure(
     """
     from leansurgeon.measure.costs import speed
 
-    first = speed.Bench(found[0].config, found[0].architecture, load, "auto", device)
+    first = speed.TimedModel(found[0].config, found[0].architecture, load, "auto", device)
     speed.runs(first)
     taking_part, skipped = [(found[0], first)], []
     for backend in backends:
@@ -175,7 +178,7 @@ def measure(
             continue
         taking_part.append((replace(found[0], backend=backend), bench))
     for contender in found[1:]:
-        bench = speed.Bench(contender.config, contender.architecture, load, "auto", device)
+        bench = speed.TimedModel(contender.config, contender.architecture, load, "auto", device)
         speed.runs(bench)
         taking_part.append((contender, bench))
     benches = [bench for _, bench in taking_part]

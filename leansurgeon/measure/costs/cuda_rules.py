@@ -7,11 +7,15 @@ the CPU, which cannot drop attention weights in its fused kernel, keeps score ma
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 # Functions of torch.autocast("cuda") that compute in fp32, as far as transformers call them
 # (docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32").
@@ -33,7 +37,9 @@ class CudaRules(TorchFunctionMode):
         super().__init__()
         self.fused = fused
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: tuple[type, ...], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
@@ -46,7 +52,7 @@ class CudaRules(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def widened(value: Any) -> Any:
+def widened(value: object) -> object:
     """A half-precision tensor in fp32; anything else as it is."""
     return (
         value.float() if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
@@ -103,7 +109,9 @@ class Fused(torch.autograd.Function):
     """The tensors that a flash or memory-efficient kernel takes, makes and keeps; nothing is computed."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None):
+    def forward(
+        ctx: FunctionCtx, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ):
         """Attention (batch, heads, tokens, head_dim) with what CUDA's kernel keeps for the way back."""
         batch, heads, tokens, _ = query.shape
         out = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
@@ -112,7 +120,7 @@ class Fused(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor):
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor):
         """Gradients of queries, keys and values, with the scratch memory of CUDA's kernel."""
         query, key, value, _, row_sums, mask = ctx.saved_tensors
         delta = torch.empty_like(row_sums)

@@ -30,6 +30,7 @@ from leansurgeon.measure.data import inputs
 
 if TYPE_CHECKING:
     import torch
+    from torch._subclasses import FakeTensorMode
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 ATTENTION = ("sdpa", "eager")
@@ -196,7 +197,7 @@ class Rehearsal:
         return fits
 
 
-def step(model: torch.nn.Module, setting: Setting, batch: Any, *, cuda: bool = True) -> Any:
+def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor], *, cuda: bool = True) -> Any:
     """One training step after the optimizer's first; returns the `Storages` that counted it.
 
     Works on fake and on real CPU tensors. `cuda` counts as CUDA would, else as the CPU does.
@@ -287,7 +288,7 @@ def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch
     return (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)(parameters, fused=True)
 
 
-def fake_model(config: Config, architecture: Architecture, mode: Any) -> torch.nn.Module:
+def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode) -> torch.nn.Module:
     """The library's model on fake CPU tensors, built without memory; tied parameters stay tied."""
     import torch
 

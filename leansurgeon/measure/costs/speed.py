@@ -57,7 +57,7 @@ class Load:
     checkpointing: bool = False
 
 
-class Bench:
+class TimedModel:
     """One model with one attention backend on one device, ready to be timed."""
 
     def __init__(
@@ -94,10 +94,10 @@ class Bench:
         narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.load.precision)
         return torch.autocast(self.device.type, narrow) if narrow else nullcontext()
 
-    def with_backend(self, backend: str) -> Bench:
+    def with_backend(self, backend: str) -> TimedModel:
         """The same model with another backend; eager attention needs a model of its own."""
         if backend == "eager":
-            return Bench(self.config, self.architecture, self.load, backend, self.device)
+            return TimedModel(self.config, self.architecture, self.load, backend, self.device)
         other = copy.copy(self)
         other.backend = backend
         return other
@@ -110,7 +110,7 @@ class Bench:
             state.update({k: v.to(device) for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
-def peaks(benches: list[Bench], say: Callable[[str], None] = lambda _: None) -> list[int]:
+def peaks(benches: list[TimedModel], say: Callable[[str], None] = lambda _: None) -> list[int]:
     """Bytes at the peak of a training step of each: by the allocator on CUDA, with one model at a time on the device;
     elsewhere the tensors that live, counted.
     """
@@ -123,7 +123,7 @@ def peaks(benches: list[Bench], say: Callable[[str], None] = lambda _: None) -> 
         if bench.device.type != "cuda":
             setting = Setting(bench.load.batch, bench.load.tokens, bench.load.precision)
 
-            def batch(_: Setting, inputs_of: Bench = bench) -> dict[str, torch.Tensor]:
+            def batch(_: Setting, inputs_of: TimedModel = bench) -> dict[str, torch.Tensor]:
                 return {key: value.clone() for key, value in inputs_of.large.items()}
 
             with kernel(bench.backend):
@@ -164,7 +164,7 @@ def kernel(backend: str) -> Any:
     return sdpa_kernel(forced[backend]) if backend in forced else nullcontext()
 
 
-def runs(bench: Bench) -> str | None:
+def runs(bench: TimedModel) -> str | None:
     """Why a backend that was forced cannot run this model here; None where it can. torch raises where it has no such
     kernel, cuDNN also later, in its own words.
 
@@ -191,7 +191,9 @@ def runs(bench: Bench) -> str | None:
     return None
 
 
-def timed(benches: list[Bench], rounds: int, say: Callable[[str], None] = lambda _: None) -> list[dict[str, Timing]]:
+def timed(
+    benches: list[TimedModel], rounds: int, say: Callable[[str], None] = lambda _: None
+) -> list[dict[str, Timing]]:
     """Seconds of "step", "forward_1" and "forward" for every bench, in interleaved rounds after a warm-up."""
     if rounds < 1:
         raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")

@@ -5,7 +5,6 @@ class, so the first ones are like no others. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ def rows_of(batch: Batch) -> int:
     return len(next(value for value in batch.values() if isinstance(value, Tensor) and value.dim()))
 
 
-def some_rows(batch: Batch, chosen: Any) -> Batch:
+def some_rows(batch: Batch, chosen: slice | np.ndarray) -> Batch:
     """Some samples of a batch: a slice, or their numbers."""
     size = rows_of(batch)
     return {k: v[chosen] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in batch.items()}

@@ -24,6 +24,7 @@ from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from leansurgeon.tasks import Task
 
@@ -334,7 +335,7 @@ def from_lines(names: list[str], source: Source, samples: int | None, seed: int)
     return Calibration("lines", says, digest(parts), **parts, asked=samples)
 
 
-def tokenised(texts: list[str], tokenizer: Any, source: Source) -> list[Batch]:
+def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
     """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
         # Any token does under the mask; on the right, where it does not move the positions of real ones.

@@ -91,7 +91,7 @@ def normalisation(said: dict[str, Any], channels: int) -> dict[str, Any]:
     return {"mean": [value / scale for value in mean], "std": [value / scale for value in std]}
 
 
-def sides(size: Any) -> list[int] | None:
+def sides(size: object) -> list[int] | None:
     """[height, width] of a processor's size: a number, height and width, or the shortest edge."""
     if isinstance(size, dict):
         edge = size.get("shortest_edge")

@@ -5,7 +5,7 @@ Imports torch inside functions; the sizes are read from the config without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -61,7 +61,9 @@ def image_size(config: Config, architecture: Architecture) -> tuple[int, int, in
     return flat.get("num_channels", flat.get("in_chans", 3)), height, width
 
 
-def make(config: Config, architecture: Architecture, batch: int, tokens: int, device: Any) -> dict[str, torch.Tensor]:
+def make(
+    config: Config, architecture: Architecture, batch: int, tokens: int, device: str | torch.device
+) -> dict[str, torch.Tensor]:
     """Model inputs of `batch` samples; text is `(batch, tokens)` without padding."""
     import torch
 

@@ -21,6 +21,7 @@ from leansurgeon.tasks.text.sentences import sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 COUNTS = {"fit": 512, "guard": 64, "heldout": 512}
 INPUT_TOKENS, ANSWER_TOKENS = 256, 128
@@ -91,7 +92,7 @@ def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: i
     return Calibration(kind, says, digest(parts), **parts, task=Seq2Seq())
 
 
-def written_pairs(text: str, tokenizer: Any) -> Iterator[Pair]:
+def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Pair]:
     """Inputs and answers as a `.tsv` file gives them, each line once: repeated, it would be calibrated and judged on.
 
     Raises `UsageError` for a line without a tab.
@@ -108,7 +109,7 @@ def written_pairs(text: str, tokenizer: Any) -> Iterator[Pair]:
         yield ids, tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
 
 
-def hidden_pairs(text: str, tokenizer: Any, rng: np.random.Generator) -> Iterator[Pair]:
+def hidden_pairs(text: str, tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator) -> Iterator[Pair]:
     """Sentences with hidden spans, in the way of the tokenizer's family."""
     sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(100)])
     names_spans = sentinels[0] is not None and sentinels[0] != tokenizer.unk_token_id

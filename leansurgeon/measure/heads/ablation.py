@@ -17,7 +17,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from leansurgeon.measure.heads.judge import Bench, Unlabelled
+from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled
 from leansurgeon.measure.heads.sites import count, split
 
 ALPHA = 0.05
@@ -34,7 +34,7 @@ class Ablated(TypedDict):
     head: NotRequired[int]
 
 
-def one_off(bench: Bench, say: Callable[[], None] = lambda: None) -> list[Ablated]:
+def one_off(bench: HeadScorer, say: Callable[[], None] = lambda: None) -> list[Ablated]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
@@ -48,7 +48,7 @@ def one_off(bench: Bench, say: Callable[[], None] = lambda: None) -> list[Ablate
     return found
 
 
-def all_but_one(bench: Bench, values: np.ndarray, say: Callable[[], None] = lambda: None) -> list[Ablated]:
+def all_but_one(bench: HeadScorer, values: np.ndarray, say: Callable[[], None] = lambda: None) -> list[Ablated]:
     """For every attention: its most important head alone left, against the whole model; `head` counts from 1."""
     found = []
     parts = split(values, bench.sites)
@@ -62,7 +62,7 @@ def all_but_one(bench: Bench, values: np.ndarray, say: Callable[[], None] = lamb
     return found
 
 
-def compared(bench: Bench, keep: np.ndarray) -> Ablated:
+def compared(bench: HeadScorer, keep: np.ndarray) -> Ablated:
     """A masked model against the whole one."""
     whole, masked = bench.whole, bench.scores(keep)
     differences = masked.losses - whole.losses

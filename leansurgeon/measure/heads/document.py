@@ -17,7 +17,7 @@ from leansurgeon.measure.data.batches import halves, rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import Bench, Unlabelled, judge_of
+from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def study(
     values = importance(judge, places, calibration.fit, reduction=options.reduction, normalise=options.normalise)
     held = thin(calibration.heldout, options.judge_samples)
     first, second = halves(held) if options.ablate else (held, held)
-    bench = Bench(judge, places, second)
+    bench = HeadScorer(judge, places, second)
     document: dict[str, Any] = {
         "data": calibration.as_dict(),
         "judged_by": judge.says,
@@ -98,7 +98,7 @@ def study(
     }
     deltas = None
     if options.ablate:
-        deltas = ablate(Bench(judge, places, first), values, document, progress)
+        deltas = ablate(HeadScorer(judge, places, first), values, document, progress)
     if options.curve:
         document["curve"] = curves(bench, values, deltas, options, progress)
     if options.curve or options.ablate:
@@ -107,7 +107,7 @@ def study(
     return Study(places, values, document)
 
 
-def ablate(bench: Bench, values: np.ndarray, document: dict[str, Any], progress: Progress) -> np.ndarray:
+def ablate(bench: HeadScorer, values: np.ndarray, document: dict[str, Any], progress: Progress) -> np.ndarray:
     """One head off and all but one, written into the document; gives the change of the loss by head."""
     total = count(bench.sites)
     off = ablation.one_off(bench, progress("one head off", total))
@@ -135,7 +135,9 @@ def document_importance(document: dict[str, Any]) -> np.ndarray:
     return np.concatenate([entry["importance"] for entry in document["attentions"]])
 
 
-def curves(bench: Bench, values: np.ndarray, deltas: np.ndarray | None, options: Options, progress: Progress) -> Curves:
+def curves(
+    bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, options: Options, progress: Progress
+) -> Curves:
     """The score by the fraction pruned, in every order, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")

@@ -131,7 +131,7 @@ class Scores:
 
 
 @dataclass
-class Bench:
+class HeadScorer:
     """A model, its sites and the samples that it is judged on, with any of its heads switched off."""
 
     judge: Labelled | Unlabelled

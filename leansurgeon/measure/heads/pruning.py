@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import numpy as np
 
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import TEXT, Batch, Bench, Labelled, Scores, judge_of
+from leansurgeon.measure.heads.judge import TEXT, Batch, HeadScorer, Labelled, Scores, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def at_epoch(
     places = sites(loaded)
     judge = judge_of(loaded, task)
     found = importance(judge, places, fit)
-    bench = Bench(judge, places, judged)
+    bench = HeadScorer(judge, places, judged)
     rows = curve(bench, np.argsort(found, kind="stable"), fractions(steps))
     total = found.sum() or 1.0
     return {
@@ -117,14 +117,18 @@ def without(order: np.ndarray, number: int) -> np.ndarray:
     return keep
 
 
-def row(bench: Bench, keep: np.ndarray) -> Point:
+def row(bench: HeadScorer, keep: np.ndarray) -> Point:
     """One point of a curve."""
     gone = int((~keep).sum())
     return {"fraction": gone / len(keep), "pruned": gone} | bench.scores(keep).as_dict()
 
 
 def curve(
-    bench: Bench, order: np.ndarray, asked: Sequence[float], of: np.ndarray | None = None, say: Callable = lambda: None
+    bench: HeadScorer,
+    order: np.ndarray,
+    asked: Sequence[float],
+    of: np.ndarray | None = None,
+    say: Callable = lambda: None,
 ) -> list[Point]:
     """Scores with growing parts of an order switched off. `of` are the heads that may go (all)."""
     order = order if of is None else order[of[order]]
@@ -138,7 +142,7 @@ def curve(
 
 
 def random_curve(
-    bench: Bench, asked: Sequence[float], seeds: int, seed: int, say: Callable = lambda: None
+    bench: HeadScorer, asked: Sequence[float], seeds: int, seed: int, say: Callable = lambda: None
 ) -> RandomCurve:
     """Mean, lowest and highest loss (and accuracy) over several random orders."""
     orders = [np.random.default_rng([seed, 7, i]).permutation(count(bench.sites)) for i in range(seeds)]
@@ -154,7 +158,9 @@ def random_curve(
     return {"rows": rows, "seeds": seeds}
 
 
-def even_curve(bench: Bench, values: np.ndarray, asked: Sequence[float], say: Callable = lambda: None) -> list[Point]:
+def even_curve(
+    bench: HeadScorer, values: np.ndarray, asked: Sequence[float], say: Callable = lambda: None
+) -> list[Point]:
     """Scores with as many heads off in every layer of a stage; fractions that give the same heads appear once."""
     rows, seen = [], set()
     for fraction in asked:
@@ -188,7 +194,7 @@ def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:
     return [sums[site.stage, site.group] if site.in_step else part for site, part in zip(places, parts, strict=True)]
 
 
-def prunable(rows: Sequence[Point], bench: Bench, tolerance: float = TOLERANCE) -> float:
+def prunable(rows: Sequence[Point], bench: HeadScorer, tolerance: float = TOLERANCE) -> float:
     """The largest fraction up to which every step keeps the score.
 
     The score is accuracy where there are right answers (may fall by `tolerance` of itself), else the loss (may rise by
@@ -225,6 +231,6 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     return float(stats.spearmanr(a, b).statistic)
 
 
-def is_text(bench: Bench) -> bool:
+def is_text(bench: HeadScorer) -> bool:
     """Whether exp(loss) is a perplexity."""
     return isinstance(bench.judge, Labelled) and bench.judge.task.head in TEXT

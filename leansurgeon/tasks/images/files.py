@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import archives, jsonfile
 from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks.images import tables as image_tables
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"))
 TRAIN = ("train", "training")
@@ -225,7 +228,7 @@ def _by_name(files: list[Path], root: Path) -> dict[str, list[Path]]:
     return {"train": places["train"], **({"eval": evaluation} if evaluation else {})}
 
 
-def stamp(place: Any) -> list[Any]:
+def stamp(place: Path | Dataset) -> list[Any]:
     """What stands for the content of a file, folder or hub data set without reading it all: sizes and times, or a
     digest.
     """

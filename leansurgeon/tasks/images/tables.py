@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.tables import parquet_parts, parquet_schema
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 CLASSES = 10_000_000  # that a class number may count to
 _IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg"), ("label", "labels", "fine_label", "cls")
@@ -45,7 +48,7 @@ def _has_columns(path: Path, columns: tuple[str, ...]) -> None:
             raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
 
 
-def _hub_rows(dataset: Any, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
+def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
     import datasets
 
     image, label = _columns(dataset.column_names, label, "The data set")

@@ -23,7 +23,7 @@ import os
 import struct
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -198,7 +198,7 @@ def _before(lengths: np.ndarray) -> np.ndarray:
 _HEAD = struct.Struct("<II")
 
 
-def write_chunk(stream: Any, trees: Trees | None) -> None:
+def write_chunk(stream: BinaryIO, trees: Trees | None) -> None:
     """Trees as bytes: their number and tokens, lengths (uint32), values (uint8), symbols; (0, 0) for None."""
     if trees is None:
         stream.write(_HEAD.pack(0, 0))
@@ -209,7 +209,7 @@ def write_chunk(stream: Any, trees: Trees | None) -> None:
     stream.flush()
 
 
-def read_chunk(stream: Any) -> Trees | None:
+def read_chunk(stream: BinaryIO) -> Trees | None:
     """What `write_chunk` wrote; EOFError when the stream ends early."""
     number, tokens = _HEAD.unpack(_exactly(stream, _HEAD.size))
     if not number:
@@ -219,7 +219,7 @@ def read_chunk(stream: Any) -> Trees | None:
     return Trees(np.frombuffer(_exactly(stream, tokens), np.uint8), lengths, values)
 
 
-def _exactly(stream: Any, size: int) -> bytes:
+def _exactly(stream: BinaryIO, size: int) -> bytes:
     data = stream.read(size)
     if len(data) != size:
         raise EOFError(f"{len(data)} bytes instead of {size}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -22,6 +22,9 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.text import vocab
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 IMDB = "hub:stanfordnlp/imdb"
 IMDB_BY_HAND = (
@@ -288,7 +291,7 @@ def _imdb(data: str) -> dict[str, Any]:
     return splits
 
 
-def _reviews(place: Any, word: str) -> Iterator[tuple[int, bytes]]:
+def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
     """(1 for a friendly review, its bytes)."""
     if not isinstance(place, Path):
         for number, row in hub.rows(place, ["text", "label"], "stanfordnlp/imdb"):
@@ -323,7 +326,7 @@ def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
     return number, text.encode()
 
 
-def _called(place: Any) -> str:
+def _called(place: Path | Dataset) -> str:
     return str(place) if isinstance(place, Path) else "The data set"
 
 

@@ -20,7 +20,7 @@ import os
 import struct
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -292,13 +292,13 @@ def _blocked(style: Style, mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
 _HEAD = struct.Struct("<I")
 
 
-def write_chunk(stream: Any, drawn: Drawn) -> None:
+def write_chunk(stream: BinaryIO, drawn: Drawn) -> None:
     """Images and labels of a chunk as bytes, their number before them."""
     stream.write(_HEAD.pack(len(drawn.labels)) + drawn.images.tobytes() + drawn.labels.tobytes())
     stream.flush()
 
 
-def read_chunk(stream: Any, style: Style) -> tuple[np.ndarray, np.ndarray]:
+def read_chunk(stream: BinaryIO, style: Style) -> tuple[np.ndarray, np.ndarray]:
     """What `write_chunk` wrote: (N, S * S) images and (N,) labels; EOFError when the stream ends early."""
     (number,) = _HEAD.unpack(_exactly(stream, _HEAD.size))
     pixels = style.size**2
@@ -306,7 +306,7 @@ def read_chunk(stream: Any, style: Style) -> tuple[np.ndarray, np.ndarray]:
     return images, np.frombuffer(_exactly(stream, number), np.uint8)
 
 
-def _exactly(stream: Any, size: int) -> bytes:
+def _exactly(stream: BinaryIO, size: int) -> bytes:
     data = stream.read(size)
     if len(data) != size:
         raise EOFError(f"{len(data)} bytes instead of {size}")

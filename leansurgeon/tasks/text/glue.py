@@ -25,6 +25,7 @@ from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.classification import TextClassification, store_tokens
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from torch import Tensor
 
 HUB = "hub:nyu-mll/glue"
@@ -293,7 +294,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     )
 
 
-def _stamp(place: Any) -> Any:
+def _stamp(place: Path | Dataset) -> Any:
     return image_files.stamp(place)
 
 
@@ -317,7 +318,7 @@ def _read(places: list[Any], kind: Kind) -> _Rows:
     return _Rows(texts[0], texts[1] if len(texts) > 1 else None, kept, left_out)
 
 
-def _fields(place: Any, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
+def _fields(place: Path | Dataset, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
     """(file and row, texts and label) of every row; None for a line that lacks a field."""
     columns = [*kind.texts, "label"]
     if not isinstance(place, Path):

@@ -104,7 +104,7 @@ def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits)
 
 
 def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits) -> None:
-    from leansurgeon.measure.heads.judge import Bench, Labelled
+    from leansurgeon.measure.heads.judge import HeadScorer, Labelled
     from leansurgeon.measure.heads.sites import sites
 
     loaded = load(model)
@@ -113,7 +113,7 @@ def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, mod
     values, (first, *_) = importance(judge, places, [fit]), of(measured[1], "heads")
     shares = [value for layer in first["importance"]["share"] for value in layer]
     assert shares == pytest.approx((values / values.sum()).tolist(), rel=1e-4)
-    assert first["curve"][0]["loss"] == pytest.approx(Bench(judge, places, [judged]).whole.loss, rel=1e-4)
+    assert first["curve"][0]["loss"] == pytest.approx(HeadScorer(judge, places, [judged]).whole.loss, rel=1e-4)
 
 
 class Interrupted:
