@@ -18,6 +18,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints import companions, record, trust
 from leansurgeon.checkpoints.family import convert_config, write_config
+from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, read_config
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
@@ -115,6 +116,7 @@ class Loaded:
         companions.copy(self.folder, folder)
         if self.surgery:
             record.write(folder, self.surgery.trained())
+        give_mode(folder)
 
 
 def transformers_class(architecture: Architecture, name: str) -> type:

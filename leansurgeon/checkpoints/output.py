@@ -8,13 +8,15 @@ import errno
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from leansurgeon.checkpoints import companions
-from leansurgeon.checkpoints.durable import sync, sync_tree
+from leansurgeon.checkpoints.publish.claim import claimed
+from leansurgeon.checkpoints.publish.durable import give_mode, sync, sync_tree
+from leansurgeon.checkpoints.publish.leftovers import REPLACED, UNFINISHED, beside, unfinished
+from leansurgeon.checkpoints.publish.rename import exchange, rename_new
 from leansurgeon.checkpoints.record import read_if_whole
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 
@@ -26,35 +28,51 @@ WRITING = (errno.EFBIG, errno.EIO, errno.EROFS, errno.EPERM, errno.EACCES, errno
 def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` when the block ends well and vanishes when it does not.
 
-    Raises `UsageError` when `path` exists and `force` is not set; with `force` the old folder is removed after the new
-    one is complete.
+    Raises `UsageError` when `path` exists and `force` is not set, at the start or because it came into being meanwhile,
+    and where another process writes it; with `force` the old folder is removed after the new one is complete.
+    """
+    with held(path, force=force), ExitStack() as stack:
+        path = path.resolve()  # a link stays, and what it points to is written
+        with making(path):
+            aside = stack.enter_context(unfinished(path))
+        try:
+            yield aside
+            give_mode(aside)
+            sync_tree(aside)
+            publish(aside, path, force=force)
+        except LeanSurgeonError:
+            raise
+        except Exception as error:
+            if disk_is_full(error):
+                raise full(path) from None
+            if reason := refusal(error, aside, path):
+                raise LeanSurgeonError(
+                    f"{path} cannot be written: {reason}.", "Choose another folder with -o."
+                ) from error
+            raise
+
+
+@contextmanager
+def held(path: Path, *, force: bool = False) -> Iterator[None]:
+    """Hold the name of an output while the block runs. Raises `UsageError` where it is not free, or another process
+    writes it.
     """
     check_free(path, force=force)
+    with ExitStack() as stack:
+        with making(path):
+            stack.enter_context(claimed(path))
+        yield
+
+
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """What the system says while something is made beside `path`, as one sentence."""
     try:
-        path = path.resolve()  # a link stays, and what it points to is written
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A name that says what it is, should a SIGKILL leave it behind.
-        aside = path.parent / f".{path.name}.unfinished-{uuid.uuid4().hex[:8]}"
-        aside.mkdir()
+        yield
     except OSError as error:
         if disk_is_full(error):
             raise full(path) from None
         raise UsageError(f"The folder {path} cannot be made: {error.strerror or error}.") from None
-    try:
-        yield aside
-        make_readable(aside)
-        sync_tree(aside)
-        replace_folder(aside, path)
-    except LeanSurgeonError:
-        raise
-    except Exception as error:
-        if disk_is_full(error):
-            raise full(path) from None
-        if reason := refusal(error, aside, path):
-            raise LeanSurgeonError(f"{path} cannot be written: {reason}.", "Choose another folder with -o.") from error
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def full(path: Path) -> LeanSurgeonError:
@@ -85,6 +103,8 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 def look(path: Path, force: bool) -> None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.lstat()  # a name that is too long says so here
     if path.exists() and not force:
         raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
     if path.exists() and not path.is_dir():
@@ -94,10 +114,14 @@ def look(path: Path, force: bool) -> None:
         why = "cannot be written to" if above.is_dir() else "is a file"
         raise UsageError(f"The folder {path} cannot be made: {above} {why}.", "Choose another folder with -o.")
     if path.exists() and any(path.iterdir()) and (strange := not_ours(path)):
-        raise UsageError(
-            f"{path} holds {strange}, which leansurgeon did not write there; --force will not delete it.",
-            "Choose another folder with -o.",
-        )
+        raise holds(path, strange)
+
+
+def holds(path: Path, strange: str) -> UsageError:
+    return UsageError(
+        f"{path} holds {strange}, which leansurgeon did not write there; --force will not delete it.",
+        "Choose another folder with -o.",
+    )
 
 
 def not_ours(path: Path) -> str | None:
@@ -118,22 +142,37 @@ def check_apart(path: Path, source: Path | None) -> None:
         raise UsageError(f"The output {path} and the source {source} overlap.", "Choose another folder with -o.")
 
 
-def replace_folder(aside: Path, path: Path) -> None:
-    """Put `aside` at `path`; an old folder there is moved away first and deleted last."""
-    old = None
-    if path.exists():
-        old = path.parent / f".{path.name}.replaced-{uuid.uuid4().hex[:8]}"
-        path.rename(old)
-    aside.rename(path)
+def publish(aside: Path, path: Path, *, force: bool = False) -> None:
+    """Let the finished folder `aside` stand at `path`, at once. Raises `UsageError` where something has come to stand
+    there meanwhile, which only `force` replaces.
+    """
+    try:
+        rename_new(aside, path)
+    except FileExistsError:
+        if not force:
+            raise UsageError(
+                f"{path} came into being while this was written, and nothing was replaced.",
+                "Use --force to replace it, or choose another folder with -o.",
+            ) from None
+        replace_folder(aside, path)
     sync(path.parent)
-    if old:
-        shutil.rmtree(old, ignore_errors=True)
 
 
-def make_readable(folder: Path) -> None:
-    """Give files the mode that the user's umask asks for; some libraries write weights that only the owner may read."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(0o666 & ~umask)
+def replace_folder(aside: Path, path: Path) -> None:
+    """Put `aside` at `path` and take away the old folder there; both change places at once where the system can."""
+    look(path, force=True)
+    if exchange(aside, path):
+        if strange := not_ours(aside):  # it has come since
+            exchange(aside, path)
+            raise holds(path, strange)
+        return  # who made `aside` takes it away
+    old = beside(path, REPLACED)
+    path.rename(old)
+    try:
+        rename_new(aside, path)
+    except BaseException:
+        rename_new(old, path)
+        raise
+    gone = beside(path, UNFINISHED)  # a name that says that nobody wants it back
+    old.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)

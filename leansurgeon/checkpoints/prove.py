@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import leansurgeon
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.checkpoints import trust
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import read_config
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
@@ -41,9 +41,9 @@ def prove(
     says that the plan promises the same function. Returns the account of the fresh process, with `compared` where a
     source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
     """
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
+    with scratch() as place:
         given = batches or undeclared_sample(folder)
-        inputs = written(given, Path(scratch) / "inputs.safetensors") if given else None
+        inputs = written(given, place / "inputs.safetensors") if given else None
         found, trouble = run(folder, source, inputs, kind)
     if "result" not in found:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
@@ -138,9 +138,9 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
         asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source))]
     asked += ["--inputs", str(inputs)] if inputs else []
     # Isolated mode keeps the working directory off the path; modelling files are cached in a folder that goes away.
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
+    with scratch() as cache:
         env = os.environ | {
-            "HF_MODULES_CACHE": cache,
+            "HF_MODULES_CACHE": str(cache),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.checkpoints.durable import write_durably
+from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.reading import jsonfile
 from leansurgeon.shape import Shape

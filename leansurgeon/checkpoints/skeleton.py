@@ -18,7 +18,6 @@ number has which name.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
@@ -331,7 +331,7 @@ def names_in_files(model: nn.Module, library: str) -> dict[str, str]:
     from safetensors.numpy import load_file
 
     numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
+    with scratch() as folder:
         model.save_pretrained(folder, state_dict=numbers)
         saved = load_file(Path(folder) / "model.safetensors")
     strange = next((name for name, value in saved.items() if value.shape != (1,)), None)

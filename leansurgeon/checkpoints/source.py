@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -23,6 +22,7 @@ from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.checkpoints import companions, trust
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Out, Weights, write
@@ -349,7 +349,4 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack) -> Source:
 
 
 def temporary(keep: ExitStack) -> Path:
-    try:
-        return Path(keep.enter_context(tempfile.TemporaryDirectory(prefix="leansurgeon-")))
-    except OSError as error:
-        raise LeanSurgeonError(f"No temporary folder can be made: {error.strerror}.") from None
+    return keep.enter_context(scratch())

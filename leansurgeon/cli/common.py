@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +25,21 @@ def _allow_code(value: bool) -> bool:
     from leansurgeon.checkpoints import trust
 
     return trust.allow(value)
+
+
+_until_the_end = ExitStack()
+
+
+def hold(folder: Path, *, force: bool) -> None:
+    """Refuse an output that is not free, and keep its name for this command until it ends."""
+    from leansurgeon.checkpoints.output import held
+
+    _until_the_end.enter_context(held(folder, force=force))
+
+
+def let_go() -> None:
+    """What the command held is free again."""
+    _until_the_end.close()
 
 
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
 from leansurgeon.errors import UsageError, short
 from leansurgeon.words import wrap
 
@@ -154,11 +154,10 @@ def checked(
         check(plots)
     if prune is None:
         return None
-    from leansurgeon.checkpoints.output import check_free
     from leansurgeon.surgery.prune import share
 
     asked = share(prune)
-    check_free(out, force=force)
+    hold(out, force=force)
     return asked
 
 

@@ -15,6 +15,7 @@ import typer.core
 import leansurgeon
 from leansurgeon import streams
 from leansurgeon.cli.bench import bench
+from leansurgeon.cli.common import let_go
 from leansurgeon.cli.diff import diff
 from leansurgeon.cli.families import families
 from leansurgeon.cli.heads import heads
@@ -62,6 +63,8 @@ class Commands(Group):
             said = Interrupted(f"{'terminated' if isinstance(stop, Terminated) else 'interrupted'}{kept}.")
             said.exit_code = getattr(stop, "exit_code", said.exit_code)
             raise said from stop
+        finally:
+            let_go()
 
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
 from leansurgeon.cli.run import seed_list
 from leansurgeon.cli.shrink import sample_data, trained_on
 from leansurgeon.errors import UsageError, short
@@ -107,7 +107,7 @@ def search(
     The same command goes on with a search that was ended.
     """
     from leansurgeon.checkpoints import digests
-    from leansurgeon.checkpoints.output import check_apart, check_free
+    from leansurgeon.checkpoints.output import check_apart
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.charts.render import check as check_plots
     from leansurgeon.search import Budget, Space, cheap, enumerate_shapes
@@ -152,7 +152,7 @@ def search(
     folder = folder_of(workspace, opened, settings, force=force)
     target = out or (folder / "winner" if write else None)
     if target:
-        check_free(target, force=force or out is None)
+        hold(target, force=force or out is None)
         check_apart(target, opened.folder)
     outcome = run(
         opened, found, budget, sample, training, folder, numbers, share, fit, parallel, changes, setting, tries

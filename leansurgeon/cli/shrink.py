@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
 from leansurgeon.errors import UsageError
 from leansurgeon.words import wrap
 
@@ -83,7 +83,7 @@ def shrink(
 
     if not dry_run:
         digests.begin(source)
-    from leansurgeon.checkpoints.output import check_apart, check_free
+    from leansurgeon.checkpoints.output import check_apart
     from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.tables.decided import table as decided_table
@@ -111,7 +111,7 @@ def shrink(
     if has_data and steps.init == "fresh":
         say(f"The sample data is not used: nothing of {opened.name} is kept.")
     if not dry_run:
-        check_free(folder, force=force)
+        hold(folder, force=force)
         check_apart(folder, opened.folder)
     used = has_data and opened.learned and steps.init != "fresh"
     data = sample_data(opened, calibrate, task, calibration_samples, seed) if used else None

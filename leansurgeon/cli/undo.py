@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import TrustRemoteCode, say
+from leansurgeon.cli.common import TrustRemoteCode, hold, say
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def undo(
     The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
     cannot be undone, and a model that was trained after surgery neither.
     """
-    from leansurgeon.checkpoints.output import check_apart, check_free
+    from leansurgeon.checkpoints.output import check_apart
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.write.undo import carry_out, plan_undo
@@ -36,7 +36,7 @@ def undo(
     source = open_source(model)
     steps = plan_undo(source)
     if not dry_run:
-        check_free(out, force=force)
+        hold(out, force=force)
         check_apart(out, source.folder)
     record = None if dry_run else carry_out(steps, out, force=force, say=say)
     verified = record.decided["verified"] if record else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints import digests
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
@@ -94,10 +94,10 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
     from leansurgeon.measure.data.batches import thin
     from leansurgeon.measure.kappa import blocks as kappa
 
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
+    with scratch() as place:
         folder = source.folder
         if source.weights is None:
-            folder = Path(scratch) / "model"
+            folder = place / "model"
             carry_out(plan(source, Wanted(), seed), source, folder, check=False)
         loaded = load(folder)
         # Not `loaded.forward`, which wants logits: encoders without a head have kappa, too.

@@ -7,7 +7,6 @@ winner, its control and the source, since the best of many is flattered by what 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import inner
@@ -87,8 +87,8 @@ class Heals:
             return self.judged(self.source.folder)
         method = Method(fit=round(self.fit * share))
         decided = decide(self.source, candidate.wanted, self.seed, method, part_of(self.data, share))
-        with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-            folder = Path(scratch) / "model"
+        with scratch() as place:
+            folder = place / "model"
             folder.mkdir()
             try:
                 apply(decided.plan, self.source, folder, decided.edits)

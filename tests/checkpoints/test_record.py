@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from leansurgeon.checkpoints import durable, record
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.publish import durable
 from leansurgeon.checkpoints.record import Both, Comparison, DamagedRecord, Embeddings, Origin, Proof, SurgeryRecord
 from leansurgeon.shape import Shape, Stage
 

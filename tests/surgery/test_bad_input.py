@@ -146,7 +146,8 @@ def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from leansurgeon.checkpoints import durable, output, weights
+from leansurgeon.checkpoints import output, weights
+from leansurgeon.checkpoints.publish import durable, leftovers
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -154,7 +155,7 @@ from leansurgeon.surgery.shrink import carry_out
 
 at, left = sys.argv[3], int(sys.argv[4])
 module, name = {"copy": (weights, "copy_range"), "make": (weights, "write_array"), "sync": (durable, "sync"),
-                "moved": (output.shutil, "rmtree"), "rename": (output, "replace_folder")}[at]
+                "moved": (leftovers.shutil, "rmtree"), "rename": (output, "publish")}[at]
 real = getattr(module, name)
 
 def deadly(*args, **kwargs):

@@ -7,14 +7,13 @@ best    the plan at hand
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from tabulate import tabulate
 
 from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.report_numbers import of_comparison, of_source
 from leansurgeon.checkpoints.source import Source
@@ -58,8 +57,8 @@ def refuse_unlearned(source: Source, wanted: Wanted) -> None:
 
 def scored(steps: Plan, source: Source, calibration: Calibration) -> Comparison:
     causal = calibration.task is not None and calibration.task.head == "causal-lm"
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-        folder = Path(scratch) / "model"
+    with scratch() as place:
+        folder = place / "model"
         folder.mkdir()
         apply(steps, source, folder)
         proof = prove(

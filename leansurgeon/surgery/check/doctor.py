@@ -7,7 +7,6 @@ that is large, on one of its config with fewer layers and random weights. Import
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.architectures.match import match
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import from_float32
 from leansurgeon.errors import LeanSurgeonError
@@ -68,7 +68,7 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
     several times.
     """
     with ExitStack() as keep:
-        work = Path(keep.enter_context(tempfile.TemporaryDirectory(prefix="leansurgeon-")))
+        work = keep.enter_context(scratch())
         if source.weights is None or not source.architecture.rebuilds:
             source = fresh(source, Wanted(), work / "source")
         arch = architecture or source.architecture

@@ -13,7 +13,6 @@ Changed tensors are written to a scratch folder, so memory holds one block of th
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.stream import Stream
@@ -118,8 +118,7 @@ def calibrate(
 
 
 def edits_folder(options: Options, held: ExitStack) -> Edits:
-    folder = tempfile.TemporaryDirectory(prefix="leansurgeon-", dir=options.scratch, ignore_cleanup_errors=True)
-    return Edits(Path(held.enter_context(folder)))
+    return Edits(held.enter_context(scratch(options.scratch)))
 
 
 class Bench:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon import errors
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostOthers
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -83,7 +84,7 @@ def train_on(
     prepared_task(recipe, model_dir, say or _talk)
     options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed}
     options |= {"experiment": experiment and experiment.as_dict()}
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
+    with scratch() as folder:
         _carry_out("train", processes, recipe, model_dir, options | {"cpu": cpu}, Path(folder), Path(run_dir))
     return summary.read(Path(run_dir))
 
@@ -107,7 +108,7 @@ def evaluate_on(
     if not cpu:
         check_gpus(processes)
     prepared_task(recipe, model_dir, say or _talk)
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as folder:
+    with scratch() as folder:
         trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
         _carry_out("evaluate", processes, recipe, model_dir, options, Path(folder), trace)
         return json.loads((Path(folder) / ANSWER).read_text(encoding="utf-8"))

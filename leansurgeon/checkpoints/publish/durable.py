@@ -36,3 +36,22 @@ def sync_tree(folder: Path) -> None:
     for file in folder.rglob("*"):
         sync(file)
     sync(folder)
+
+
+def give_mode(folder: Path) -> None:
+    """Give files the mode that the user's umask asks for; some libraries write weights that only the owner may read."""
+    mode = 0o666 & ~umask()
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
+
+
+def umask() -> int:
+    """This process's umask; Linux says it without the moment in which it is another one for other threads."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
+    except (OSError, StopIteration):
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask

@@ -1,0 +1,125 @@
+"""Folders that are written beside their place, or for a while, and what killed processes leave of them.
+
+Their names tell who made them, and each is locked while it is in use, so that the next command that writes in the same
+folder knows which are dead and takes them away.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from leansurgeon.checkpoints.publish.claim import cut
+from leansurgeon.checkpoints.publish.owners import me, of_name
+from leansurgeon.checkpoints.publish.rename import rename_new
+from leansurgeon.errors import LeanSurgeonError
+
+UNFINISHED, REPLACED = ".unfinished", ".replaced"
+SCRATCH = "leansurgeon-scratch"
+_scratches: dict[Path, int] = {}
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, gone at the end if it has not been renamed. Raises `OSError`."""
+    sweep(path.parent)
+    aside = beside(path, UNFINISHED)
+    aside.mkdir()
+    handle = lock(aside)
+    try:
+        yield aside
+    finally:
+        if handle is not None:
+            os.close(handle)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def scratch(place: Path | None = None) -> Iterator[Path]:
+    """A folder for as long as the block runs, in the system's temporary folder or in `place`."""
+    where = place or Path(tempfile.gettempdir())
+    sweep(where)
+    folder = where / f"{SCRATCH}{me().tag}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise LeanSurgeonError(f"No temporary folder can be made in {where}: {error.strerror}.") from None
+    handle = lock(folder)
+    _scratches[folder] = os.getpid()
+    try:
+        yield folder
+    finally:
+        if handle is not None:
+            os.close(handle)
+        shutil.rmtree(folder, ignore_errors=True)
+        _scratches.pop(folder, None)
+
+
+@atexit.register
+def _take_away() -> None:
+    """Scratch folders of something that lives as long as the process; those of its parent are not its own."""
+    for folder, owner in _scratches.items():
+        if owner == os.getpid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def beside(path: Path, kind: str) -> Path:
+    return path.parent / f".{cut(path.name)}{kind}{me().tag}"
+
+
+def sweep(folder: Path) -> None:
+    """Take away what dead processes have left in `folder`; what one of them had moved out of the way goes back."""
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            ours = entry.name.startswith(f"{SCRATCH}-") or UNFINISHED in entry.name or REPLACED in entry.name
+            owner = of_name(entry.name) if ours else None
+            if owner is None or not owner.dead or not entry.is_dir(follow_symlinks=False):
+                continue
+            left = Path(entry.path)
+            if in_use(left):  # by a process whose number is not seen from here
+                continue
+            name = entry.name.partition(REPLACED)[0].removeprefix(".")
+            if REPLACED in entry.name and cut(name + "-") != name and not (folder / name).exists():
+                with suppress(OSError):
+                    rename_new(left, folder / name)
+                continue
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def lock(folder: Path) -> int | None:
+    """A handle that marks the folder as in use until it is closed; None where there are no locks."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def in_use(folder: Path) -> bool:
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+    return False
