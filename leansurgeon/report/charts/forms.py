@@ -88,7 +88,14 @@ def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> dict[str,
     domain = [name for name, _ in names]
     widest = max(map(len, domain), default=0) * ABOUT + 36
     columns = max(1, int(WIDTH // widest))
-    key = alt.Legend(orient="bottom", columns=columns, labelLimit=0, symbolSize=90, columnPadding=16)
+    key = alt.Legend(
+        orient="bottom",
+        columns=columns,
+        labelLimit=0,
+        symbolSize=90,
+        columnPadding=16,
+        **({"symbolDash": [1, 0]} if marks else {}),
+    )
     legend = {"title": None, "legend": key if len(domain) > 1 else None}
     bare = {"title": None, "legend": None}
     return {

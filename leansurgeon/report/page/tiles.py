@@ -125,5 +125,5 @@ def speed(section: Section, row: Row) -> Tile:
 
 
 def sentence(parts: Iterable[str]) -> str:
-    said = "; ".join(parts)
+    said = "; ".join(parts).replace(" %", "\u00a0%")
     return f"{said}." if said else ""
