@@ -30,11 +30,13 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def harmless(cell: object) -> object:
-    """A cell of a CSV file that no spreadsheet takes for a formula: text that would begin one gets a `'` in front.
+    """A cell of a CSV file that no spreadsheet takes for a formula: text that would begin one gets a `'` in front, and
+    control characters become `?`.
 
     >>> harmless("=1+1"), harmless("-lean"), harmless(-0.5)
     ("'=1+1", "'-lean", -0.5)
     """
     if not isinstance(cell, str):
         return cell
-    return f"'{cell}" if cell[:1] in ("\t", "\r", "\n") or cell.lstrip().startswith(FORMULA) else cell
+    shown = "".join(c if c.isprintable() else "?" for c in cell)
+    return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown

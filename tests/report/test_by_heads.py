@@ -37,7 +37,7 @@ def arm(
     made["model"]["surgery"] = {"initialised": initialised}
     made["experiment"] |= {"arm": name, "init": init, **extra}
     made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0) + off
-    made["kappa"] = kappa(tuple(1000.0 * depth / heads for _ in range(depth)))
+    made["kappa"] = kappa((*[1000.0 * depth / heads] * (depth - 1), 1e4 * depth / heads))  # the last one is far worse
     write(root / "figure3" / f"{name}-s{seed}", made)
 
 

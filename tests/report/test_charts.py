@@ -12,6 +12,10 @@ from itertools import pairwise
 
 import pytest
 
+from leansurgeon import architectures
+from leansurgeon.architectures.presets import get
+from leansurgeon.measure.costs.memory import Setting, predict
+from leansurgeon.report import humans
 from leansurgeon.report.charts import sections as drawn
 from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, cells, stacked
 from leansurgeon.report.charts.forms import lines as drawing
@@ -20,6 +24,7 @@ from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, fo
 from leansurgeon.report.charts.render import save, svg
 from leansurgeon.report.charts.scales import APART, Axis, dodged, log_ticks, steep_until, ticks
 from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.evidence.folder import POINTS, thinned
 from leansurgeon.report.evidence.studies import heads_of
 from leansurgeon.report.rows.sections import sections
 from tests.support.chart_reading import axis, legend, lines, marks
@@ -214,6 +219,31 @@ def test_predicted_memory_is_stacked_by_part():
     spec = Chart("k", "t", "s", stacked([("a", [1, 3]), ("b", [0, 8])], ["p", "q"], ["4", "8"], str)).spec
     assert [(bar.at["x"], bar.at["x2"]) for bar in marks(spec, "bar")] == [(0, 1), (1, 4), (0, 0), (0, 8)]
     assert stacked([], ["p"], [], str) is None
+
+
+def test_predicted_memory_of_a_run_on_a_gpu(tmp_path):
+    run = summary(experiment=None, memory={"bytes": 2**30, "kind": "cuda allocator peak"}, micro_batch=32)
+    folder = write(tmp_path / "gpu", run)
+    write(folder / "last", get("digits-vit").config, "config.json")
+    (made,) = sections(collect([folder]).entries)
+    (chart,) = drawn.predicted_memory(made)
+    config = get("digits-vit").config
+    predicted = predict(config, architectures.of(config), Setting(batch=32, precision="fp32", optimizer="adamw"))
+    bars = [mark.at["x2"] - mark.at["x"] for mark in marks(chart.spec, "bar")]
+    parts = ("weights", "gradients", "optimizer", "activations", "temporary")
+    assert bars == [getattr(predicted, part) for part in parts]
+    assert list(legend(chart.spec)) == list(parts)
+    words = [mark.at["text"] for mark in marks(chart.spec, "text")]
+    assert words == ["gpu", humans.memory(predicted.total)]
+
+
+def test_a_long_curve_keeps_its_peaks():
+    """10,000 points become 240; the one that diverged is among them, as are both ends."""
+    points = [(float(i), 1.0 + 0.1 * (i % 7)) for i in range(10_000)]
+    points[4_321], points[7_000] = (4321.0, 50.0), (7000.0, -3.0)
+    kept = thinned(points)
+    assert len(kept) <= POINTS and {points[0], points[4_321], points[7_000], points[-1]} <= set(kept)
+    assert list(kept) == sorted(kept) and thinned(points[:240]) == tuple(points[:240])
 
 
 # -- axes -----------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report.charts.palette import COLOURS, SERIES
+from leansurgeon.report.charts.render import svg
+from leansurgeon.report.charts.sections import OF_SECTION, every, of_section
 from leansurgeon.report.evidence import predicted
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.studies import bench_of
@@ -142,6 +144,65 @@ def test_what_was_cut_and_why(digits_page):
     assert [row[0].text for row in by_data["part"].rows] == ["even"]
     assert "/home/somebody" not in text and "…/digits-vit/original-s0/last" in text
     assert "leansurgeon run digits-vit --seeds 0,1,2" in text and "1,437 to train, 360 to evaluate" in text
+
+
+def test_every_chart_stands_under_its_heading(digits_page, tmp_path):
+    found = collect([workspace(tmp_path)])
+    (section,) = sections(found.entries)
+    text = html_page.page([section], found)
+    headings = [(m.start(), m[1]) for m in re.finditer(r"<h3>(.*?)</h3>", text)]
+    titles = [(m.start(), m[1]) for m in re.finditer(r"<figcaption><b>(.*?)</b>", text)]
+    placed: dict[str, list[str]] = {}
+    for at, title in titles:
+        placed.setdefault([name for start, name in headings if start < at][-1], []).append(title)
+    assert placed == {
+        part: [chart.title for chart in charts] for part in OF_SECTION if (charts := of_section(section, part))
+    }
+    assert [svg(chart) in text for chart in every(section)] == [True] * len(titles)
+
+
+def test_the_page_opens_with_name_date_size_quality_speed_and_the_verdict(digits_page):
+    page, found = digits_page
+    (section,) = found["sections"]
+    original, lean, _ = section["rows"]
+    words = page.text
+    opening = words[: words.index("Results")]
+    assert next(text for text in page.texts[1:] if text.strip() and "leansurgeon" not in text) == "digits-vit"
+    assert "31 January 2026" in opening and "3 layers of 8 heads" in opening
+    shown = {cell.value for cell in page.data[:3]}
+    assert shown == {lean["parameters"], lean["metric"]["mean"], lean["step_ms"]["mean"]}
+    assert f"{original['parameters']:,}" in opening
+    for verdict in section["verdicts"]:
+        assert verdict["sentence"] in words[: words.index("top-1 accuracy against parameters")]
+
+
+def test_caveats_stand_beside_the_figure_that_they_concern(tmp_path):
+    """A missing seed decides on quality, trainings side by side on speed; tile and part of each say so."""
+    runs = [run for run in digits() if (run["experiment"]["arm"], run["seed"]) != ("lean", 2)]
+    for run in runs:
+        run["started"] = "2026-01-31T14:00:00+00:00"  # all at once
+        write(tmp_path / f"{run['experiment']['arm']}-{run['seed']}", run)
+    found = collect([tmp_path])
+    text = html_page.page(sections(found.entries), found)
+    tiles = dict(re.findall(r'<dl class="tile">\s*<dt>(.*?)</dt>(.*?)</dl>', text, re.S))
+    parts = dict(re.findall(r"<h3>(.*?)</h3>(.*?)(?=<h3>|</section>)", text, re.S))
+    for says, tile, part in (
+        ("lean has only 2 of 3 seeds", "Quality", "Results"),
+        ("Trainings ran side by side", "Speed", "Memory and speed"),
+    ):
+        assert [name for name, content in tiles.items() if says in content] == [tile]
+        assert [name for name, content in parts.items() if says in content] == [part]
+        assert parts[part].index(says) < parts[part].index("<figure" if "<figure" in parts[part] else "<table")
+
+
+def test_recipes_and_tables_of_layers_fold(digits_page, tmp_path):
+    found = collect([workspace(tmp_path)])
+    text = html_page.page(sections(found.entries), found)
+    folded = "".join(re.findall(r"<details>(.*?)</details>", text, re.S))
+    assert "name: digits-vit" in folded and "Kappa of what enters" in folded
+    outside = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
+    assert "duration: 30ep" not in outside and "Kappa of what enters the output projection" not in outside
+    assert "<details open" not in text
 
 
 def test_bench_stands_beside_the_training(digits_page):

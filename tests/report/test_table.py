@@ -177,6 +177,24 @@ def test_csv_holds_plain_numbers_and_every_row() -> None:
     assert len(layers) == 12 and float(layers[0]["kappa_median"]) == 40
 
 
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t=", "\r="])
+def test_no_cell_of_a_csv_begins_a_formula(begin: str, tmp_path: Path) -> None:
+    """A spreadsheet would run it; numbers below zero stay numbers."""
+    evil = f"{begin}HYPERLINK(1)"
+    made = [
+        s | {"experiment": s["experiment"] | {"arm": evil, "name": evil}} for s in digits(arms=("original", "lean"))
+    ]
+    for run in made:
+        run["task"] = run["task"] | {"name": evil, "metric": evil}
+    entries = [Entry(Path(f"{begin}x/{i}"), "run", run, float(i)) for i, run in enumerate(made)]
+    cells = [cell for row in csv.reader(io.StringIO(render(sections(entries), "csv"))) for cell in row]
+    assert sum("HYPERLINK" in cell for cell in cells) >= 4
+    for cell in cells:
+        assert re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell) or cell[:1] not in ("=", "+", "-", "@", "\t", "\r"), cell
+    numbers = list(csv.DictReader(io.StringIO(experiment_table(digits(), "csv"))))
+    assert float(numbers[1]["change"]) == pytest.approx(152394 / 302154 - 1)
+
+
 def test_markdown_has_rank_centred_and_verdicts() -> None:
     text = experiment_table(
         [s | {"experiment": s["experiment"] | {"arm": "a|b"}} for s in digits(arms=("lean",))], "markdown"

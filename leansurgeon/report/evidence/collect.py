@@ -17,6 +17,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.values import part, stamp, text
+from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, is_held
 
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
@@ -132,15 +133,18 @@ def _unfinished(run: Path) -> Unfinished:
 
 
 def resume_line(run: Path) -> str:
-    """The command that goes on with a run: that of its experiment again, or `retrain --resume` with what it needs."""
+    """The command that goes on with a run: that of its experiment again, or its own `retrain` with --resume; one that
+    came to no checkpoint starts anew in its folder.
+    """
     experiment = folder.experiment_file(run)
     if experiment:
         return experiment.call or f"leansurgeon run {shlex.quote(str(experiment.path))}"
     if (run.parent / STARTS).is_dir():
         return ""  # an arm of an experiment that left no note of itself
-    model = text(part(folder.newest_state(run), "model"), "MODEL")
-    recipe = shlex.quote(str(run / RECIPE))
-    return f"leansurgeon retrain {shlex.quote(model)} --recipe {recipe} --resume {shlex.quote(str(run))}"
+    place = shlex.quote(str(run))
+    call = folder.call_in(folder.recipe_text(run) or "")
+    call = call or f"leansurgeon retrain MODEL --recipe {shlex.quote(str(run / RECIPE))}"
+    return f"{call} --resume {place}" if all_of(run) else f"{call} -o {place} --resume auto"
 
 
 def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:

@@ -12,7 +12,6 @@ from typing import Any
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.report.evidence.values import number
-from leansurgeon.training.runs.checkpoint import STATE, all_of
 from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
@@ -116,12 +115,6 @@ def call_in(recipe: str) -> str:
     """The command that a recipe came from, as its first line says."""
     first = recipe.split("\n", 1)[0]
     return first.removeprefix("# ") if first.startswith(CALL) and first.isprintable() else ""
-
-
-def newest_state(run: Path) -> dict[str, Any] | None:
-    """What the newest checkpoint of an unfinished run says of it; None where there is none that can be read."""
-    states = (jsonfile.read_object_if_whole(path / STATE) for path in all_of(run))
-    return next((state for state in states if state is not None), None)
 
 
 def text_of(path: Path) -> str | None:
