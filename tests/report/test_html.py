@@ -26,6 +26,7 @@ from leansurgeon.report.page.cut import candidates
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.documents import document
 from leansurgeon.report.tables.table import render
+from leansurgeon.training.runs.summary import Summary
 from tests.support.html_reading import Cell, Page
 from tests.support.report_fixtures import digits, kappa, perplexities, summary, write
 from tests.support.report_workspace import BENCH, surgery, workspace
@@ -365,7 +366,7 @@ def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
 
     def trained(_recipe, workspace, **_):
         (workspace / "digits-vit").mkdir(parents=True)
-        return digits()
+        return [Summary.from_dict(made) for made in digits()]
 
     monkeypatch.setattr("leansurgeon.experiment.run", trained)
     arguments = ["run", "digits-vit", "--set", "train.duration=3ep", "--seeds", "4,5", "--workspace", str(tmp_path)]
@@ -409,15 +410,19 @@ def test_the_predicted_memory_of_a_run_on_a_gpu_stands_beside_the_measured_one(t
     assert page.table("Memory").row("gpu")["GPU peak"].value == 2**30
 
 
+def setting_of(made: dict):
+    return predicted.setting_of(Summary.from_dict(made))
+
+
 def test_what_a_run_is_predicted_for_is_what_it_did():
     made = summary(micro_batch=16, world_size=4, precision="bf16", throughput_unit="tokens/s")
     train = {"optim": {"name": "sgd"}, "activation_checkpointing": True, "parallel": "ddp"}
     made["recipe"] = {"task": {"seq_len": 128}, "train": train}
     asked = dict(batch=16, tokens=128, precision="bf16", optimizer="sgd", checkpointing=True, world_size=4)
-    assert dict(predicted.setting_of(made)) == asked
+    assert dict(setting_of(made)) == asked
     # Shards of a model and texts of unknown length cannot be rehearsed: a guess would look like a prediction.
-    assert predicted.setting_of(made | {"recipe": {"task": {"seq_len": 128}, "train": {"parallel": "fsdp2"}}}) is None
-    assert predicted.setting_of(made | {"recipe": {"task": {}, "train": train}}) is None
+    assert setting_of(made | {"recipe": {"task": {"seq_len": 128}, "train": {"parallel": "fsdp2"}}}) is None
+    assert setting_of(made | {"recipe": {"task": {}, "train": train}}) is None
 
 
 def test_files_that_cannot_be_written_are_usage_errors(tmp_path):

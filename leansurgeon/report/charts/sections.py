@@ -183,7 +183,7 @@ def of_heads(section: Section) -> list[Chart]:
     for row in section.rows:
         run = next((run for run in row.runs if run.heads), None)
         if run:
-            seed = f", seed {run.seed}" if run.seed is not None else ""
+            seed = f", seed {run.summary.seed}" if run.summary.seed is not None else ""
             found += head_charts(run.heads, f"{row.name}{seed}", f"{row.name}-")
     return found
 

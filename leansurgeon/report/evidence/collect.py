@@ -16,12 +16,12 @@ from leansurgeon.checkpoints import record
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.report.evidence import folder
-from leansurgeon.report.evidence.values import part, stamp, text
+from leansurgeon.report.evidence.values import stamp, text
+from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, is_held
 
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
-SCHEMA_VERSION = 1
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
 MAKE_ONE = "`leansurgeon run digits-vit` makes some."
 
@@ -154,27 +154,12 @@ def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
         problems.append(error.message)
         return None
     if kind == "run":
-        if trouble := what_is_wrong(data):
+        if trouble := summary.what_is_wrong(data):
             problems.append(f"{path} {trouble}.")
             return None
         if data.get("kappa") is None:  # measured after the training, if ever
             data |= {"kappa": jsonfile.read_object_if_whole(path.parent / KAPPA)}
     return Entry(path.parent, kind, data, _when(data, path))
-
-
-def what_is_wrong(data: Any) -> str | None:
-    """Why this is no summary that a report can use, as the end of a sentence; None when it is one."""
-    if not isinstance(data, dict):
-        return "does not hold a JSON object"
-    version = data.get("schema_version")
-    if not isinstance(version, int):
-        return "was not written by leansurgeon: it has no schema_version"
-    if version > SCHEMA_VERSION:
-        return f"has schema {version}, and this leansurgeon reads {SCHEMA_VERSION}; update it"
-    lacking = [key for key in ("model", "task") if not isinstance(data.get(key), dict)]
-    if not isinstance(part(data, "task", "metric"), str):
-        lacking.append("task.metric")
-    return f"lacks {', '.join(lacking)}" if lacking else None
 
 
 def _when(data: dict[str, Any], path: Path) -> float:

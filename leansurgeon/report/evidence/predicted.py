@@ -11,6 +11,7 @@ from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
 from leansurgeon.report.evidence.values import number, part, text
 from leansurgeon.training.runs.folder import BEST, LAST
+from leansurgeon.training.runs.summary import Summary
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 
@@ -35,23 +36,22 @@ def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ..
     return predict(place, setting) if place else None
 
 
-def setting_of(summary: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+def setting_of(found: Summary) -> tuple[tuple[str, Any], ...] | None:
     """The fields of `measure.memory.Setting`, as pairs, since they are looked up again for equal ones."""
-    train = part(summary, "recipe", "train")
-    batch, world = (number(summary.get(key)) for key in ("micro_batch", "world_size"))
-    if not batch or text(part(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
+    train = found.recipe.get("train")
+    if not found.micro_batch or text(part(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
         return None
-    found = {
-        "batch": int(batch),
-        "tokens": number(part(summary, "recipe", "task", "seq_len")),
-        "precision": text(summary.get("precision"), "fp32"),
+    setting = {
+        "batch": found.micro_batch,
+        "tokens": number(part(found.recipe, "task", "seq_len")),
+        "precision": found.precision or "fp32",
         "optimizer": text(part(train, "optim", "name"), "adamw"),
         "checkpointing": part(train, "activation_checkpointing") is True,
-        "world_size": int(world or 1),
+        "world_size": found.world_size or 1,
     }
     # A task with text whose recipe leaves its length open: a guess would be no prediction.
-    speaks = text(summary.get("throughput_unit")).startswith("tokens")
-    return None if speaks and not found["tokens"] else tuple(found.items())
+    speaks = found.throughput_unit.startswith("tokens")
+    return None if speaks and not setting["tokens"] else tuple(setting.items())
 
 
 @cache

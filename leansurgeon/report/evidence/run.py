@@ -1,7 +1,5 @@
-"""One training, or one model that nobody trained yet, as a report needs it: `summary.json` or `surgery.json` read once.
-
-This is the only reader of a summary in this room. What lies beside it (curves, recipe, what other commands left) is
-read when it is first asked for.
+"""One training, or one model that nobody trained yet, as a report needs it: its typed summary or surgery record, and
+what lies beside it (curves, recipe, what other commands left), which is read when it is first asked for.
 """
 
 from __future__ import annotations
@@ -16,10 +14,13 @@ from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.predicted import Predicted, predicted_of, setting_of
 from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
 from leansurgeon.report.evidence.surgery import Cut, cut_of
-from leansurgeon.report.evidence.values import figures, number, part, stamp, text, whole, words
+from leansurgeon.report.evidence.values import figures, part, text, whole, words
+from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.summary import Summary
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
+UNTRAINED = Summary(summary.Model(), summary.Task("", ""))
 
 
 @dataclass(frozen=True)
@@ -39,80 +40,40 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where a run belongs in an experiment."""
-
-    name: str
-    arm: str
-    control_of: str | None
-    own_task: str
-    init: str
-    digest: str
-
-
-@dataclass(frozen=True)
-class Score:
-    metric: float | None = None
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
 class Run:
-    """`kind` is "run" or "model" (of which only what surgery.json says is known)."""
+    """`kind` is "run" or "model" (of which only what surgery.json says is known, and the summary is empty)."""
 
     path: Path
     kind: str
     when: float = field(compare=False)
+    summary: Summary = UNTRAINED
+    task: Task | None = None
+    cut: Cut | None = None
     finished: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    cut: Cut | None = None
-    source: str = ""
     parameters: int | None = None
     parameters_of_source: int | None = None
     parts: dict[str, int | None] | None = None
     shape: dict[str, str] | None = None
     width: int | None = None
-    task: Task | None = None
-    train_samples: float | None = None
-    data_source: str = ""
-    licence: str = ""
-    glue_task: str = ""
-    status: str = "done"
-    seed: int | None = None
-    experiment: Part | None = None
-    start_name: str = ""
-    start_files: dict[str, str] = field(default_factory=dict)
     began_trained: bool = False  # its first weights had learned something, here or elsewhere
-    init_std: float | None = None
-    final: Score = Score()
-    best: Score = Score()
-    before: Score = Score()
-    test_best: float | None = None
-    test_last: float | None = None
-    steps: float | None = None
-    epochs: float | None = None
-    still_falling: bool = False
-    started_at: float | None = None
-    finished_at: float | None = None
-    memory: float | None = None
-    memory_kind: str = ""
-    step_ms: float | None = None
-    throughput: float | None = None
-    throughput_unit: str = ""
-    seconds: float | None = None
-    device: str = ""
-    precision: str = ""
-    kappa: dict[str, Any] | None = None  # as `measure.kappa` left it; `evidence.kappa` reads it
+    init_std: float | None = None  # of weights that were drawn
     expected: dict[str, dict[str, float]] = field(default_factory=dict)  # what its recipe expects of each arm
-    setting: tuple[tuple[str, Any], ...] | None = None  # to predict its memory on a GPU by
 
     @property
-    def named_part(self) -> bool:
-        return self.experiment is not None and bool(self.experiment.name)
+    def part(self) -> summary.Part | None:
+        """Where it belongs in an experiment; None for what belongs to none."""
+        return self.summary.experiment
+
+    @property
+    def glue_task(self) -> str:
+        """Which task of GLUE it was trained on; "" for any other."""
+        return text(self.summary.task.data.get("task")) if self.summary.task.name == "glue" else ""
 
     @cached_property
     def curve(self) -> folder.Curve | None:
-        return folder.curve(self.path, self.seed, self.epochs, self.steps) if self.kind == "run" else None
+        found = self.summary
+        return folder.curve(self.path, found.seed, found.epochs, found.steps) if self.kind == "run" else None
 
     @cached_property
     def heads(self) -> HeadStudy | None:
@@ -134,7 +95,8 @@ class Run:
 
     @cached_property
     def predicted(self) -> Predicted | None:
-        return predicted_of(self.path, self.memory_kind, self.setting)
+        """Its peak memory on a GPU as it should have been."""
+        return predicted_of(self.path, self.summary.memory_kind, setting_of(self.summary))
 
 
 def run_of(entry: Entry) -> Run:
@@ -147,9 +109,9 @@ def model(entry: Entry) -> Run:
         path=entry.path,
         kind="model",
         when=entry.when,
+        cut=cut_of(entry.data),
         finished=text(entry.data.get("created")),
         versions=words(entry.data.get("versions")),
-        cut=cut_of(entry.data),
         parameters=whole(after),
         parameters_of_source=whole(of_plan(entry.data, "parameters_before")),
         parts=parts_of(after),
@@ -159,88 +121,34 @@ def model(entry: Entry) -> Run:
 
 def training(entry: Entry) -> Run:
     """From a summary; unknown or odd values become gaps."""
-    data, model = entry.data, entry.data["model"]
-    task, surgery = data["task"], model.get("surgery")
-    experiment = part_of(data.get("experiment"))
+    found = Summary.from_dict(entry.data)
+    surgery, stages = found.model.surgery, part(found.model.shape, "stages")
+    transferred = found.experiment is not None and found.experiment.init == "transfer"
     fresh = (of_plan(surgery, "init") or "fresh") == "fresh"
-    stages = part(model.get("shape"), "stages")
     return Run(
         path=entry.path,
         kind="run",
         when=entry.when,
-        finished=text(data.get("finished")),
-        versions=words(data.get("versions")),
+        summary=found,
+        task=task_of(found.task),
         cut=cut_of(surgery),
-        source=text(model.get("source")),
-        parameters=whole(model.get("parameters")),
+        finished=found.finished,
+        versions=found.versions,
+        parameters=found.model.parameters,
         parameters_of_source=whole(of_plan(surgery, "parameters_before")),
-        parts=parts_of(model.get("parts")),
-        shape=shape_of(model.get("shape")),
+        parts=parts_of(found.model.parts),
+        shape=shape_of(found.model.shape),
         width=whole(part(stages[0], "width")) if isinstance(stages, list) and stages else None,
-        task=task_of(task),
-        train_samples=number(task.get("train_samples")),
-        data_source=text(part(task, "data", "source")),
-        licence=text(part(task, "data", "licence")),
-        glue_task=text(part(task, "data", "task")) if task.get("name") == "glue" else "",
-        status=text(data.get("status"), "done" if data.get("status") is None else "?"),
-        seed=whole(data.get("seed")),
-        experiment=experiment,
-        start_name=text(part(model, "start", "name")),
-        start_files=words(part(model, "start", "files")),
-        began_trained=(experiment is not None and experiment.init == "transfer")
-        or text(part(surgery, "initialised")) not in ("", "fresh"),
-        init_std=number(model.get("init_std")) if fresh else None,
-        final=score(data.get("final")),
-        best=score(data.get("best")),
-        before=score(data.get("before")),
-        test_best=number(part(data, "test", "best", "metric")),
-        test_last=number(part(data, "test", "last", "metric")),
-        steps=number(data.get("steps")),
-        epochs=number(data.get("epochs")),
-        still_falling=data.get("last_losses_still_falling") is True,
-        started_at=stamp(data.get("started")),
-        finished_at=stamp(data.get("finished")),
-        memory=number(part(data, "memory", "bytes")),
-        memory_kind=text(part(data, "memory", "kind")),
-        step_ms=number(data.get("step_ms")),
-        throughput=number(data.get("throughput")),
-        throughput_unit=text(data.get("throughput_unit")),
-        seconds=number(data.get("seconds")),
-        device=text(data.get("device")),
-        precision=text(data.get("precision")),
-        kappa=data.get("kappa") if isinstance(data.get("kappa"), dict) else None,
-        expected=expected_of(part(data, "recipe", "expected")),
-        setting=setting_of(data),
+        began_trained=transferred or text(part(surgery, "initialised")) not in ("", "fresh"),
+        init_std=found.model.init_std if fresh else None,
+        expected=expected_of(found.recipe.get("expected")),
     )
 
 
-def task_of(task: dict[str, Any]) -> Task:
-    samples = number(task.get("eval_samples"))
-    return Task(
-        name=text(task.get("name"), "?"),
-        metric=text(task.get("metric"), "?"),
-        label=text(task.get("metric_label")) or text(task.get("metric"), "?"),
-        higher_is_better=task.get("higher_is_better") is not False,
-        percent=task.get("percent") is True,
-        eval_samples=int(samples) if samples else None,
-    )
-
-
-def part_of(found: Any) -> Part | None:
-    if not isinstance(found, dict):
-        return None
-    return Part(
-        name=text(found.get("name")),
-        arm=text(found.get("arm")),
-        control_of=text(found.get("control_of")) or None,
-        own_task=text(found.get("own_task")),
-        init=text(found.get("init")),
-        digest=text(found.get("digest")),
-    )
-
-
-def score(found: Any) -> Score:
-    return Score(number(part(found, "metric")), number(part(found, "loss")))
+def task_of(task: summary.Task) -> Task:
+    name, metric = (said or "?" for said in (task.name, task.metric))
+    label = task.metric_label or metric
+    return Task(name, metric, label, task.higher_is_better, task.percent, task.eval_samples or None)
 
 
 def expected_of(found: Any) -> dict[str, dict[str, float]]:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for everything else that a JSON file may hold in its place."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond any float
-        return None
+from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.summary import number
 
 
 def whole(value: Any) -> int | None:
@@ -35,9 +27,7 @@ def part(data: Any, *keys: str) -> Any:
 
 def text(value: Any, default: str = "") -> str:
     """One line without control characters (a name from a file must not steer the terminal)."""
-    if not isinstance(value, str):
-        return default
-    return "".join(c if c.isprintable() else "?" for c in value).strip() or default
+    return summary.text(value) or default
 
 
 def objects(value: Any) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from leansurgeon.report import humans
 from leansurgeon.report.evidence.paper import printed
 from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.evidence.surgery import Cut
+from leansurgeon.report.evidence.values import text
 from leansurgeon.report.humans import NONE, listed
 from leansurgeon.report.page.blocks import Block, Code, Facts, cell, folded, table, words
 from leansurgeon.report.page.cut import shortened, values_of
@@ -55,15 +56,14 @@ def reproduce(section: Section) -> list[Block]:
     """What was run, on what, and how to run it again."""
     runs = section.runs
     first = runs[0] if runs else None
-    amounts = (
-        [(first.train_samples, "to train"), (first.task.eval_samples, "to evaluate")] if first and first.task else []
-    )
+    task = first.summary.task if first else None
+    amounts = [(task.train_samples, "to train"), (task.eval_samples, "to evaluate")] if task else []
     pairs = [
         ("seeds", seeds(section)),
         ("samples", ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None)),
         ("kappa", kappa_samples(section)),
-        ("data", f"{first.data_source}{f' ({first.licence})' if first.licence else ''}" if first else ""),
-        ("hardware", listed(dict.fromkeys(run.device for run in runs if run.device))),
+        ("data", data_of(first) if first else ""),
+        ("hardware", listed(dict.fromkeys(run.summary.device for run in runs if run.summary.device))),
         ("precision", listed(dict.fromkeys(row.precision for row in section.rows if row.precision))),
         ("software", ", ".join(f"{name} {version}" for name, version in first.versions.items()) if first else ""),
         ("finished", span([run.finished for run in runs])),
@@ -75,6 +75,11 @@ def reproduce(section: Section) -> list[Block]:
         *([Facts(known)] if known else []),
         *recipes(runs),
     ]
+
+
+def data_of(run: Run) -> str:
+    source, licence = (text(run.summary.task.data.get(key)) for key in ("source", "licence"))
+    return f"{source} ({licence})" if licence else source
 
 
 def seeds(section: Section) -> str:
@@ -124,7 +129,7 @@ def again(run: Run) -> list[str]:
     if run.kind == "run":
         # The recipe of a run is resolved and holds all of its settings.
         lines.append(f"leansurgeon retrain MODEL --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
-        lines[-1] += "" if run.seed is None else f" --seed {run.seed}"
+        lines[-1] += "" if run.summary.seed is None else f" --seed {run.summary.seed}"
     return lines
 
 

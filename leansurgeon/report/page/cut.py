@@ -155,7 +155,7 @@ def ranking(says: str, found: Sequence[Candidate]) -> Block:
 def other_seeds(row: Row, found: Cut) -> list[str]:
     """Where seeds kept other layers than the one that is shown, which."""
     return [
-        f"Seed {run.seed} kept other layers: {', '.join(map(str, run.cut.layers))}."
+        f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.layers))}."
         for run in row.runs
         if run.cut and run.cut is not found and run.cut.layers and run.cut.layers != found.layers
     ]

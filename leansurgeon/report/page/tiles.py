@@ -61,7 +61,7 @@ def source_of(section: Section) -> str:
     run = row.runs[0] if row is not None and row.runs else None
     if run is None or section.kind == "glue":
         return ""
-    return shortened(run.source or (run.cut.source if run.cut else ""))
+    return shortened(run.summary.model.source or (run.cut.source if run.cut else ""))
 
 
 def date_of(section: Section) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.humans import Spread, listed, spread
-from leansurgeon.report.rows.rows import Note, Row, Section, make_row
+from leansurgeon.report.rows.rows import Note, Row, Section, make_row, metric
+from leansurgeon.training.runs.summary import DONE
 
 NAMES = {
     "mnli": "MNLI",
@@ -28,7 +29,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     """The table over all finished runs of task `glue` among these, newest first; None where there are none."""
     models: dict[tuple, list[Run]] = {}
     for run in runs:
-        if run.glue_task in NAMES and run.status == "done":
+        if run.glue_task in NAMES and run.summary.status == DONE:
             models.setdefault(_start(run), []).append(run)
     rows = [_row(_name(group[0]), group) for group in models.values()]
     if not rows:
@@ -54,7 +55,7 @@ def _row(name: str, runs: list[Run]) -> Row:
     """Of every task and seed the newest run."""
     newest: dict[str, dict[int | None, Run]] = {}
     for run in runs:
-        newest.setdefault(run.glue_task, {}).setdefault(run.seed, run)
+        newest.setdefault(run.glue_task, {}).setdefault(run.summary.seed, run)
     scores = {task: spread(_score(run) for run in seeds.values()) for task, seeds in newest.items()}
     used = [run for seeds in newest.values() for run in seeds.values()]
     row = make_row(name, "run", used)
@@ -64,16 +65,17 @@ def _row(name: str, runs: list[Run]) -> Row:
 
 
 def _score(run: Run) -> float | None:
-    return run.final.metric if run.final.metric is not None else run.best.metric
+    last, best = metric(run.summary.final), metric(run.summary.best)
+    return best if last is None else last
 
 
 def _start(run: Run) -> tuple:
     """What tells pretrained models apart: the arm of an experiment, or the digests of the weights that a run took."""
-    if run.experiment and run.experiment.arm:
-        return (run.experiment.name, _name(run))
-    weights = sorted(f"{k}={v}" for k, v in run.start_files.items() if k.endswith(".safetensors"))
+    if run.part and run.part.arm:
+        return (run.part.name, _name(run))
+    weights = sorted(f"{k}={v}" for k, v in run.summary.model.start_files.items() if k.endswith(".safetensors"))
     return (_name(run), *weights)
 
 
 def _name(run: Run) -> str:
-    return (run.experiment.arm if run.experiment else "") or run.start_name or run.source or "?"
+    return (run.part.arm if run.part else "") or run.summary.model.start_name or run.summary.model.source or "?"

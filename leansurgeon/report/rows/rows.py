@@ -9,6 +9,7 @@ from leansurgeon.report.evidence.kappa import Kappa, kappa_of
 from leansurgeon.report.evidence.run import PARTS, SHAPE, Run, Task
 from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import Spread, spread
+from leansurgeon.training.runs.summary import Scores, Summary
 
 __all__ = ["PARTS", "SHAPE", "Note", "Row", "Section", "Task", "make_row"]
 
@@ -79,7 +80,7 @@ class Row:
     @property
     def cut(self) -> Cut | None:
         """The surgery behind it: that of the first seed, or of the first whose result was proven."""
-        cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.seed or 0) if run.cut]
+        cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.summary.seed or 0) if run.cut]
         return next((cut for cut in cuts if cut.proven), cuts[0] if cuts else None)
 
     @property
@@ -111,39 +112,45 @@ class Section:
 def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None = None) -> Row:
     """One row from the runs of one arm, one per seed."""
     first = runs[0]
+    head = first.summary
 
-    def over(pick: Callable[[Run], float | None]) -> Spread | None:
-        return spread(pick(run) for run in runs)
+    def over(pick: Callable[[Summary], float | None]) -> Spread | None:
+        return spread(pick(run.summary) for run in runs)
 
+    best = over(lambda s: metric(s.best))
     return Row(
         name=name,
         role=role,
         control_of=control_of,
-        seeds=tuple(run.seed for run in runs),
-        metric=over(lambda run: run.final.metric) or over(lambda run: run.best.metric),
-        best=over(lambda run: run.best.metric),
-        before=over(lambda run: run.before.metric),
-        test=over(lambda run: run.test_best) or over(lambda run: run.test_last),
-        test_last=over(lambda run: run.test_last),
-        loss=over(lambda run: run.final.loss),
+        seeds=tuple(run.summary.seed for run in runs),
+        metric=over(lambda s: metric(s.final)) or best,
+        best=best,
+        before=over(lambda s: metric(s.before)),
+        test=over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)),
+        test_last=over(lambda s: s.test and metric(s.test.last)),
+        loss=over(lambda s: s.final and s.final.loss),
         parameters=first.parameters,
         reference_parameters=first.parameters_of_source,
         parts=first.parts,
         shape=first.shape,
-        memory=over(lambda run: run.memory),
-        memory_kind=first.memory_kind,
-        step_ms=over(lambda run: run.step_ms),
-        throughput=over(lambda run: run.throughput),
-        throughput_unit=first.throughput_unit,
-        seconds=over(lambda run: run.seconds),
-        kappa=kappa_of([run.kappa for run in runs]),
-        init=first.experiment.init if first.experiment else "",
+        memory=over(lambda s: s.memory_bytes),
+        memory_kind=head.memory_kind,
+        step_ms=over(lambda s: s.step_ms),
+        throughput=over(lambda s: s.throughput),
+        throughput_unit=head.throughput_unit,
+        seconds=over(lambda s: s.seconds),
+        kappa=kappa_of([run.summary.kappa for run in runs]),
+        init=first.part.init if first.part else "",
         began_trained=first.began_trained,
-        epochs=first.epochs,
-        still_falling=sum(run.still_falling for run in runs),
+        epochs=head.epochs,
+        still_falling=sum(run.summary.last_losses_still_falling for run in runs),
         init_std=first.init_std,
         width=first.width,
-        device=first.device,
-        precision=first.precision,
+        device=head.device,
+        precision=head.precision,
         runs=tuple(runs),
     )
+
+
+def metric(scores: Scores | None) -> float | None:
+    return scores.metric if scores else None

@@ -12,10 +12,11 @@ from leansurgeon.errors import plural
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.folder import called
 from leansurgeon.report.evidence.run import Run, run_of
-from leansurgeon.report.evidence.values import text
+from leansurgeon.report.evidence.values import stamp, text
 from leansurgeon.report.humans import listed
 from leansurgeon.report.rows import glue
 from leansurgeon.report.rows.rows import Note, Section, make_row
+from leansurgeon.training.runs.summary import DONE
 
 ROLES = ("original", "lean", "control")
 
@@ -39,12 +40,12 @@ def experiment_section(summaries: Iterable[dict]) -> list[Section]:
 def _group_key(run: Run) -> tuple:
     if run.kind == "model":
         return ("models",)
-    if not run.named_part:
+    if run.part is None or not run.part.name:
         return ("runs", run.task)
     # Debug runs of an experiment carry its name but not its data; arms with a task of their own compare only with each
     # other.
-    sizes = (run.train_samples, run.task.eval_samples)
-    return ("experiment", run.experiment.name, run.task.name, *sizes, run.experiment.own_task)
+    sizes = (run.summary.task.train_samples, run.task.eval_samples)
+    return ("experiment", run.part.name, run.task.name, *sizes, run.part.own_task)
 
 
 def _section(kind: str, runs: list[Run]) -> Section:
@@ -60,7 +61,7 @@ def _section(kind: str, runs: list[Run]) -> Section:
 
 def _experiment(runs: list[Run]) -> Section:
     arms, notes = _arms(runs)
-    rows = [make_row(arm, _role(arm, group[0]), group, group[0].experiment.control_of) for arm, group in arms.items()]
+    rows = [make_row(arm, _role(arm, group[0]), group, group[0].part.control_of) for arm, group in arms.items()]
     original = next((r for r in rows if r.role == "original"), None)
     rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
     rows = [replace(r, inherited=original.epochs) if original and r.init == "transfer" else r for r in rows]
@@ -75,7 +76,7 @@ def _experiment(runs: list[Run]) -> Section:
     if side_by_side([run for group in arms.values() for run in group]):
         said = "Trainings ran side by side, so ms/step also shows what the others took: compare it with care."
         notes.append(Note(said, "speed", caveat=True))
-    name, own = runs[0].experiment.name, runs[0].experiment.own_task
+    name, own = runs[0].part.name, runs[0].part.own_task
     return Section("experiment", f"{name}, {own}" if own else name, runs[0].task, tuple(rows), tuple(notes))
 
 
@@ -86,14 +87,14 @@ def by_number(name: str) -> str:
 
 def side_by_side(runs: Sequence[Run]) -> bool:
     """Whether any of these trainings ran while another one did."""
-    spans = [(run.started_at, run.finished_at) for run in runs]
+    spans = [(stamp(run.summary.started), stamp(run.summary.finished)) for run in runs]
     known = sorted((start, end) for start, end in spans if start is not None and end is not None)
     return any(later[0] < earlier[1] for earlier, later in pairwise(known))
 
 
 def _role(arm: str, run: Run) -> str:
     unchanged = run.cut is not None and run.cut.before is not None and not run.cut.changes_shape
-    if run.experiment.control_of or arm.startswith("control"):
+    if run.part.control_of or arm.startswith("control"):
         return "control"
     return "original" if arm == "original" or unchanged else "lean"
 
@@ -103,13 +104,13 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
     arms: dict[str, list[Run]] = {}
     older, other, unfinished = [], [], []
     for run in runs:  # newest first
-        arm = run.experiment.arm or "?"
+        arm = run.part.arm or "?"
         group = arms.setdefault(arm, [])
-        if run.status != "done":
+        if run.summary.status != DONE:
             unfinished.append(arm)
         elif group and _settings(run) != _settings(group[0]):
             other.append(arm)
-        elif any(run.seed == one.seed for one in group):
+        elif any(run.summary.seed == one.summary.seed for one in group):
             older.append(arm)
         else:
             group.append(run)
@@ -128,7 +129,7 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
 
 def _settings(run: Run) -> tuple:
     """What seeds of one arm must share: the number of steps, and the digest of all settings where it was written."""
-    return run.steps, run.experiment.digest
+    return run.summary.steps, run.part.digest
 
 
 def _unique_names(runs: list[Run]) -> dict[Path, str]:
