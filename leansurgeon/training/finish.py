@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 import leansurgeon
+from leansurgeon.training import judge
 from leansurgeon.training.evaluate import all_reduced, still_falling
 from leansurgeon.training.processes import engine
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
-from leansurgeon.training.watch import final
+from leansurgeon.training.watch import final, speed
 from leansurgeon.training.watch.progress import duration_text
 
 if TYPE_CHECKING:
-    from leansurgeon.tasks import Task
     from leansurgeon.training.state import Run
 
-_LANGUAGE = ("causal-lm", "masked-lm")
 
-
-def finish(run: Run, save: Callable[[Run, str], None], experiment: Part | None) -> Summary:
+def finish(run: Run, experiment: Part | None) -> Summary:
     """Save the last model and write the summary: a folder that has one is complete. Then measure, and write what was
     found into the same summary.
     """
     seconds = run.spent()
-    save(run, runfolder.LAST)
+    judge.saved(run, runfolder.LAST)
     if not run.recipe.train.checkpoint.keep_best:
-        save(run, runfolder.BEST)
+        judge.saved(run, runfolder.BEST)
     made = _summary(run, experiment, seconds)
     _publish(run, made)
     found = final.measured(run, seconds)
@@ -53,6 +50,7 @@ def _publish(run: Run, made: Summary) -> None:
 
     def write() -> None:
         if run.main:
+            run.check_folder()
             summary.write(run.folder, made)
             checkpoint.remove(run.folder)
 
@@ -63,7 +61,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
     info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
     windows = history.windows[1:] or history.windows  # the first one warms up
     step_seconds = statistics.median([spent / steps for steps, spent in windows for _ in range(int(steps))])
-    speed, unit = rate(run, history.done, 1, step_seconds)
+    rate, unit = speed.rate(run, history.done, 1, step_seconds)
     trained = sum(spent for _, spent in history.windows)
     return Summary(
         name=run.recipe.name,
@@ -99,7 +97,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         resumed_after=tuple(history.resumed),
         seconds=seconds,
         step_ms=1000 * step_seconds,
-        throughput=speed,
+        throughput=rate,
         throughput_unit=unit,
         data_wait=history.waited / max(trained, 1e-9),
         memory_bytes=_largest(max(history.peak, run.memory.bytes), run),
@@ -124,29 +122,6 @@ def _largest(value: int, run: Run) -> int:
     values = torch.zeros(accelerator.num_processes, dtype=torch.int64, device=accelerator.device)
     values[accelerator.process_index] = value
     return int(all_reduced(values, accelerator).max())
-
-
-def tokens_in(task: Task, batch: dict[str, Any]) -> int:
-    """Tokens of one sample where the task counts in tokens, else 1."""
-    return batch["input_ids"].shape[1] if task.head in _LANGUAGE else 1
-
-
-def rate(run: Run, done: int, steps: int, seconds: float) -> tuple[float, str]:
-    """Samples or tokens per second over the last `steps` of `done` steps, which took `seconds`."""
-    unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
-    samples = run.plan.position(done) - run.plan.position(done - steps)
-    return samples * run.tokens_per_sample / max(seconds, 1e-9), unit
-
-
-def eta(run: Run, done: int) -> float:
-    """Seconds left, evaluations included, from what steps and evaluations took so far."""
-    if run.plan.timed:
-        return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
-    steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))
-    left = (run.plan.steps - done) * spent / steps
-    if run.history.eval_seconds and run.plan.eval_every:
-        left += (run.plan.steps - done) / run.plan.eval_every * statistics.fmean(run.history.eval_seconds)
-    return left
 
 
 def _versions() -> dict[str, str]:

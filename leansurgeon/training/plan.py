@@ -32,7 +32,6 @@ class Plan:
     accumulation: int
     processes: int
     warmup: float
-    eval_every: int
     train: Train
     group: int
     epoch_samples: int
@@ -101,12 +100,22 @@ class Plan:
 
     def times(self, every: str) -> int:
         """How often such a thing comes before the last step."""
+        return self._times_by(every, self.steps - 1)
+
+    def evaluations_left(self, done: int) -> int:
+        """How many evaluations come after step `done`, the one at the end included; those that the clock asks for are
+        not counted.
+        """
+        every = self.train.eval.every
+        return self.times(every) - min(self._times_by(every, done), self.times(every)) + (done < self.steps)
+
+    def _times_by(self, every: str, done: int) -> int:
         length = parse_duration(every)
         if length.seconds is not None:
             return 0
         if length.unit == "ep" and self.ramp_steps:
-            return int(self.position(self.steps - 1) // (length.value * self.epoch_samples))
-        return (self.steps - 1) // length.steps(self.steps_per_epoch)
+            return int(self.position(done) // (length.value * self.epoch_samples))
+        return done // length.steps(self.steps_per_epoch)
 
 
 def ramp(start: int, batch: int, steps: int) -> np.ndarray:
@@ -147,7 +156,6 @@ def make(
         warm = steps * warmup if train.schedule.name == "one-cycle" else int(steps * warmup)
     else:
         warm = min(steps, parse_duration(warmup).steps(per_epoch))
-    every = parse_duration(train.eval.every)
     return Plan(
         steps=steps,
         steps_per_epoch=per_epoch,
@@ -156,7 +164,6 @@ def make(
         accumulation=train.batch // processes // micro,
         processes=processes,
         warmup=warm,
-        eval_every=every.steps(per_epoch) if every.seconds is None else 0,
         train=train,
         group=group,
         epoch_samples=epoch_samples,

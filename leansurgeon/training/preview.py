@@ -59,7 +59,7 @@ def dry_run(
     first = task.batch("train", _rows(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
     known = not scheme.timed and (sized or plan.parse_duration(recipe.train.duration).unit == "st")
-    steps = scheme.steps if known else None
+    steps, every = scheme.steps if known else None, plan.parse_duration(recipe.train.eval.every)
     numbers = {
         "data": f"synthetic: {missing}" if missing else "prepared",
         "steps": steps,
@@ -73,7 +73,7 @@ def dry_run(
         "peak_lr": recipe.train.optim.lr,
         "first_lr": scheme.lr(0) if known or scheme.timed else None,
         "last_lr": scheme.lr(steps - 1) if known else None,
-        "eval_every_steps": (scheme.eval_every or None) if known else None,
+        "eval_every_steps": every.steps(scheme.steps_per_epoch) if known and every.seconds is None else None,
         "train_samples": task.size("train") if sized else None,
         "eval_samples": task.size("eval") if sized else None,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),

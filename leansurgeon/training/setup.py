@@ -128,6 +128,7 @@ def ready(
         council.everywhere(lambda: _check_room(run) if council.rank == 0 else None)
     # Last: a training that is refused leaves no folder in the way of the next try.
     run.lock = council.everywhere(lambda: _take(run, found, saved, replace) if council.rank == 0 else None)
+    run.place = runfolder.place_of(run_dir)
     if found:
         council.everywhere(lambda: state.restore(run, found, saved))
         state.look_at_best(run)

@@ -18,7 +18,9 @@ import torch
 from leansurgeon.errors import UsageError
 from leansurgeon.training.processes import shards
 from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores
+from leansurgeon.training.watch.window import Window
 
 if TYPE_CHECKING:
     from leansurgeon.tasks import Task
@@ -98,7 +100,8 @@ class Run:
     peak_flops: float | None = None
     twin: Any = None
     lock: Any = None
-    window: list[torch.Tensor] = field(default_factory=list)
+    window: Window = field(default_factory=Window)
+    place: tuple[int, int] | None = None  # of the folder on its disk
 
     @property
     def plan(self) -> Plan:
@@ -108,6 +111,17 @@ class Run:
     def main(self) -> bool:
         return self.council.rank == 0
 
+    def check_folder(self) -> None:
+        """Raises `Gone` where the run folder is not the one that the training began in. For the main process."""
+        if self.place is not None:
+            runfolder.check_place(self.folder, self.place, self.history.done)
+
+    def note(self, **row: Any) -> None:
+        """Write a line of metrics.jsonl. Only the main process writes any."""
+        if self.main:
+            self.check_folder()
+            self.log.write(**row)
+
     def spent(self) -> float:
         """Seconds of training, evaluations included, over all processes that continued it one after the other."""
         return self.history.seconds + time.perf_counter() - self.clock
@@ -115,8 +129,9 @@ class Run:
 
 def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
+    run.council.everywhere(lambda: run.check_folder() if run.main else None)
     run.log.sync()
-    rows = torch.stack(run.window).tolist() if run.window else []
+    rows = run.window.values()
     history = run.history.as_dict() | {
         "pending": rows,
         "seconds": run.spent(),
@@ -167,7 +182,7 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
             _buffers_in(run.trainer.average.model, _part(own, "average."))
         _generators_in(own, state["generators"], run.trainer.accelerator.device)
     run.history = History.from_dict(state["history"])
-    run.window = [torch.tensor(row, device=run.trainer.accelerator.device) for row in run.history.pending]
+    run.window = Window([torch.tensor(row, device=run.trainer.accelerator.device) for row in run.history.pending])
     run.history.pending = []
     run.log.cut(state["metrics_bytes"])
     run.clock = run.saved_at = run.evaluated_at = time.perf_counter()

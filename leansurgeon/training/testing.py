@@ -45,7 +45,7 @@ def at_end(run: Run, check: Callable[[], None] = lambda: None) -> OnTest | None:
     which = "best by validation" if found.best else "last step"
     run.progress.say(f"test split, {plural(found.samples, 'sample')}: {metric.label} {shown} ({which})")
     if run.main:
-        run.log.write(type="test", step=run.history.done, **found.as_dict(), metric_key=metric.key)
+        run.note(type="test", step=run.history.done, **found.as_dict(), metric_key=metric.key)
     return found
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -23,20 +22,19 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
-from leansurgeon.training import budget, setup, starting, state
+from leansurgeon.training import budget, judge, setup, state
 from leansurgeon.training.data import feed
-from leansurgeon.training.evaluate import Evaluation, evaluate
-from leansurgeon.training.finish import eta, finish, rate, tokens_in
+from leansurgeon.training.due import Due, after_step, by_clock
+from leansurgeon.training.finish import finish
 from leansurgeon.training.processes import engine, launch, signals
 from leansurgeon.training.processes.agree import lost_others
-from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.setup import prepared_task
 from leansurgeon.training.state import Run
-from leansurgeon.training.watch import guards, measures
+from leansurgeon.training.watch import guards, measures, speed
 from leansurgeon.training.watch.progress import Progress
 
 __all__ = ["prepared_task", "train"]
@@ -91,7 +89,7 @@ def train(
             if run.plan.timed or began is not None:
                 budget.fit(run, began)
             _train(run)
-            return finish(run, _save, experiment)
+            return finish(run, experiment)
     except KeyboardInterrupt:
         best = run.history.best
         kept = f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}" if best else ""
@@ -124,7 +122,10 @@ def _train(run: Run) -> None:
                 state.save(run)  # there must be something to go back to
         while True:
             try:
-                _steps(run)
+                if run.history.evaluate:
+                    judge.evaluated(run)
+                with closing(_batches(run)) as batches:
+                    _steps(run, batches)
                 return
             except guards.RollBack as back:
                 _roll_back(run, back)
@@ -133,235 +134,105 @@ def _train(run: Run) -> None:
         raise _stopped(run, wish) from None
 
 
-def _steps(run: Run) -> None:
-    """Steps from where the training stands to its end, with everything that comes between them."""
-    trainer = run.trainer
-    if run.history.evaluate:
-        _evaluate(run)
-    batches = feed.train_batches(
+def _batches(run: Run) -> Iterator[list[feed.Batch]]:
+    """The micro batches of every step, from where the training stands."""
+    accelerator = run.trainer.accelerator
+    return feed.train_batches(
         run.task,
         run.plan,
-        seed=trainer.seed,
-        rank=trainer.accelerator.process_index,
-        device=trainer.accelerator.device,
+        seed=run.trainer.seed,
+        rank=accelerator.process_index,
+        device=accelerator.device,
         start=run.history.done,
         workers=run.recipe.train.workers,
     )
-    with closing(batches):
-        _steps_of(run, batches)
 
 
-def _steps_of(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
-    trainer, history = run.trainer, run.history
-    if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
-        trainer.pace.look(0, run.council.of_main([run.spent()])[0])
+def _steps(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
+    """Step, look, measure, evaluate, save, stop: from where the training stands to its end."""
+    if run.plan.timed and run.history.done == 0:  # what went before the first step is no part of a step's time
+        run.trainer.pace.look(0, run.council.of_main([run.spent()])[0])
     run.memory.resume()
-    clock, waited, taken = time.perf_counter(), 0.0, 0  # rows that a checkpoint brought are not counted in `taken`
-    for step in itertools.count(history.done):
-        if trainer.pace.over(step) or history.early:
+    run.window.begin()
+    for step in itertools.count(run.history.done):
+        if run.trainer.pace.over(step) or run.history.early:
             break
-        before = time.perf_counter()
-        micro_batches = next(batches)
-        waited += time.perf_counter() - before
-        run.tokens_per_sample = tokens_in(run.task, micro_batches[0])
-        given_up = step in history.given_up
-        run.window.append(
-            torch.zeros(3, device=trainer.accelerator.device) if given_up else trainer.step(step, micro_batches)
-        )
-        history.done = done = step + 1
-        taken += 1
-        due = run.plan.evaluate_after(done)
-        look = due or done % run.recipe.train.log_every == 0 or trainer.pace.over(done)
-        # A timed training does not know how long a step takes, and stays at the start of its schedule until it does.
-        look = look or (run.plan.timed and done < run.recipe.train.log_every and done.bit_count() == 1)
-        save = run.plan.due(run.recipe.train.checkpoint.every, done)
-        measured = measures.due(run, done)
-        # A look raises then; nothing spoilt is saved or measured.
-        look = look or ((save or measured) and not guards.sound(run.window, trainer))
-        if look:
-            rows = torch.stack(run.window).tolist()  # the one place where the host waits for the device
-            now = time.perf_counter()
-            history.windows.append([taken, now - clock])
-            history.waited += waited
-            by_clock = _log(run, rows, waited / max(now - clock, 1e-9))
-            due, save = due or by_clock[0], save or by_clock[1]
-            run.window, clock, waited, taken = [], now, 0.0, 0
-        paused = time.perf_counter()
-        measured = measured and not trainer.pace.over(done)
-        if measured:  # before the evaluation, which may be stopped by a signal: what is resumed has this row
-            run.memory.pause()
-            measures.at_step(run)
-            run.memory.resume()
-        if due or trainer.pace.over(done):
-            run.memory.pause()
-            history.evaluate = True
-            _evaluate(run)
-            run.memory.resume()
-        if save and not trainer.pace.over(done):
-            _save_checkpoint(run)
-        if run.stops.after_step(done):
+        _step(run, step, batches)
+        due = after_step(run)
+        if due.look:
+            due = _looked(run, due)
+        if run.trainer.pace.over(run.history.done):
+            due = due.at_end()
+        if due.pause:
+            with run.window.paused(), run.memory.paused():
+                _between_steps(run, due)
+        if run.stops.after_step(run.history.done):
             run.stops.raise_if_asked()
-        if due or save or measured:
-            clock += time.perf_counter() - paused  # not reset: a save may come between two looks
     run.memory.pause()
 
 
-def _log(run: Run, rows: list[list[float]], waiting: float) -> tuple[bool, bool]:
-    """Check, write and show the steps since the last look: rows of loss sum, count and gradient norm.
+def _step(run: Run, step: int, batches: Iterator[list[feed.Batch]]) -> None:
+    """One optimizer step; one that was given up is left out."""
+    with run.window.waiting():
+        micro_batches = next(batches)
+    run.tokens_per_sample = speed.tokens_in(run.task, micro_batches[0])
+    if step in run.history.given_up:
+        run.window.add(torch.zeros(3, device=run.trainer.accelerator.device))
+    else:
+        run.window.add(run.trainer.step(step, micro_batches))
+    run.history.done = step + 1
 
-    Returns whether the clock asks for an evaluation and for a checkpoint, as rank 0 reads it for all.
-    """
-    history, done = run.history, run.history.done
-    skipped = guards.check_finite(rows, done - len(rows), run.trainer, history.given_up)
+
+def _between_steps(run: Run, due: Due) -> None:
+    """What is due and no part of a step."""
+    if due.measure:  # before the evaluation, which may be stopped by a signal: what is resumed has this row
+        measures.at_step(run)
+    if due.evaluate:
+        run.history.evaluate = True
+        judge.evaluated(run)
+    if due.save:
+        judge.save_checkpoint(run)
+
+
+def _looked(run: Run, due: Due) -> Due:
+    """Read the losses since the last look, check them, write and show them; `due`, with what the clock asks for."""
+    history, done, look = run.history, run.history.done, run.window.look()
+    history.windows.append([look.steps, look.seconds])
+    history.waited += look.waited
+    skipped = guards.check_finite(look.rows, done - len(look.rows), run.trainer, history.given_up)
     history.given_up += skipped
-    fine = [row for row in rows if math.isfinite(row[0])]
+    fine = [row for row in look.rows if math.isfinite(row[0])]
     loss = sum(row[0] for row in fine) / max(1.0, sum(row[1] for row in fine))
-    steps, seconds = history.windows[-1]
-    lr, norm = run.trainer.lr(done - 1), rows[-1][2]
-    speed, unit = rate(run, done, int(steps), seconds)
-    mfu = None
-    if run.peak_flops and run.flops_per_sample:
-        per_second = speed / run.tokens_per_sample * run.flops_per_sample
-        mfu = per_second / run.peak_flops / run.plan.processes
-    record = {
-        "step": done,
-        "epoch": round(run.plan.position(done) / run.plan.epoch_samples, 4),
-        "loss": loss,
-        "lr": lr,
-        "grad_norm": norm if math.isfinite(norm) else None,
-    }
+    lr, norm = run.trainer.lr(done - 1), look.rows[-1][2]
+    row = {"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None}
+    more = {"skipped": len(skipped)} if skipped else {}
     if skipped:
-        record["skipped"] = len(skipped)
         run.progress.say(f"{len(skipped)} step(s) up to {done} left out: not every number was finite.")
-    timing = {"step_ms": round(1000 * seconds / steps, 3), "data_wait": round(waiting, 4)}
-    run.log.write(type="train", **record, **timing)
-    run.trackers.log({"loss": loss, "lr": lr, "grad_norm": record["grad_norm"], unit: speed}, done)
-    due = _by_clock(run, done, seconds / steps)
+    step_seconds = look.seconds / look.steps
+    timing = {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
+    epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
+    run.note(type="train", step=done, epoch=epoch, **row, **more, **timing)
+    rate, unit = speed.rate(run, done, look.steps, look.seconds)
+    run.trackers.log(row | {unit: rate}, done)
+    due = by_clock(run, due, step_seconds)
     run.progress.step(
         done,
         loss=loss,
         lr=lr,
-        rate=speed,
+        rate=rate,
         unit=unit,
-        eta=eta(run, done),
-        mfu=mfu,
-        waiting=waiting,
+        eta=speed.eta(run, done),
+        mfu=speed.mfu(run, rate),
+        waiting=look.waiting,
         memory=run.memory.now(),
         fraction=run.trainer.pace.fraction(done),
     )
     return due
 
 
-def _by_clock(run: Run, done: int, step_seconds: float) -> tuple[bool, bool]:
-    """Whether evaluation and checkpoint are due by the clock of rank 0; the pace of a timed training, too."""
-    train, now = run.recipe.train, time.perf_counter()
-    evaluation, saving = (parse_duration(text).seconds for text in (train.eval.every, train.checkpoint.every))
-    run.stops.pace(step_seconds)
-    if evaluation is None and saving is None and not run.plan.timed:
-        return False, False
-    due = evaluation is not None and now - run.evaluated_at >= evaluation
-    save = saving is not None and now - run.saved_at >= saving
-    due, save, spent = run.council.of_main([float(due), float(save), run.spent()])
-    if run.plan.timed:
-        run.trainer.pace.look(done, spent)
-    return bool(due), bool(save)
-
-
-def _evaluate(run: Run) -> Evaluation:
-    """Evaluate at the present step, write it down, and keep the model if it is the best of those that were trained."""
-    clock, history, metric = time.perf_counter(), run.history, run.task.metric
-    done = history.done
-    engine.average_statistics(run.judged, run.trainer.accelerator)
-    try:
-        result = evaluate(
-            run.judged,
-            run.task,
-            run.trainer.accelerator,
-            batch=run.recipe.train.eval.batch,
-            check=run.stops.raise_if_asked,
-            workers=run.recipe.train.workers,
-        )
-    except Diverged as error:
-        if done and run.recipe.train.nan == "rollback":
-            raise guards.RollBack(done - 1, error.message) from None
-        raise
-    told = result.scores()
-    if done:
-        history.last = told
-        history.eval_losses.append(result.loss)
-        if _better(run, result):
-            if run.recipe.train.checkpoint.keep_best:
-                _save(run, runfolder.BEST)
-            history.best, history.stale = result.scores(done), False
-        history.eval_seconds.append(time.perf_counter() - clock)
-        patience = run.recipe.train.early_stopping
-        if patience and history.worse >= patience.patience:
-            history.early = True
-            run.progress.say(f"No better for {history.worse} evaluations: the training ends after step {done}.")
-    else:
-        history.before = told
-    run.log.write(type="eval", step=done, **told.as_dict(), metric_key=metric.key, samples=result.samples)
-    run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
-    shown = f"{100 * result.metric:.2f} %" if metric.percent else f"{result.metric:.4g}"
-    when = f"after step {done}" if done else "before the first step"
-    run.progress.say(f"{when}: {metric.label} {shown}, loss {result.loss:.4f}")
-    history.evaluate = False
-    run.evaluated_at = time.perf_counter()
-    return result
-
-
-def _better(run: Run, result: Evaluation) -> bool:
-    """Whether this is the best so far (of equal metrics the lower loss), or the best is not in model/ any more; counts
-    evaluations that bring nothing."""
-    history, sign = run.history, 1 if run.task.metric.higher_is_better else -1
-    if history.best is None:
-        return True
-    patience = run.recipe.train.early_stopping
-    gain = sign * (result.metric - history.best.metric)
-    history.worse = 0 if gain > (patience.min_delta if patience else 0.0) else history.worse + 1
-    new, best = (sign * result.metric, -result.loss), (sign * history.best.metric, -history.best.loss)
-    return history.stale or new > best
-
-
-def _save(run: Run, name: str) -> None:
-    """Write the model as plain libraries read it, with the task's tokenizer beside it; one process writes, all wait."""
-
-    export = state.exported(run)
-
-    def fill(folder: Path) -> None:
-        export.save(folder)
-        tokenizer = run.task.tokenizer()
-        if tokenizer is not None and run.recipe.train.new_tokenizer:
-            starting.replace_tokenizer(folder, export, tokenizer)
-        elif tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-
-    def write() -> None:
-        if not run.main:
-            return
-        if name == runfolder.BEST:
-            checkpoint.note_best(run.folder, None)  # between the two notes nobody knows what is there
-        runfolder.write_folder(run.folder / name, fill)
-        if name == runfolder.BEST:
-            checkpoint.note_best(run.folder, run.history.done)
-
-    run.council.everywhere(write)
-
-
-def _save_checkpoint(run: Run) -> None:
-    """A checkpoint on the way. A disk without room is said and does not end a training that goes well."""
-    run.memory.pause()
-    try:
-        state.save(run)
-    except LeanSurgeonError as error:
-        run.saved_at = time.perf_counter()
-        run.progress.say(f"No checkpoint at step {run.history.done}: {error}")
-    run.memory.resume()
-
-
 def _stopped(run: Run, wish: signals.Wish) -> LeanSurgeonError:
     """Save, and give the error that says how to go on."""
-    if not guards.sound(run.window, run.trainer):
+    if not guards.sound(run.window.rows, run.trainer):
         raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"

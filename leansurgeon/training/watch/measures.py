@@ -80,7 +80,7 @@ def _measure(
             written = end and run.history.early and _due(run, one, done)  # an early stop comes after its step's rows
             if one.every and not written:
                 epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
-                run.log.write(type=one.kind, step=done, epoch=epoch, **found[one.kind])
+                run.note(type=one.kind, step=done, epoch=epoch, **found[one.kind])
                 run.progress.say(_sentence(one.kind, found[one.kind], done))
     return found
 

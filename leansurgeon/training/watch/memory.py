@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,13 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             reset_peak_rss()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside is no part of training."""
+        self.pause()
+        yield
+        self.resume()
 
     def now(self) -> int:
         """The peak so far, in the middle of a stretch."""

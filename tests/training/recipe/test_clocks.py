@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon.training import state
-from leansurgeon.training import train as loop
+from leansurgeon.training import due, judge, state
 from leansurgeon.training.update.step import Trainer
+from leansurgeon.training.watch import window
 from tests.support import training_interrupted as cut
 
 BY_CLOCK = {"eval": {"every": "1h", "batch": 2}, "checkpoint": {"every": "1h"}, "log_every": 2, "ema": None}
@@ -21,8 +21,8 @@ TIMED = {"duration": "1h", "schedule": {"name": "triangle"}, "log_every": 2, "em
 def _train(folder, fast: int, factor: float, settings: dict) -> None:
     """One of two processes; on `fast` so many seconds pass in one. Leaves what it saved and where its pace stood."""
     rank = int(os.environ["RANK"])
-    saves, paces, save, step = [], [], loop._save_checkpoint, Trainer.step
-    loop._save_checkpoint = lambda run: (saves.append(run.history.done), save(run))
+    saves, paces, save, step = [], [], judge.save_checkpoint, Trainer.step
+    judge.save_checkpoint = lambda run: (saves.append(run.history.done), save(run))
 
     def stepped(self, at, batches):
         paces.append(self.pace.state())
@@ -30,7 +30,9 @@ def _train(folder, fast: int, factor: float, settings: dict) -> None:
 
     Trainer.step = stepped
     if rank == fast:
-        loop.time = state.time = SimpleNamespace(perf_counter=lambda: factor * time.perf_counter())
+        due.time = judge.time = window.time = state.time = SimpleNamespace(
+            perf_counter=lambda: factor * time.perf_counter()
+        )
     cut.run(folder, **settings)
     (folder / f"told-{rank}").write_text(json.dumps({"saves": saves, "paces": paces}))
 

@@ -123,7 +123,7 @@ def _train(**changes) -> Train:
 def test_plan_derives_accumulation_and_steps():
     made = plan.make(_train(micro_batch=16, schedule={"warmup": 0.1}), 1437, 2)
     assert (made.steps_per_epoch, made.steps, made.micro, made.accumulation) == (22, 66, 16, 2)
-    assert made.warmup == 6 and made.eval_every == 22 and made.epochs == 3
+    assert made.warmup == 6 and made.evaluations_left(21) == 3 and made.epochs == 3
     assert plan.make(_train(micro_batch=64), 1437, 4).micro == 16  # micro_batch is a limit, the batch is kept
     assert plan.make(_train(duration="500st", schedule={"warmup": "1ep"}), 1437, 1).warmup == 22
     assert parse_duration("0.5ep").steps(22) == 11

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, Stopped, UsageError
-from leansurgeon.training import plan
+from leansurgeon.training import judge, plan
 from leansurgeon.training import train as loop
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Train
 from leansurgeon.training.runs import checkpoint, resume
@@ -114,12 +115,12 @@ def test_an_interruption_gives_no_new_rollbacks(spoil, tmp_path):
 
 def _falling(metrics, monkeypatch):
     """Evaluations that give these metrics one after the other, and the last of them ever after."""
-    real, left = loop.evaluate, list(metrics)
+    real, left = judge.evaluate, list(metrics)
 
     def evaluate(*arguments, **options):
         return real(*arguments, **options)._replace(metric=left.pop(0) if len(left) > 1 else left[0])
 
-    monkeypatch.setattr(loop, "evaluate", evaluate)
+    monkeypatch.setattr(judge, "evaluate", evaluate)
 
 
 def test_after_a_rollback_the_best_model_is_the_one_that_is_told(spoil, tmp_path, monkeypatch):
@@ -129,13 +130,13 @@ def test_after_a_rollback_the_best_model_is_the_one_that_is_told(spoil, tmp_path
     _falling([9.0, 5.0, 1.0, 7.0, 8.0], monkeypatch)  # lower is better: before, steps 6, 12, then 12 again, 18
     settings = {"duration": "18st", "eval": {"every": "6st", "batch": 13}, "checkpoint": {"every": "9st"}}
     weights = {}
-    real = loop._save
+    real = judge.saved
 
     def saved(run, name):
         real(run, name)
         weights[run.history.done] = {key: value.clone() for key, value in run.loaded.model.state_dict().items()}
 
-    monkeypatch.setattr(loop, "_save", saved)
+    monkeypatch.setattr(judge, "saved", saved)
     summary, _ = _run(tmp_path, nan="rollback", **settings)
     assert summary["best"]["step"] == 12 and summary["best"]["metric"] == 7.0
     kept = torch.load(tmp_path / "run" / "model" / "weights.pt", weights_only=True)
@@ -162,7 +163,7 @@ def test_a_save_between_two_looks_loses_no_time(tmp_path, monkeypatch):
 
     class Slow(Words):
         def batch(self, split, indices, **rest):
-            loop.time.sleep(0.02 if split == "train" else 0)
+            time.sleep(0.02 if split == "train" else 0)
             return super().batch(split, indices, **rest)
 
     _run(tmp_path, task=Slow(), log_every=8, checkpoint={"every": "7st"}, eval={"every": "8st", "batch": 13})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from leansurgeon.errors import Stopped
+from leansurgeon.tasks.base import Metric
+from leansurgeon.training import judge
 from leansurgeon.training import train as loop
 from leansurgeon.training.data import order
-from leansurgeon.training.evaluate import Evaluation
 from leansurgeon.training.processes import engine
+from leansurgeon.training.recipe.settings import EarlyStopping
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs.summary import Scores
 from leansurgeon.training.state import History
@@ -107,14 +108,14 @@ def test_how_many_processes_there_are_changes_no_dropout_of_the_first(tmp_path):
 
 
 def _note_statistics(folder) -> None:
-    real = loop.evaluate
+    real = judge.evaluate
 
     def evaluate(judged, *rest, **options):
         means = [b.clone() for name, b in judged.named_buffers() if name.endswith("running_mean")]
         torch.save(means, folder / f"means-{os.environ['RANK']}.pt")
         return real(judged, *rest, **options)
 
-    loop.evaluate = evaluate
+    judge.evaluate = evaluate
     cut.run(folder, duration="4st", ema=None)
 
 
@@ -142,11 +143,6 @@ JUDGED = {
 def test_the_best_and_the_patience_are_judged_by_the_metric(case):
     higher, delta, best, new, better, gain = JUDGED[case]
     history = History(done=4, best=Scores(best[1], best[0], step=2), worse=1)
-    patience = SimpleNamespace(patience=3, min_delta=delta)
-    run = SimpleNamespace(
-        history=history,
-        task=SimpleNamespace(metric=SimpleNamespace(higher_is_better=higher)),
-        recipe=SimpleNamespace(train=SimpleNamespace(early_stopping=patience)),
-    )
-    assert loop._better(run, Evaluation(loss=new[1], metric=new[0], samples=13)) is better
-    assert history.worse == (0 if gain else 2)
+    patience, metric = EarlyStopping(patience=3, min_delta=delta), Metric("m", "m", higher, False)
+    assert judge.verdict(history, Scores(new[1], new[0]), metric, patience) == (better, 0 if gain else 2)
+    assert history.worse == 1  # a verdict writes nothing
