@@ -21,8 +21,9 @@ stages are alike and `{s}` in `layer` is the number of the stage, or `stages` ho
 blocks the axes `width0`, `width1`, ... are the widths of the stages, and `width` is that of the last. An encoder and a
 decoder are two stages, too, whose `Blocks` name config keys of their own (`t5.py`, `bart.py`).
 
-Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm`,
-`norm`, `embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but no
+Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm`
+(over the entries of a head), `qk_norm_all` (over the channels of all heads, whose number then has to stay), `norm`,
+`embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but no
 parameter). `qk` is q and k stacked; `vkq` is a stack whose first part acts as values, whatever the library calls it;
 `head_mix` mixes heads with each other (rows are what comes out); `other_attention` and `other_mlp` are parts that
 surgery leaves alone (class attention).
@@ -72,7 +73,9 @@ class Architecture:
     outer: tuple[Tensor, ...]
     projection: str | tuple[str, ...] = ""
     stages: tuple[Blocks, ...] = ()  # instead of layer, block and projection, where stages differ
-    norm: str  # "pre" or "post"
+    # Where norms stand: "pre" attention and MLP; "post", behind the sum with the residual stream; "behind" each part,
+    # before the sum (OLMo2); "around" each part, which is both before and behind it (Gemma 2 and 3, GLM-4).
+    norm: str
     causal: bool = False  # tokens see only those before them, whatever head stands on the model
     positions: str = "learned"  # "learned", "rope", "rope-2d" (head_dim is a multiple of four) or "none"
     rotates_when: str = ""  # a config key that switches rotary positions on, where `positions` does not say so
@@ -119,11 +122,11 @@ class Architecture:
     # become heads of another size.
     heads_entangled: str = ""
     heads_unsplittable: str = ""
-    # Of families that nobody declared (`infer/`): layers of several kinds, so that a result has the tensors of the very
-    # layers it keeps; numbers of the shape that may not change, and why; config keys that count the first layers of a
-    # kind or list layers by number; what was proven.
-    uneven: bool = False
+    # Numbers of the shape that may not change (`depth`, `heads`, `mlp_dim`), and why ("its slopes depend on them").
     refused: Mapping[str, str] = field(default_factory=dict)
+    # Of families that nobody declared (`infer/`): layers of several kinds, so that a result has the tensors of the very
+    # layers it keeps; config keys that count the first layers of a kind or list layers by number; what was proven.
+    uneven: bool = False
     counters: tuple[str, ...] = ()
     index_lists: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)

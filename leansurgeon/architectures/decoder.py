@@ -1,6 +1,8 @@
-"""The decoder family with head_dim and grouped key/value heads: Llama, Mistral, Qwen2, Qwen3, Gemma, SmolLM3.
+"""The decoder family with head_dim and grouped key/value heads: Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 3, SmolLM3,
+OLMo2, GLM-4.
 
-One block serves them all: biases and QK norms are present or absent by config. Layers of SmolLM3 and Qwen differ in
+One block serves them all: biases and QK norms are present or absent by config. Where norms stand differs: OLMo2 has
+them behind each part, Gemma 3 and GLM-4 around it. Layers of SmolLM3 and Qwen differ in
 position encoding and window, so the lists that say so are re-indexed with the layers that are kept.
 """
 
@@ -25,6 +27,10 @@ QK_NORMS = (
     Tensor("self_attn.q_norm.weight", "qk_norm", "head_dim"),
     Tensor("self_attn.k_norm.weight", "qk_norm", "head_dim"),
 )
+QK_NORMS_ALL = (
+    Tensor("self_attn.q_norm.weight", "qk_norm_all", "q"),
+    Tensor("self_attn.k_norm.weight", "qk_norm_all", "kv"),
+)
 MLP = (
     Tensor("mlp.gate_proj.weight", "gate", "mlp width"),
     Tensor("mlp.up_proj.weight", "up", "mlp width"),
@@ -35,10 +41,14 @@ MLP_BIASES = (
     Tensor("mlp.up_proj.bias", "up", "mlp", when="mlp_bias"),
     Tensor("mlp.down_proj.bias", "down", "width", when="mlp_bias"),
 )
-NORMS = (
-    Tensor("input_layernorm.weight", "norm", "width"),
-    Tensor("post_attention_layernorm.weight", "norm", "width"),
-)
+
+
+def norms(*places: str) -> tuple[Tensor, ...]:
+    return tuple(Tensor(f"{place}_layernorm.weight", "norm", "width") for place in places)
+
+
+NORMS = norms("input", "post_attention")
+BEHIND = ("post_attention", "post_feedforward")
 
 LLAMA = Architecture(
     name="llama",
@@ -94,4 +104,36 @@ SMOLLM3 = derive(
     model_types=("smollm3",),
     per_layer=("layer_types", "no_rope_layers"),
     heads_divide_width=False,
+)
+GEMMA3_TEXT = derive(
+    GEMMA,
+    name="gemma3_text",
+    model_types=("gemma3_text",),
+    block=(*ATTENTION, *OPTIONAL_BIASES, *QK_NORMS, *MLP, *norms("input", *BEHIND, "pre_feedforward")),
+    norm="around",
+    heads_divide_width=True,
+)
+OLMO2 = derive(
+    MISTRAL,
+    name="olmo2",
+    model_types=("olmo2",),
+    block=(*ATTENTION, *OPTIONAL_BIASES, *QK_NORMS_ALL, *MLP, *norms(*BEHIND)),
+    norm="behind",
+    per_layer=(),
+)
+GLM4 = derive(
+    MISTRAL,
+    name="glm4",
+    model_types=("glm4",),
+    block=(
+        *ATTENTION,
+        *(Tensor(b.name, b.role, b.axes, when="attention_bias") for b in BIASES),
+        Tensor("mlp.gate_up_proj.weight", "up", "mlp+mlp width"),
+        Tensor("mlp.down_proj.weight", "down", "width mlp"),
+        *norms("input", "post_attention"),
+        Tensor("post_self_attn_layernorm.weight", "norm", "width"),
+        Tensor("post_mlp_layernorm.weight", "norm", "width"),
+    ),
+    norm="around",
+    per_layer=(),
 )

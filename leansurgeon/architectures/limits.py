@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from leansurgeon.architectures.tensors import Config
 from leansurgeon.errors import UnsupportedModel
@@ -11,6 +11,16 @@ from leansurgeon.shape import Shape
 NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp_dim": ("mlp_dim",)}
 CANNOT = {"depth": "Layers cannot be dropped", "heads": "Heads cannot change", "mlp_dim": "The MLP cannot change"}
 CAN = {"depth": "layers can be dropped", "heads": "heads can change", "mlp_dim": "the MLP can change"}
+
+
+ALL_HEADS = "its query and key norms run over all heads"
+
+
+def refusals(refused: Mapping[str, str], roles: Collection[str], *, keeps: bool) -> dict[str, str]:
+    """What may not change, and why: what a declaration says, and what follows from the roles of its tensors where the
+    result keeps what the model has learned.
+    """
+    return ({"heads": ALL_HEADS} if keeps and "qk_norm_all" in roles else {}) | dict(refused)
 
 
 def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:

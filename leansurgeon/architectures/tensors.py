@@ -13,9 +13,10 @@ from leansurgeon.errors import UnsupportedModel
 
 Config = dict[str, Any]
 
+QK_NORMS = ("qk_norm", "qk_norm_all")  # over the entries of a head, over the channels of all heads
 PARTS = {
     "embedding": "embeddings",
-    **dict.fromkeys(("q", "k", "v", "qk", "qkv", "vkq", "o", "qk_norm", "other_attention"), "attention"),
+    **dict.fromkeys(("q", "k", "v", "qk", "qkv", "vkq", "o", *QK_NORMS, "other_attention"), "attention"),
     **dict.fromkeys(("head_param", "head_mix"), "attention"),
     **dict.fromkeys(("up", "gate", "down", "other_mlp"), "mlp"),
 }

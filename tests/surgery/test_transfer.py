@@ -16,11 +16,12 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
-from tests.conftest import FAMILIES, KEEP, NARROW_MLP, SPLIT_ONLY, build, example, output
+from tests.conftest import FAMILIES, FIXED, KEEP, NARROW_MLP, ONE_MLP, SPLIT_ONLY, build, example, output
 
 # What a block gives beside the hidden states: nothing in a tuple; T5 the biases of the positions for the next one.
 PASS_ON = {
     "nystromformer": lambda hidden, *args, **kwargs: (hidden,),
+    "bloom": lambda hidden, *args, **kwargs: (hidden, None),
     **dict.fromkeys(("t5", "mt5"), lambda hidden, *args, **kwargs: (hidden, args[1], args[4])),
 }
 DECOUPLED = ("bert", "roberta", "gpt2")  # keep needs our modelling file there
@@ -67,6 +68,15 @@ def test_heads_that_keep_their_size_are_refused_where_no_library_holds_them(fami
         cut(folder, tmp_path / "wide", heads="2x", head_dim="keep")
 
 
+@pytest.mark.parametrize(("family", "why"), FIXED.items())
+def test_heads_are_refused_where_what_they_compute_follows_from_their_number(family, why, saved, tmp_path):
+    folder, _ = saved(family)
+    for heads in ("8", "2"):
+        with pytest.raises(UnsupportedModel, match=why) as caught:
+            cut(folder, tmp_path / "wide", heads=heads, head_dim="keep")
+    assert "Layers can be dropped" in caught.value.hint
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dropped_layers_equal_the_source_without_them(family, saved, tmp_path):
     folder, model = saved(family)
@@ -87,9 +97,8 @@ def test_everything_at_once_trains(family, saved, tmp_path):
     """Wider, shallower and narrower: the planned count is the built count and every parameter gets a gradient."""
     folder, model = saved(family)
     policy, mlp_dim = "keep" if family in KEEP else "split", str(NARROW_MLP.get(family, 24))
-    steps, _ = cut(
-        folder, tmp_path / "lean", heads="8", layers="3", mlp_dim=mlp_dim, head_dim=policy, init="fresh-attention"
-    )
+    wanted = dict(heads=None if family in FIXED else "8", mlp_dim=None if family in ONE_MLP else mlp_dim)
+    steps, _ = cut(folder, tmp_path / "lean", layers="3", head_dim=policy, init="fresh-attention", **wanted)
     lean = load(tmp_path / "lean").model
     assert sum(p.numel() for p in lean.parameters()) == steps.parameters_after.total
     assert sum(steps.saved_by.values()) == steps.parameters_before.total - steps.parameters_after.total

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Out, from_float32, to_float32
 from leansurgeon.errors import Diverged, UnsupportedModel, UsageError
@@ -187,7 +188,7 @@ def why_not_scores(source: Source) -> str | None:
     if canonical.rotary(source):
         return "rotary positions"
     blocks = [s for s in source.specs if s.layer is not None]
-    if any(s.role == "qk_norm" for s in blocks):
+    if any(s.role in QK_NORMS for s in blocks):
         return "query and key norms"
     if any(s.name.endswith("logit_scale") for s in blocks):
         return "scores are cosines"

@@ -115,6 +115,8 @@ def splittable(source: Source) -> str | None:
         return (
             f"{arch.name} has parameters of every head besides q, k, v and o (such as a table of relative positions)."
         )
+    if "qk_norm_all" in roles:
+        return f"{arch.name} normalises queries and keys, over the channels of all heads together."
     if "qk_norm" in roles or config.get("qk_norm"):
         return f"{arch.name} normalises queries and keys, each over the entries of a head."
     if any(s.role in (*ATTENTION_ROLES, "o") for s in source.specs if s.layer is None):

@@ -61,6 +61,8 @@ def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:
     (ModernBERT's has no norm before its attention), and that tensor's name in the source.
     """
     start = 0
+    if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
+        return None
     for number, stage in enumerate(source.shape.stages):
         first = next((i for i in kept if start <= i < start + stage.depth), start)
         template = source.architecture.blocks(number).layer

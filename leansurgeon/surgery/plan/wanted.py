@@ -8,7 +8,7 @@ from math import isfinite
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.class_attention import following
-from leansurgeon.architectures.limits import check_allowed
+from leansurgeon.architectures.limits import check_allowed, refusals
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape, Stage, divisors_near, nearest_divisible
@@ -114,7 +114,9 @@ def resolve(source: Source, wanted: Wanted) -> Target:
         head_dim = new_head_dim(stage, h, policy, arch)
         new_stages.append(replace(stage, depth=depth, heads=h, head_dim=head_dim, kv_heads=kv, mlp_dim=m))
     shape = Shape(tuple(new_stages))
-    check_allowed(arch.name, arch.refused, source.shape, shape)
+    keeps = source.weights is not None and wanted.init != "fresh"
+    may_not = refusals(arch.refused, {spec.role for spec in source.specs}, keeps=keeps)
+    check_allowed(arch.name, may_not, source.shape, shape)
     return Target(holder(arch, source.shape, shape), shape, policy, why)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon.architectures.base import Config, TensorSpec
+from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints import companions
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.source import Source
@@ -112,7 +113,7 @@ class Transfer:
         if self.plan.init == "naive" and target.shape == entry.shape:
             return self.copy(target, spec)
         if index.fresh_attention and (
-            target.role in ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", "qk_norm")
+            target.role in ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", *QK_NORMS)
             or (target.shape != entry.shape and target.role == "o")
         ):
             if self.plan.init == "transfer" and self.source.learned:
@@ -166,7 +167,7 @@ class Transfer:
         def make() -> np.ndarray:
             if target.new is not None:
                 values = np.full(target.shape, target.new, np.float32)
-            elif target.role == "qk_norm":
+            elif target.role in QK_NORMS:
                 values = np.ones(target.shape, np.float32)
             elif len(target.shape) == 1:
                 values = np.zeros(target.shape, np.float32)
