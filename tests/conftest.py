@@ -57,7 +57,6 @@ FAMILIES = {
     ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", DECODER | SPECIAL | dict(attention_bias=True)),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", DECODER | SPECIAL),
-    "bloom": ("BloomConfig", "BloomForCausalLM", dict(n_layer=4, n_head=4, hidden_size=32, vocab_size=61) | SPECIAL),
     "xlm-roberta": ("XLMRobertaConfig", "XLMRobertaForMaskedLM", TEXT),
     "electra": ("ElectraConfig", "ElectraForMaskedLM", TEXT | dict(embedding_size=16)),
     "distilbert": (
@@ -101,7 +100,6 @@ FAMILIES = {
     "mbart": ("MBartConfig", "MBartForConditionalGeneration", BART),
 }
 NARROW_MLP = {"dinov2": 32, "dinov2_with_registers": 32}  # whole multiples of the width only; others take 24
-ONE_MLP = ("bloom",)  # always four times the width
 DECLARED = {"xlm-roberta": "roberta"}  # families that another one's declaration serves
 
 
@@ -113,7 +111,7 @@ def architecture(family: str):
 
 
 # Families whose number of heads has to stay, and why.
-FIXED = {"olmo2": "over all heads", "bloom": "slopes"}
+FIXED = {"olmo2": "over all heads"}
 # Families in which heads can keep their size, by the library's own config or by a modelling file of ours.
 KEEP = [f for f in FAMILIES if f not in FIXED and (architecture(f).stores_head_dim or architecture(f).decoupled)]
 SPLIT_ONLY = [f for f in FAMILIES if f not in KEEP and f not in FIXED]

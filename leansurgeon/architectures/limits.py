@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.tensors import Config
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Shape
 
+if TYPE_CHECKING:
+    from leansurgeon.architectures.base import Architecture
+
 NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp_dim": ("mlp_dim",)}
 CANNOT = {"depth": "Layers cannot be dropped", "heads": "Heads cannot change", "mlp_dim": "The MLP cannot change"}
 CAN = {"depth": "layers can be dropped", "heads": "heads can change", "mlp_dim": "the MLP can change"}
-
-
 ALL_HEADS = "its query and key norms run over all heads"
 
 
-def refusals(refused: Mapping[str, str], roles: Collection[str], *, keeps: bool) -> dict[str, str]:
+def refusals(architecture: Architecture, *, keeps: bool = True) -> dict[str, str]:
     """What may not change, and why: what a declaration says, and what follows from the roles of its tensors where the
-    result keeps what the model has learned.
+    result `keeps` what the model has learned.
     """
-    return ({"heads": ALL_HEADS} if keeps and "qk_norm_all" in roles else {}) | dict(refused)
+    blocks = (architecture.block, *(stage.block for stage in architecture.stages))
+    over_all = keeps and any(tensor.role == "qk_norm_all" for block in blocks for tensor in block)
+    return ({"heads": ALL_HEADS} if over_all else {}) | dict(architecture.refused)
 
 
 def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:

@@ -12,7 +12,7 @@ from leansurgeon import architectures
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape, Stage
-from tests.conftest import FAMILIES, NARROW_MLP, ONE_MLP, architecture
+from tests.conftest import FAMILIES, NARROW_MLP, architecture
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,8 +56,7 @@ def test_with_shape_gives_a_config_that_the_library_builds_to_the_declared_count
     folder, model = saved(family)
     source = open_source(str(folder))
     arch, stage = source.architecture, source.shape.stages[0]
-    kv_heads = 8 if stage.kv_heads == stage.heads else 2
-    mlp_dim = stage.mlp_dim if family in ONE_MLP else NARROW_MLP.get(family, 24)
+    kv_heads, mlp_dim = 8 if stage.kv_heads == stage.heads else 2, NARROW_MLP.get(family, 24)
     wider = replace(stage, depth=2, heads=8, kv_heads=kv_heads, mlp_dim=mlp_dim)
     if not arch.stores_head_dim:
         wider = replace(wider, head_dim=stage.width // 8)

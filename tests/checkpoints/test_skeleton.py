@@ -33,7 +33,6 @@ CASES = [*TRANSFORMERS, *TIMM, *OURS, *DECOUPLED]
 REFUSED = {
     "t5": "passes on 2 tensors",  # the first block makes the position bias of all others
     "mt5": "passes on 2 tensors",
-    "bloom": "passes on 2 tensors",  # the attention weights as well
     "timm-tnt": "passes on 2 tensors",  # pixels and patches
 }
 # transformers 5.23 adds a mask of the tokens to scores between landmarks, and fails by itself.

@@ -10,19 +10,17 @@ from leansurgeon.architectures.base import Tensor
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.check import doctor, patient
 from leansurgeon.surgery.check.doctor import OPERATORS, ROLES, examine
-from tests.conftest import FAMILIES, FIXED, ONE_MLP, SPLIT_ONLY
+from tests.conftest import FAMILIES, FIXED, SPLIT_ONLY
 from tests.support.small_models import OURS, cut
 
 SEVERAL = {"t5", "mt5", "bart", "mbart", "davit-b", "volo-d3"}  # attentions in a block, or one without queries
 ROTATING = {"llama", "qwen2", "gemma", "smollm3", "dinov3_vit", "gpt_neox", "glm4"}
 WINDOWS = {"mistral", "modernbert"}
 # What stands in the way of heads of another size, besides.
-OTHERWISE = {"qwen3", "gemma3_text", "olmo2", "bloom", "nystromformer", "siglip_vision_model", "lra/listops", "xcit-m"}
+OTHERWISE = {"qwen3", "gemma3_text", "olmo2", "nystromformer", "siglip_vision_model", "lra/listops", "xcit-m"}
 NOT_TRIED = {
     "added heads": {*SPLIT_ONLY, *FIXED},
     "split heads": {*SPLIT_ONLY, *FIXED, *SEVERAL, "xcit-m"},
-    "wider MLP": {*ONE_MLP},
-    "trimmed heads and MLP": {*ONE_MLP},
     "smaller heads": SEVERAL | ROTATING | WINDOWS | OTHERWISE,
 }
 
@@ -120,7 +118,7 @@ def without_heads(arch):
 
 
 def heads_may_change(arch):
-    """OLMo2 and BLOOM as the file's shapes have them: norms of queries and keys, and no word of slopes."""
+    """OLMo2 as the shapes in its file have it: norms of queries and keys, as others have them over one head."""
     block = tuple(replace(t, role="qk_norm" if t.role == "qk_norm_all" else t.role) for t in arch.block)
     return replace(arch, block=block, refused={})
 
@@ -132,7 +130,6 @@ UNFIT = [
     ("smollm3", dict(no_rope_layers=[1, 0, 1, 1]), lambda a: replace(a, per_layer=("layer_types",)), "dropped layers"),
     ("t5", {}, without_heads, "another order"),
     ("olmo2", {}, heads_may_change, "added heads"),
-    ("bloom", {}, heads_may_change, "another order"),
 ]
 
 

@@ -16,12 +16,11 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
-from tests.conftest import FAMILIES, FIXED, KEEP, NARROW_MLP, ONE_MLP, SPLIT_ONLY, build, example, output
+from tests.conftest import FAMILIES, FIXED, KEEP, NARROW_MLP, SPLIT_ONLY, build, example, output
 
 # What a block gives beside the hidden states: nothing in a tuple; T5 the biases of the positions for the next one.
 PASS_ON = {
     "nystromformer": lambda hidden, *args, **kwargs: (hidden,),
-    "bloom": lambda hidden, *args, **kwargs: (hidden, None),
     **dict.fromkeys(("t5", "mt5"), lambda hidden, *args, **kwargs: (hidden, args[1], args[4])),
 }
 DECOUPLED = ("bert", "roberta", "gpt2")  # keep needs our modelling file there
@@ -97,7 +96,7 @@ def test_everything_at_once_trains(family, saved, tmp_path):
     """Wider, shallower and narrower: the planned count is the built count and every parameter gets a gradient."""
     folder, model = saved(family)
     policy, mlp_dim = "keep" if family in KEEP else "split", str(NARROW_MLP.get(family, 24))
-    wanted = dict(heads=None if family in FIXED else "8", mlp_dim=None if family in ONE_MLP else mlp_dim)
+    wanted = dict(heads=None if family in FIXED else "8", mlp_dim=mlp_dim)
     steps, _ = cut(folder, tmp_path / "lean", layers="3", head_dim=policy, init="fresh-attention", **wanted)
     lean = load(tmp_path / "lean").model
     assert sum(p.numel() for p in lean.parameters()) == steps.parameters_after.total

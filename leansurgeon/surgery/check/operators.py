@@ -45,7 +45,7 @@ OUTPUTS = {"o": "heads", "down": "MLP"}
 def another_order(patient: Patient) -> str:
     """Heads and units moved by one place, in the order that their axes say, compute the same."""
 
-    same = "heads" in patient.arch.refused  # heads that are not alike
+    same = "heads" in patient.arch.refused  # by word of the declaration: heads that are not alike
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         stage = patient.source.shape.stages[spec.stage]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon import architectures
+from leansurgeon.architectures.limits import refusals
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.shape import Shape
 
@@ -114,7 +115,7 @@ def through_the_product(name: str, library: Any, small: dict[str, Any], scratch:
     model.save_pretrained(scratch / "source")
     source = open_source(str(scratch / "source"))
     arch, shape = source.architecture, source.shape
-    refused = dict(arch.refused)
+    refused = refusals(arch)
     row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
     keep = kept(shape) if "depth" not in refused else None
     asked = wanted_numbers(shape, arch, refused)

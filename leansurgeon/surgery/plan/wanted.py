@@ -115,8 +115,7 @@ def resolve(source: Source, wanted: Wanted) -> Target:
         new_stages.append(replace(stage, depth=depth, heads=h, head_dim=head_dim, kv_heads=kv, mlp_dim=m))
     shape = Shape(tuple(new_stages))
     keeps = source.weights is not None and wanted.init != "fresh"
-    may_not = refusals(arch.refused, {spec.role for spec in source.specs}, keeps=keeps)
-    check_allowed(arch.name, may_not, source.shape, shape)
+    check_allowed(arch.name, refusals(arch, keeps=keeps), source.shape, shape)
     return Target(holder(arch, source.shape, shape), shape, policy, why)
 
 
