@@ -40,11 +40,16 @@ class Both:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples."""
+    """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples; rank correlation of
+    the similarities of all pairs, and the share of the `nearest` samples of each that are kept (None: not known).
+    """
 
     cosine: float
     first_percentile: float
     samples: int
+    rank_correlation: float | None = None
+    nearest_kept: float | None = None
+    nearest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,11 @@ def both_of(data: object) -> Both:
 def embeddings_of(data: object) -> Embeddings:
     take = Taker(data, "embeddings")
     return Embeddings(
-        *(take(name, float, needed=True) for name in ("cosine", "first_percentile")), take("samples", int, 0)
+        *(take(name, float, needed=True) for name in ("cosine", "first_percentile")),
+        take("samples", int, 0),
+        take("rank_correlation", float),
+        take("nearest_kept", float),
+        take("nearest", int),
     )
 
 
@@ -207,6 +216,7 @@ class SurgeryRecord:
     proof: Proof | None = None
     language: bool = False  # whether the scores are those of a language model
     starts: Mapping[str, Comparison] = field(default_factory=dict)
+    judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that had no part in the making, by name
     source_config: Mapping[str, Any] | None = None
     source_surgery: SurgeryRecord | None = None
     restored: SurgeryRecord | None = None
@@ -248,6 +258,7 @@ class SurgeryRecord:
             proof=take.part("proof", Proof.from_dict),
             language=take("language", bool, False),
             starts={key: Comparison.from_dict(value) for key, value in take("starts", dict, {}).items()},
+            judged={key: Comparison.from_dict(value) for key, value in take("judged", dict, {}).items()},
             source_config=take("source_config", dict),
             source_surgery=take.part("source_surgery", cls.from_dict),
             restored=take.part("restored", cls.from_dict),
@@ -276,7 +287,7 @@ class SurgeryRecord:
 
 PLAN = ("before", "after", "layers", "steps")
 KEY_OF = {"form": "schema_version"}
-OPTIONAL = ("starts", "source_config", "source_surgery", "restored", "files")
+OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")
 KEYS = {KEY_OF.get(f.name, f.name) for f in fields(SurgeryRecord) if f.init} - {"other"}
 
 

@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 
 ROOM = 2**26  # values of outputs that are kept for the comparison (256 MiB)
+MOST_PAIRED = 2048  # samples whose similarities to each other are compared
 
 
 def load_timm(folder: Path, config: dict, module: str | None):
@@ -131,6 +132,8 @@ def example(model, torch) -> dict:
         end = config.eos_token_id  # classifiers read the state at the end token
         ids[:, -1] = end[0] if isinstance(end, list) else end
         inputs["decoder_input_ids"] = ids.flip(1) if "Sequence" not in type(model).__name__ else ids
+    if type(model).__name__.endswith("ForMultipleChoice"):  # (batch, choices, tokens)
+        inputs["input_ids"] = torch.stack([ids, ids.flip(1)], dim=1)
     return inputs
 
 
@@ -158,6 +161,8 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     timm = "architecture" in config and "model_type" not in config
     model, account = load_timm(folder, config, how.get("module")) if timm else load_transformers(folder, config, how)
     batches = read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, torch)]
+    if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
+        batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     sums, outputs = run(model, batches, kind, torch)
     return account | {"parameters": sum(p.numel() for p in model.parameters())} | sums, outputs
 
@@ -170,7 +175,36 @@ def differences(source: list, result: list, torch) -> dict:
         _, pooled = compare_rows(source[1], result[1], torch)
         low = torch.quantile(pooled, 0.01)
         found["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
+        found["embeddings"] |= neighbours(source[1], result[1], torch)
     return found
+
+
+def neighbours(a, b, torch) -> dict:
+    """Whether embeddings still say who is near whom, which a high mean cosine need not mean: the rank correlation
+    (Spearman) of the similarities of all pairs, and the share of every sample's ten nearest that are kept.
+    """
+    count = min(len(a), MOST_PAIRED)
+    if count < 3:
+        return {}
+    similar = []
+    for x in (a, b):
+        x = torch.nn.functional.normalize(x[:count].double(), dim=-1)
+        similar.append(x @ x.T)
+    above = torch.triu(torch.ones(count, count, dtype=torch.bool), 1)
+    ranks = [ranked(matrix[above], torch) for matrix in similar]
+    correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
+    near, own = min(10, count - 1), torch.eye(count, dtype=torch.bool)
+    sets = [matrix.masked_fill(own, -2.0).topk(near, dim=1).indices for matrix in similar]
+    kept = (sets[0][:, :, None] == sets[1][:, None, :]).any(-1).double().mean()
+    found = {"rank_correlation": float(correlation), "nearest_kept": float(kept), "nearest": near}
+    return {key: value for key, value in found.items() if value == value}  # all alike: there is no order
+
+
+def ranked(values, torch):
+    """Ranks from 0, equal values sharing their mean rank."""
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    return (last - (counts + 1) / 2)[inverse].double()
 
 
 def compare_rows(a, b, torch) -> tuple[dict, object]:

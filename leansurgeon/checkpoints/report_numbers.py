@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from leansurgeon.checkpoints.record import Comparison
+from leansurgeon.checkpoints.record import Comparison, Embeddings
 
 
 def of_comparison(name: str, compared: Comparison, language: bool) -> dict[str, str]:
@@ -42,6 +42,19 @@ def perplexity(loss: float) -> str:
     return f"{math.exp(loss):,.1f}" if loss < 20 else f"e^{loss:.0f}"
 
 
+def of_embeddings(found: Embeddings | None) -> list[tuple[str, float | None]]:
+    """Words for each number of embeddings, and the number."""
+    if found is None:
+        return []
+    kept = None if found.nearest_kept is None else 100 * found.nearest_kept
+    return [
+        ("cosine of embeddings {:.4f}", found.cosine),
+        ("1 % of them below {:.3f}", found.first_percentile),
+        ("order of their similarities {:.3f} (Spearman)", found.rank_correlation),
+        (f"{{:.0f}} % of the {found.nearest} nearest kept", kept),
+    ]
+
+
 def sentence(compared: Comparison | None, language: bool) -> str:
     """The proof in one sentence."""
     if compared is None:
@@ -53,7 +66,7 @@ def sentence(compared: Comparison | None, language: bool) -> str:
     known = [
         ("largest difference {:.2g}", compared.max_difference),
         ("relative error {:.2g}", compared.relative_error),
-        ("cosine of embeddings {:.4f}", compared.embeddings and compared.embeddings.cosine),
+        *of_embeddings(compared.embeddings),
         ("cosine {:.4f}", None if compared.embeddings else compared.cosine),
     ]
     parts = [words.format(value) for words, value in known if value is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import Proof
+    from leansurgeon.checkpoints.record import Proof, SurgeryRecord
 
 
 def shrink(
@@ -22,6 +23,12 @@ def shrink(
         str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)
     ] = None,
     layers: Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)] = None,
+    params: Annotated[
+        str | None,
+        typer.Option(
+            help="-30%, 70% or 60M: as many parameters; the shape is chosen, and why is said.", show_default=False
+        ),
+    ] = None,
     head_dim: Annotated[
         str,
         typer.Option(help="keep: inner width grows. split: width // heads. Or a number. auto chooses and says why."),
@@ -65,6 +72,10 @@ def shrink(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also score a fresh and a naive start of the same shape.")
     ] = False,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="Also judge the result on other data than it was calibrated on.", show_default=False),
+    ] = None,
     proof: Annotated[bool, typer.Option("--proof/--no-proof", help="Reload the result and compare it.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     out: Annotated[
@@ -101,9 +112,23 @@ def shrink(
     how.check(has_data)
     if compare and not (has_data and proof):
         raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
+    if (judge and not (proof and has_data)) or (judge and dry_run):
+        raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
     opened = open_source(source, allow_pickle=allow_pickle, weights=init != "fresh")
+    data = None
+    if params:
+        from leansurgeon.search.choose import by_parameters
+
+        if has_data and opened.learned and init != "fresh":
+            data = sample_data(opened, calibrate, task, calibration_samples, seed)
+        chosen = by_parameters(opened, params, wanted, data, seed, say)
+        wanted = chosen.wanted
+        for sentence_of_choice in chosen.says:
+            say(sentence_of_choice)
     steps = plan(opened, wanted, seed, how, calibrated=has_data)
     folder = out or workspace / default_name(opened.slug, steps)
+    if steps.before == steps.after and init == "transfer" and not (balance or class_attention or head_dim != "auto"):
+        question(opened.name, as_json)
     if compare:
         from leansurgeon.surgery.check import compare as comparison
 
@@ -114,13 +139,19 @@ def shrink(
         hold(folder, force=force)
         check_apart(folder, opened.folder)
     used = has_data and opened.learned and steps.init != "fresh"
-    data = sample_data(opened, calibrate, task, calibration_samples, seed) if used else None
+    data = (data or sample_data(opened, calibrate, task, calibration_samples, seed)) if used else None
     decided = decide(opened, wanted, seed, how, data, say)
     steps = decided.plan
     if dry_run:
         decided.close()
     also = (lambda found: comparison.starts(opened, wanted, steps, data, found.compared, say)) if compare else None
-    record = None if dry_run else carry_out(decided, opened, folder, force=force, check=proof, starts=also, say=say)
+    record = (
+        None
+        if dry_run
+        else carry_out(decided, opened, folder, force=force, check=proof, keep_unproved=True, starts=also, say=say)
+    )
+    if judge and record and used:
+        record = judged_on(judge, opened, folder, record, seed)
     found = record.proof if record else None
     if as_json:
         document = {
@@ -148,8 +179,42 @@ def shrink(
     )
     if found and opened.learned and init != "fresh":
         print("\n".join(wrap(sentence(found.compared, record.language))))
+        if data is not None and found.compared and found.compared.done:
+            other = "" if record.judged else "; --judge DATA judges on others"
+            print("\n".join(wrap(f"These outputs are of the same data that was calibrated on ({data.name}){other}.")))
+    for name, compared in record.judged.items():
+        print("\n".join(wrap(f"{name}, which had no part in the making: {sentence(compared, record.language)}")))
     if record.starts:
         print("\n" + comparison.table(record.starts, data))
+
+
+def question(name: str, as_json: bool) -> None:
+    """Ask whether a copy is meant where nothing was asked for; where nobody sits before it, say so and go on. Raises
+    `UsageError` for a no.
+    """
+    hint = "Say what to change: --heads 2x, --layers 6, --mlp-dim 512 or --params -30%."
+    told = f"Nothing is to be changed, so this writes {name} as it is."
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty() and not as_json:
+        if not typer.confirm(f"{told} Go on?", default=False, err=True):
+            raise UsageError("Nothing was written.", hint)
+        return
+    say(f"{told} {hint}")
+
+
+def judged_on(name: str, opened, folder: Path, made: SurgeryRecord, seed: int) -> SurgeryRecord:
+    """The record with the result's outputs on data that had no part in the making, written into its folder."""
+    from dataclasses import replace
+
+    from leansurgeon.checkpoints import record
+    from leansurgeon.checkpoints.prove import prove
+    from leansurgeon.surgery.shrink import predicts_words
+
+    other = sample_data(opened, name, None, None, seed)
+    causal = predicts_words(other) and other.task.head == "causal-lm"
+    batches, kind = [*other.guard, *other.heldout], "causal-lm" if causal else "plain"
+    say(f"Judging on {name} ...")
+    account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
+    return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
 
 
 def trained_on(source: str):

@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, Method, kept_numbers
 from leansurgeon.surgery.plan.planning import Plan, plan
@@ -80,6 +80,7 @@ def carry_out(
     *,
     force: bool = False,
     check: bool = True,
+    keep_unproved: bool = False,
     starts: Callable[[Proof], Mapping[str, Comparison]] | None = None,
     say: Say = lambda _: None,
 ) -> SurgeryRecord:
@@ -88,7 +89,7 @@ def carry_out(
 
     A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
     and leaves no folder. `check=False` leaves the proof out, for an experiment that has proved the same shape with
-    another seed.
+    another seed. `keep_unproved`: Ctrl-C during the proof keeps the result and raises `Interrupted`, which says so.
     """
     decided = plan if isinstance(plan, Decided) else Decided(plan)
     steps = decided.plan
@@ -105,11 +106,16 @@ def carry_out(
             ) from None
         finally:
             decided.close()
-        proof = None
+        proof, stopped = None, None
         if check:
             say("Written; now reloading it in a fresh process ...")
-            with blaming_weights(source):
-                proof = proved(decided, source, aside)
+            try:
+                with blaming_weights(source):
+                    proof = proved(decided, source, aside)
+            except KeyboardInterrupt as stop:
+                if not keep_unproved:
+                    raise
+                stopped = stop
         record = write_surgery(
             aside,
             source,
@@ -120,6 +126,10 @@ def carry_out(
             starts=starts(proof) if starts and proof else None,
         )
         write_card(aside, record)
+    if stopped is not None:
+        said = Interrupted(f"Interrupted while the result was proved: it is kept in {folder}, unproved.")
+        said.exit_code = getattr(stopped, "exit_code", said.exit_code)
+        raise said from stopped
     return record
 
 

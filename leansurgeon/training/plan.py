@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -118,6 +119,18 @@ class Plan:
         return done // length.steps(self.steps_per_epoch)
 
 
+def _smaller(train: Train, samples: int, processes: int) -> str:
+    """What to set for a training set that is smaller than a batch: the largest batch that goes together with the ramp,
+    the processes and the micro batch; where there is none, also without those.
+    """
+    start = train.batch_ramp.start if train.batch_ramp else processes
+    unit = math.lcm(start, processes * (train.micro_batch or 1), 2 * processes if train.mixes else 1)
+    if unit <= samples:
+        return f"Try --set train.batch={samples // unit * unit}."
+    more = [f"--set train.{key}=null" for key in ("batch_ramp", "micro_batch") if getattr(train, key) is not None]
+    return " ".join([f"Try --set train.batch={samples // processes * processes or samples}", *more]) + "."
+
+
 def ramp(start: int, batch: int, steps: int) -> np.ndarray:
     """The batches of the first `steps` steps, `(steps,)`: linear from `start` to `batch`, in multiples of `start`."""
     multiples = batch // start
@@ -136,7 +149,7 @@ def make(
     if train_samples < train.batch:
         raise UsageError(
             f"The training set has {train_samples} samples, fewer than one batch of {train.batch}.",
-            f"Try --set train.batch={train_samples}.",
+            _smaller(train, train_samples, processes),
         )
     group = train.batch_ramp.start if train.batch_ramp else train.batch
     micro = _micro(train, group, processes, micro_limit)

@@ -97,9 +97,10 @@ def train(
         raise
     except torch.OutOfMemoryError as error:
         micro = run.plan.micro
+        less = max((size for size in range(1, micro // 2 + 1) if micro % size == 0), default=1)
         raise OutOfMemory(
             f"{engine.device_name(run.trainer.accelerator)} has too little memory for a micro batch of {micro}.",
-            f"Try --set train.micro_batch={max(1, micro // 2)}: the global batch of {run.plan.batch} stays the same.",
+            f"Try --set train.micro_batch={less}: the global batch of {run.plan.batch} stays the same.",
         ) from error
     except RuntimeError as error:
         told = feed.dead_worker(error) or lost_others(error)

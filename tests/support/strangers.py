@@ -58,7 +58,11 @@ def model(folder: Path, family: str, **changes) -> Path:
 
 def encoder(folder: Path) -> Path:
     """A BERT without a head."""
-    build("bert", seed=1).bert.save_pretrained(folder)
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    transformers.BertModel(build("bert").config).save_pretrained(folder)
     words(folder)
     return folder
 

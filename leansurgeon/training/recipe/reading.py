@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,32 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
+# What people type, from other tools -> what they mean here, with the value that they gave.
+USUAL = {
+    **dict.fromkeys(("lr", "learning_rate", "learning-rate"), "train.optim.lr={}"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "train.duration={}ep"),
+    **dict.fromkeys(("steps", "max_steps", "num_steps"), "train.duration={}st"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "train.batch={}"),
+    "per_device_train_batch_size": "train.micro_batch={}",
+    "weight_decay": "train.optim.weight_decay={}",
+    **dict.fromkeys(("warmup", "warmup_ratio"), "train.schedule.warmup={}"),
+    "warmup_steps": "train.schedule.warmup={}st",
+    "max_grad_norm": "train.clip_grad={}",
+    **dict.fromkeys(("max_length", "max_seq_length", "seq_len", "seq_length"), "task.seq_len={}"),
+    "optimizer": "train.optim.name={}",
+    "scheduler": "train.schedule.name={}",
+    "fp16": "train.precision=fp16",
+    "bf16": "train.precision=bf16",
+}
+
+
+def meant(path: Sequence[str]) -> str | None:
+    """The `--set` for a key as other tools call it, with `{}` for the value; None where it is not known."""
+    if len(path) > 2 or (len(path) == 2 and path[0] not in ("train", "retrain")) or ".".join(path) == "train.warmup_lr":
+        return None
+    return USUAL.get(path[-1])
+
+
 Places = dict[tuple[str, ...], str]  # key by its path of keys -> "FILE, line N"
 
 
@@ -182,6 +209,9 @@ def _with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> dict[s
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise UsageError(f"--set {text}: write it as key.key=value, for example --set train.optim.lr=1e-3.")
+        usual = meant(parts)
+        if usual:
+            raise UsageError(f"--set {text}: unknown key `{key.strip()}` (did you mean '{usual.format(value)}'?).")
         if parts[0] in Train.model_fields and parts[0] not in TrainingRecipe.model_fields:
             raise UsageError(f"--set {text}: unknown key `{key}` (did you mean 'train.{key}'?).")
         nested: Any = yamlfile.value(value, f"--set {text}")
@@ -267,6 +297,9 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
 
 def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Source) -> UsageError:
     known = list(model.model_fields) if model else []
+    usual = meant(path)
+    if usual:
+        return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}` (did you mean '{usual.split('=')[0]}'?).")
     near = did_you_mean(path[-1], known) or (f" (known: {', '.join(known)})" if known else "")
     return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}`{near}.")
 

@@ -1,0 +1,108 @@
+"""One shape for a number of parameters, for `shrink --params -30%`: ways to save as much are tried on sample data.
+
+The same parameters can be saved by fewer layers, by a narrower MLP, or by some of both; which costs least depends on
+the model. So of each of the usual MLP widths the deepest shape that fits is refitted on a part of the sample data and
+judged on the samples that guard, so that the proof's held-out data stays unseen.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.search.space import UNITS, Budget, Candidate, Space, enumerate_shapes, size
+from leansurgeon.surgery.plan.wanted import Wanted
+
+SHARE = Fraction(1, 4)  # of the sample data
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The shape that is taken, and why, in sentences."""
+
+    wanted: Wanted
+    says: tuple[str, ...]
+
+
+def budget_of(text: str, total: int) -> int:
+    """`-30%` or `70%` of the parameters that there are, or a number of them as `60M`. Raises `UsageError`."""
+    share = re.fullmatch(r"\s*([+-]?)(\d+(?:\.\d+)?)\s*%\s*", text)
+    if share is None:
+        return int(size(text, UNITS, "--params", "-30%, 60M or 152394") or 0)
+    part = float(share[2]) / 100
+    part = 1 - part if share[1] == "-" else part
+    if share[1] == "+" or not 0 < part < 1:
+        raise UsageError(f"--params {text}: shrinking leaves less than there is.", "Give -30%, 70% or 60M.")
+    return int(part * total)
+
+
+def by_parameters(
+    source: Source, text: str, wanted: Wanted, data: Calibration | None, seed: int, say: Callable[[str], None]
+) -> Chosen:
+    """The shape of at most so many parameters that is best after its refit; where there is no data, the one that keeps
+    the MLP. Heads stay as they are, or are what `wanted` says. Raises `UsageError` where no shape is small enough.
+    """
+    most = budget_of(text, source.parameters.total)
+    if most >= source.parameters.total:
+        raise UsageError(
+            f"--params {text} allows {most:,} parameters, and {source.name} has {source.parameters.total:,}.",
+            "Give fewer, such as -30%.",
+        )
+    space = Space(wanted.heads or "1x", wanted.layers, wanted.mlp_dim, wanted.head_dim)
+    found = enumerate_shapes(
+        source, space, Budget(parameters=most), init=wanted.init, calibrated=source.learned and data is not None
+    )
+    tried = [
+        replace(c, wanted=replace(c.wanted, class_attention=wanted.class_attention)) for c in deepest(found.candidates)
+    ]
+    if data is None or not source.learned or len(tried) == 1:
+        best = tried[0]
+        why = (
+            "it is the only one that fits" if len(tried) == 1 else "it keeps the MLP; without sample data none is tried"
+        )
+        return Chosen(best.wanted, (f"{called(best, source)}: {why}.",))
+    return measured(source, tried, data, seed, say)
+
+
+def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
+    """Of every MLP width the shape with the most parameters, the widest MLP first."""
+    best: dict[tuple[int, ...], Candidate] = {}
+    for candidate in candidates:
+        key = tuple(stage.mlp_dim for stage in candidate.shape.stages)
+        if key not in best or candidate.parameters > best[key].parameters:
+            best[key] = candidate
+    return [best[key] for key in sorted(best, reverse=True)]
+
+
+def measured(
+    source: Source, tried: list[Candidate], data: Calibration, seed: int, say: Callable[[str], None]
+) -> Chosen:
+    """The best of `tried` after a short refit."""
+    from leansurgeon.search.heals import Heals
+
+    say(f"--params: {len(tried)} shapes of about this size are refitted on a quarter of the sample data ...")
+    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
+        bench = Heals(source, replace(data, heldout=data.guard), Path(scratch), seed, say=say)
+        scores = {candidate.name: bench.of(candidate, SHARE)["choosing"] for candidate in tried}
+    worked = [candidate for candidate in tried if scores[candidate.name].score is not None]
+    if not worked:
+        raise UsageError(f"None of the shapes could be refitted: {scores[tried[0].name].failed}")
+    best = min(worked, key=lambda candidate: scores[candidate.name].score.key)
+    label = scores[best.name].score.label
+    others = [f"{called(c, source)} {scores[c.name].score.text}" for c in worked if c is not best]
+    says = [f"{called(best, source)}: {label} {scores[best.name].score.text} after a short refit."]
+    return Chosen(best.wanted, (*says, *([f"Others of this size: {'; '.join(others)}."] if others else [])))
+
+
+def called(candidate: Candidate, source: Source) -> str:
+    """`24 layers, MLP 1,152, 98,123,456 parameters (-27.1 %)`."""
+    change = 100 * (candidate.parameters / source.parameters.total - 1)
+    layers, mlp = (candidate.shape.column(key) for key in ("depth", "mlp_dim"))
+    return f"{layers} layers, MLP {mlp}, {candidate.parameters:,} parameters ({change:+.1f} %)"
