@@ -12,6 +12,8 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import UnsupportedModel
 
+NEAR = 0.6  # of difflib's measure: from there on two names are called near
+
 
 @cache
 def known() -> dict[str, Architecture]:
@@ -35,9 +37,10 @@ def of(config: Config) -> Architecture:
         return infer.architecture(config)
     candidates = [a for a in known().values() if (a.library == "timm") == timm]
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
-    near = difflib.get_close_matches(model_type, names, n=1, cutoff=0.0)[0]
+    near = difflib.get_close_matches(model_type, names, n=1, cutoff=NEAR)
+    said = f"; the nearest known one is '{near[0]}'" if near else ""
     raise UnsupportedModel(
-        f"'{model_type}' is an architecture that leansurgeon does not know; the nearest known one is '{near}'.",
+        f"'{model_type}' is an architecture that leansurgeon does not know{said}.",
         "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says on top how to add it, "
         "opt.py beside it is an example, and `leansurgeon inspect MODEL --doctor` puts it to the test.",
     )

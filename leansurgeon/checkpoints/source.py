@@ -21,7 +21,7 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
-from leansurgeon.checkpoints import companions, trust
+from leansurgeon.checkpoints import companions, trust, unpacked
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
@@ -110,7 +110,7 @@ def resolve_source(
     if path.is_dir():
         return from_folder(path, allow_pickle=allow_pickle, keep=keep)
     if path.is_file():
-        raise UsageError(f"{source} is a file; a source is a folder with config.json and safetensors weights.")
+        raise unpacked.of_file(path)
     near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.6)
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     if near or looks_like_path:
@@ -202,10 +202,7 @@ def read_config(path: Path) -> Config:
     """config.json of a model folder. Raises `UnsupportedModel` where there is none, or none that can be used."""
     file = path / "config.json"
     if not file.exists():
-        raise UnsupportedModel(
-            f"{path} has no config.json, so it is no model folder.",
-            "A source needs config.json and safetensors weights.",
-        )
+        raise unpacked.of_folder(path)
     config = jsonfile.read_object(file, raising=UnsupportedModel)
     if "quantization_config" in config:
         quantised = config["quantization_config"]

@@ -36,6 +36,7 @@ def run(
 ) -> None:
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment, report
+    from leansurgeon.experiment import changed
     from leansurgeon.report.tables.table import check_format
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -58,6 +59,8 @@ def run(
         raise UsageError(
             f"'{recipe}' describes one training, not an experiment.", "Use `leansurgeon retrain --recipe`."
         )
+    for told in changed.sentences(loaded, changes):
+        say(told)
     if debug:
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
     if gpus is not None:

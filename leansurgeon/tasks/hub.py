@@ -38,14 +38,14 @@ def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
     Raises UsageError in one sentence when it cannot be had: which, from where, and `by_hand`, how to bring it; at once
     where neither the hub can be reached nor the cache knows the name.
     """
-    import datasets
-
     if not _offline():  # the library answers at once then
         require(name, config, split, by_hand=by_hand)
-        if not reachable():  # it is cached: without a word the library would try for half a minute
-            import huggingface_hub
+    import datasets
 
-            huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    if not _offline() and not reachable():  # it is cached: without a word the library would try for half a minute
+        import huggingface_hub
+
+        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
     try:
         return datasets.load_dataset(name, config, split=split)

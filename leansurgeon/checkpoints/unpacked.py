@@ -1,0 +1,90 @@
+"""What somebody has who has weights and no model folder, and the lines that make a folder of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+OTHERS = {
+    ".gguf": (
+        "a GGUF file: quantised weights for llama.cpp",
+        "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=..)",
+    ),
+    ".onnx": ("an ONNX graph, which holds no weights of a known class", ""),
+    ".h5": ("Keras or TensorFlow weights", "AutoModel.from_pretrained(FOLDER, from_tf=True)"),
+    ".msgpack": ("Flax weights", "AutoModel.from_pretrained(FOLDER, from_flax=True)"),
+}
+
+
+def of_file(path: Path) -> UnsupportedModel:
+    """The error for a single file that was given as a model."""
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        return UnsupportedModel(
+            f"{path} is a bare state dict ({counted(path)}): weights without a config.", lines(path)
+        )
+    if suffix in PICKLES:
+        return UnsupportedModel(
+            f"{path} is a pickle, a state dict or a whole object, which says neither class nor shape of the model.",
+            lines(path),
+        )
+    if suffix in OTHERS:
+        what, how = OTHERS[suffix]
+        return UnsupportedModel(
+            f"{path} is {what}.", f"Where transformers reads it: {how}.save_pretrained(FOLDER)." if how else None
+        )
+    return UnsupportedModel(
+        f"{path} is a file, and a model is a folder.", "A source needs config.json and safetensors weights."
+    )
+
+
+def of_folder(path: Path) -> UnsupportedModel:
+    """The error for a folder without config.json."""
+    weights = sorted(file for file in path.glob("*") if file.suffix.lower() in (".safetensors", *PICKLES))
+    if weights:
+        what = f"holds weights ({weights[0].name}) and no config.json, which says class and shape of the model"
+        return UnsupportedModel(f"{path} {what}.", lines(weights[0]))
+    below = sorted(file.parent for file in path.glob("*/config.json"))
+    if below:
+        return UnsupportedModel(
+            f"{path} has no config.json, so it is no model folder.", f"There is one in {below[0]}: name that."
+        )
+    return UnsupportedModel(
+        f"{path} has no config.json, so it is no model folder.", "A source needs config.json and safetensors weights."
+    )
+
+
+def lines(weights: Path) -> str:
+    """The Python that makes a model folder of a state dict, for a person to complete."""
+    safe = weights.suffix.lower() == ".safetensors"
+    read = f'load_file("{weights}")' if safe else f'torch.load("{weights}", weights_only=True)'
+    load = "from safetensors.torch import load_file" if safe else "import torch"
+    return "\n".join(
+        (
+            "These lines make a folder of it; NAME is the model that it was trained from, with the class that it has:",
+            f"    {load}",
+            "    from transformers import AutoConfig, AutoModelForCausalLM",
+            '    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("NAME"))',
+            f"    model.load_state_dict({read})",
+            '    model.save_pretrained("FOLDER")',
+        )
+    )
+
+
+def counted(path: Path) -> str:
+    """`201 tensors, 22,713,216 numbers`."""
+    from leansurgeon.checkpoints.weights import read_header
+
+    try:
+        entries = read_header(path).values()
+    except LeanSurgeonError:
+        return "damaged"
+    numbers = 0
+    for entry in entries:
+        size = 1
+        for side in entry.shape:
+            size *= side
+        numbers += size
+    return f"{len(entries):,} tensors, {numbers:,} numbers"

@@ -1,0 +1,40 @@
+"""Which arms of an experiment a `--set` changes: those that go on from trained weights have settings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from leansurgeon.training.recipe.schema import ExperimentRecipe
+
+
+def sentences(recipe: ExperimentRecipe, sets: Iterable[str]) -> list[str]:
+    """For every `train.x=y` of `sets` that not all arms take: which do, and how to reach the others."""
+    told = []
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if not key.startswith("train."):
+            continue
+        path = key.split(".")[1:]
+        kept = [name for name in recipe.arms if continues(recipe, name) and at(recipe.retrain, path) is not None]
+        took = [name for name in recipe.arms if name not in kept]
+        if kept:
+            told.append(
+                f"--set {text} changes {', '.join(took)}; {', '.join(kept)} continue from trained weights with "
+                f"settings of their own: --set re{text}."
+            )
+    return told
+
+
+def continues(recipe: ExperimentRecipe, name: str) -> bool:
+    """Whether an arm starts from the trained original."""
+    arm = recipe.arms[name]
+    arm = recipe.arms[arm.control_of] if arm.control_of else arm
+    return arm.changes_shape and arm.init != "fresh"
+
+
+def at(values: Any, path: list[str]) -> Any:
+    """The value at a path of keys; None where there is none."""
+    for key in path:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
