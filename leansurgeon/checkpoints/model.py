@@ -91,7 +91,8 @@ class Loaded:
     def info(self) -> dict[str, Any]:
         """Shape, parameters by part, and the surgery that the model went through."""
         shape = self.architecture.shape(self.config)
-        total = sum(p.numel() for p in self.model.parameters())
+        # Adapters are merged when they are saved.
+        total = sum(p.numel() for name, p in self.model.named_parameters() if ".lora_" not in name)
         declared = self.architecture.count(self.config, shape)
         parts = {"embeddings": declared.embeddings, "attention": declared.attention, "mlp": declared.mlp}
         return {

@@ -24,6 +24,7 @@ class Asked:
     recipe: str | None = None
     sets: tuple[str, ...] = ()
     resume: str = "never"
+    lora: int | None = None
 
 
 def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
@@ -47,7 +48,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
         return kept
     from leansurgeon.training.recipe import from_model, reading
 
-    wanted = from_model.Asked(asked.time, asked.columns, asked.new_tokenizer, None, asked.sets)
+    wanted = from_model.Asked(asked.time, asked.columns, asked.new_tokenizer, asked.lora, asked.sets)
     made = from_model.make(folder, data, wanted, runfolder.cache_dir(), say)
     say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
@@ -78,6 +79,7 @@ def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRe
     name = asked.recipe or bound_recipe(folder)
     sets = [*asked.sets, *([f"train.duration={asked.time}"] if asked.time else [])]
     sets += ["train.new_tokenizer=true"] if asked.new_tokenizer else []
+    sets += [f"train.lora.rank={asked.lora}"] if asked.lora else []
     settings = reading.load_training(name, sets, transferred=has_learned(folder))
     if asked.recipe is None:
         say(f"Model {folder}, recipe {name}.")

@@ -42,6 +42,10 @@ def retrain(
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Let the embeddings start anew, for another tokenizer.")
     ] = False,
+    lora: Annotated[
+        int | None,
+        typer.Option("--lora", min=1, help="Train adapters of this rank only, merged when saved (needs peft)."),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option("--recipe", "-r", help="A shipped recipe or a file; default: the one of the model's preset."),
@@ -108,7 +112,7 @@ def retrain(
             f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
         )
     folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(workspace)
-    asked = Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume)
+    asked = Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
     settings = recipe_of(folder, asked, say)
     if seed is not None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": seed})})

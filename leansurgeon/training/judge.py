@@ -12,6 +12,7 @@ from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.processes import engine
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.update import lora
 from leansurgeon.training.watch import guards
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def saved(run: Run, name: str) -> None:
     """Write the model as plain libraries read it, with the task's tokenizer beside it; one process writes, all wait."""
 
     export = state.exported(run)
+    if run.recipe.train.lora and run.main:
+        export = lora.merged(export)
 
     def fill(folder: Path) -> None:
         export.save(folder)

@@ -23,7 +23,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.update import distill, dropout, optimizer, stochastic_depth
+from leansurgeon.training.update import distill, dropout, lora, optimizer, stochastic_depth
 from leansurgeon.training.update.averaging import Average
 from leansurgeon.training.update.mixing import Mixing
 from leansurgeon.training.update.pace import Pace
@@ -168,6 +168,8 @@ def make_trainer(
         stochastic_depth.apply(loaded.model, train.drop_path, family)
     if train.activation_checkpointing:
         engine.checkpoint_activations(loaded.model, family)
+    if train.lora:
+        lora.apply(loaded, train.lora, task)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)

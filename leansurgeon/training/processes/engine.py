@@ -76,6 +76,10 @@ def check_parallel(train: Train, processes: int, say: Callable[[str], None]) -> 
     if processes == 1:
         say("train.parallel fsdp2 shares the weights among processes, and there is one: it changes nothing.")
         return False
+    if train.lora:
+        raise UsageError(
+            "fsdp2 shares whole weights, and lora freezes most of them.", "Use --set train.parallel=ddp with --lora."
+        )
     if train.precision == "fp16":
         raise UsageError(
             "fp16 scales its losses, and fsdp2 would let every process scale by itself.",
