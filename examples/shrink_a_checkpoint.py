@@ -34,7 +34,7 @@ def main() -> None:
     source = open_source(sys.argv[1] if len(sys.argv) > 1 else str(tiny_checkpoint(work / "source")))
     steps = plan(source, Wanted(heads="2x", layers=str(source.shape.depth // 2)), seed=0)
     print(plan_table(steps))
-    carry_out(steps, source, work / "lean")
+    carry_out(steps, work / "lean")
 
     model = AutoModelForCausalLM.from_pretrained(work / "lean")
     assert sum(p.numel() for p in model.parameters()) == steps.parameters_after.total

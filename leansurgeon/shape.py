@@ -94,3 +94,25 @@ def divisors_near(width: int, heads: int, count: int = 2) -> list[int]:
     """The divisors of `width` nearest to `heads`, in ascending order."""
     divisors = [d for d in range(1, width + 1) if width % d == 0]
     return sorted(sorted(divisors, key=lambda d: (abs(d - heads), d))[:count])
+
+
+def evenly(depth: int, keep: int, *, last: bool = False) -> tuple[int, ...]:
+    """`keep` of `depth` layers at equal spacing, the first of each group: 6 -> 3 keeps 0, 2, 4 (`last`: 1, 3, 5).
+
+    The first of each group was the best fixed rule on trained small ViTs; keeping the last can be worse than starting
+    fresh (facts: digits and Fashion-MNIST, `tests/surgery/test_transfer.py` holds the direction).
+    """
+    return tuple((i + last) * depth // keep - last for i in range(keep))
+
+
+def evenly_per_stage(before: Shape, after: Shape, period: int = 1, *, last: bool = False) -> tuple[int, ...]:
+    """The kept layers, counted through all stages. Layers that alternate are kept in groups of `period`, so that layer
+    j of the result does what layer j of such a model does.
+    """
+    kept, start = [], 0
+    for now, wanted in zip(before.stages, after.stages, strict=True):
+        groups = evenly(-(-now.depth // period), -(-wanted.depth // period), last=last)
+        layers = [start + group * period + i for group in groups for i in range(period)]
+        kept += layers[: wanted.depth]
+        start += now.depth
+    return tuple(kept)

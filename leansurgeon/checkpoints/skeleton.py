@@ -31,10 +31,7 @@ from torch.overrides import TorchFunctionMode
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
-from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
-
-__all__ = ["Skeleton", "Stream"]
 
 
 @dataclass

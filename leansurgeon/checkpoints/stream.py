@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.skeleton import Skeleton
 
 HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
 
@@ -65,6 +64,12 @@ class Stream:
         self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
         self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
         self.hidden: list[Tensor] = [self._record(batch) for batch in self.batches]
+
+    def through(self, skeleton: Skeleton) -> Stream:
+        """The same hidden states and calls, made of the blocks of another skeleton of the same model."""
+        other = copy(self)
+        other.skeleton = skeleton
+        return other
 
     # -- through the blocks ----------------------------------------------------------------------
 

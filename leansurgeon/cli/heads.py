@@ -17,6 +17,7 @@ from leansurgeon.words import wrap
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.measure.heads.document import Options, Study
 
 EVERY = 10.0  # seconds between two lines of progress
 
@@ -73,13 +74,11 @@ def heads(
     On a run's folder the result is also kept as heads.json in it.
     """
     asked = checked(data, reduction, normalize, prune, out, plots, force)
-    from leansurgeon.checkpoints.model import load
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.data import pairs
-    from leansurgeon.measure.heads.document import Options, study
+    from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.evidence.folder import HEADS
     from leansurgeon.report.tables.heads import describe
-    from leansurgeon.surgery.shrink import blaming_weights
     from leansurgeon.training.runs import folder as runfolder
 
     opened = open_source(model, allow_pickle=allow_pickle)
@@ -93,12 +92,8 @@ def heads(
     if asked is not None:
         check_prune(opened, asked, out)
     sample = sample_data(opened, data, model, samples, seed)
-    loaded = on_device(load(opened.folder))
-    loaded.model.requires_grad_(False)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
-    say(f"Measuring on {sample.says} ...")
-    with blaming_weights(opened):
-        found = study(loaded, sample, options, progress)
+    found = measured(opened, sample, options)
     document = {
         "schema_version": 1,
         "kind": "heads",
@@ -195,6 +190,19 @@ def sample_data(opened: Source, data: str | None, model: str, samples: int | Non
         raise UsageError(error.message.replace("--calibrate", "--data"), hint) from error
 
 
+def measured(opened: Source, sample: Calibration, options: Options) -> Study:
+    """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
+    from leansurgeon.checkpoints.model import load
+    from leansurgeon.measure.heads.document import study
+    from leansurgeon.surgery.shrink import blaming_weights
+
+    say(f"Measuring on {sample.says} ...")
+    with blaming_weights(opened):
+        loaded = on_device(load(opened.folder))
+        loaded.model.requires_grad_(False)
+        return study(loaded, sample, options, progress)
+
+
 def on_device(loaded: Any) -> Any:
     import torch
 
@@ -218,7 +226,7 @@ def progress(name: str, total: int) -> Callable[[], None]:
 
 
 def pruned(
-    opened: Source, found: Any, asked: float, sample: Calibration, seed: int, out: Path, *, heal: bool, force: bool
+    opened: Source, found: Study, asked: float, sample: Calibration, seed: int, out: Path, *, heal: bool, force: bool
 ) -> dict[str, Any]:
     """Write the smaller checkpoint and give what is to be said of it."""
     from dataclasses import replace
@@ -231,7 +239,7 @@ def pruned(
     importance = {key: options[key] for key in ("reduction", "normalise")}
     importance["by_head"] = [entry["importance"] for entry in found.document["attentions"]]
     decided = replace(decided, record=decided.record | {"importance": importance})
-    written = carry_out(decided, opened, out, force=force, say=say)
+    written = carry_out(decided, out, force=force, say=say)
     steps = decided.plan
     before, after = steps.parameters_before.total, steps.parameters_after.total
     return {

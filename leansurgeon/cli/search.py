@@ -323,12 +323,14 @@ def write_winner(
 ) -> None:
     """What `shrink_command` would do, with the sample data at hand."""
     from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.planning import plan
     from leansurgeon.surgery.shrink import carry_out, decide
 
     say(f"Writing the winner to {target} ...")
     used = sample if opened.learned else None
-    decided = decide(opened, winner.wanted, seed, Method(fit=fit if opened.learned else 0), used, say)
-    carry_out(decided, opened, target, force=force, say=say)
+    method = Method(fit=fit if opened.learned else 0)
+    decided = decide(plan(opened, winner.wanted, seed, method, calibrated=used is not None), used, say)
+    carry_out(decided, target, force=force, say=say)
 
 
 def dry_document(opened: Source, found: Any, ranked: list[Candidate]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,13 @@ from leansurgeon.errors import UsageError
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import Proof, SurgeryRecord
+    from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.surgery.plan.planning import Plan
+    from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.surgery.shrink import Decided
+    from leansurgeon.training.recipe.schema import TaskChoice
 
 
 def shrink(
@@ -94,15 +100,11 @@ def shrink(
 
     if not dry_run:
         digests.begin(source)
-    from leansurgeon.checkpoints.output import check_apart
-    from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.report.tables.decided import table as decided_table
-    from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.planning import plan
     from leansurgeon.surgery.plan.wanted import Wanted
-    from leansurgeon.surgery.shrink import carry_out, decide
+    from leansurgeon.surgery.shrink import decide
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     wanted.check()
@@ -115,77 +117,114 @@ def shrink(
     if (judge and not (proof and has_data)) or (judge and dry_run):
         raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
     opened = open_source(source, allow_pickle=allow_pickle, weights=init != "fresh")
-    data = None
+    used, data = has_data and opened.learned and init != "fresh", None
     if params:
-        from leansurgeon.search.choose import by_parameters
-
-        if has_data and opened.learned and init != "fresh":
-            data = sample_data(opened, calibrate, task, calibration_samples, seed)
-        chosen = by_parameters(opened, params, wanted, data, seed, say)
-        wanted = chosen.wanted
-        for sentence_of_choice in chosen.says:
-            say(sentence_of_choice)
-    steps = plan(opened, wanted, seed, how, calibrated=has_data)
+        data = sample_data(opened, calibrate, task, calibration_samples, seed) if used else None
+        wanted = by_parameters(opened, params, wanted, data, seed)
+    steps = plan(opened, wanted, seed, how, calibrated=used)
     folder = out or workspace / default_name(opened.slug, steps)
     if steps.before == steps.after and init == "transfer" and not (balance or class_attention or head_dim != "auto"):
         question(opened.name, as_json)
-    if compare:
-        from leansurgeon.surgery.check import compare as comparison
-
-        comparison.refuse_unlearned(opened, wanted)
-    if has_data and steps.init == "fresh":
-        say(f"The sample data is not used: nothing of {opened.name} is kept.")
-    if not dry_run:
-        hold(folder, force=force)
-        check_apart(folder, opened.folder)
-    used = has_data and opened.learned and steps.init != "fresh"
-    data = (data or sample_data(opened, calibrate, task, calibration_samples, seed)) if used else None
-    decided = decide(opened, wanted, seed, how, data, say)
-    steps = decided.plan
+    check_before(steps, folder, compare=compare, has_data=has_data, writes=not dry_run, force=force)
+    if used and data is None:
+        data = sample_data(opened, calibrate, task, calibration_samples, seed)
+    decided = decide(steps, data, say)
+    record = None
     if dry_run:
         decided.close()
-    also = (lambda found: comparison.starts(opened, wanted, steps, data, found.compared, say)) if compare else None
-    record = (
-        None
-        if dry_run
-        else carry_out(decided, opened, folder, force=force, check=proof, keep_unproved=True, starts=also, say=say)
-    )
+    else:
+        record = written(decided, folder, wanted if compare else None, force=force, proof=proof)
     if judge and record and used:
         record = judged_on(judge, opened, folder, record, seed)
-    found = record.proof if record else None
     if as_json:
-        document = {
-            "schema_version": 1,
-            "dry_run": dry_run,
-            "out": None if dry_run else str(folder),
-            "plan": steps.as_dict(),
-            "decided": decided.record,
-        }
-        document |= {"proof": found and found.as_dict()} if record else {}
-        starts = record.starts if record else {}
-        document |= {"compare": {name: start.as_dict() for name, start in starts.items()}} if starts else {}
-        print(json.dumps(document))
-        return
-    print(plan_table(steps))
-    if choices := decided_table(record.decided if record else decided.record):
-        print("\n" + choices)
+        print(json.dumps(document(decided, record, folder)))
+    else:
+        print(told(decided, record, folder))
+
+
+def by_parameters(opened: Source, params: str, wanted: Wanted, data: Calibration | None, seed: int) -> Wanted:
+    """The shape that `--params` leaves to be chosen; why is said."""
+    from leansurgeon.search.choose import by_parameters as choose
+
+    chosen = choose(opened, params, wanted, data, seed, say)
+    for sentence in chosen.says:
+        say(sentence)
+    return chosen.wanted
+
+
+def check_before(steps: Plan, folder: Path, *, compare: bool, has_data: bool, writes: bool, force: bool) -> None:
+    """Refuse what cannot be written or compared before long work."""
+    from leansurgeon.checkpoints.output import check_apart
+
+    if compare:
+        from leansurgeon.surgery.check.compare import refuse_unlearned
+
+        refuse_unlearned(steps.source, steps.init)
+    if has_data and steps.init == "fresh":
+        say(f"The sample data is not used: nothing of {steps.source.name} is kept.")
+    if writes:
+        hold(folder, force=force)
+        check_apart(folder, steps.source.folder)
+
+
+def written(decided: Decided, folder: Path, compared: Wanted | None, *, force: bool, proof: bool) -> SurgeryRecord:
+    """Write the result; `compared` is what other starting points of the same shape are made for."""
+    from leansurgeon.surgery.check import compare as comparison
+    from leansurgeon.surgery.shrink import carry_out
+
+    starts = None
+    if compared:
+
+        def starts(found: Proof) -> dict[str, Comparison]:
+            return comparison.starts(compared, decided.plan, decided.calibration, found.compared, say)
+
+    return carry_out(decided, folder, force=force, check=proof, keep_unproved=True, starts=starts, say=say)
+
+
+def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> dict[str, Any]:
+    """What --json prints; `record` is None after a dry run."""
+    head = {"schema_version": 1, "dry_run": record is None, "out": None if record is None else str(folder)}
+    found = head | {"plan": decided.plan.as_dict(), "decided": decided.record}
     if record is None:
-        print("\nDry run: nothing was written.")
-        return
-    print(
-        closing(folder, found)
-        if found
-        else "\n".join(["", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
-    )
-    if found and opened.learned and init != "fresh":
-        print("\n".join(wrap(sentence(found.compared, record.language))))
-        if data is not None and found.compared and found.compared.done:
-            other = "" if record.judged else "; --judge DATA judges on others"
-            print("\n".join(wrap(f"These outputs are of the same data that was calibrated on ({data.name}){other}.")))
-    for name, compared in record.judged.items():
-        print("\n".join(wrap(f"{name}, which had no part in the making: {sentence(compared, record.language)}")))
+        return found
+    found["proof"] = record.proof and record.proof.as_dict()
     if record.starts:
-        print("\n" + comparison.table(record.starts, data))
+        found["compare"] = {name: start.as_dict() for name, start in record.starts.items()}
+    return found
+
+
+def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
+    """The same for a person."""
+    from leansurgeon.report.tables.decided import table as decided_table
+    from leansurgeon.report.tables.plan import plan_table
+    from leansurgeon.surgery.check import compare as comparison
+
+    lines = [plan_table(decided.plan)]
+    if choices := decided_table(record.decided if record else decided.record):
+        lines += ["", choices]
+    if record is None:
+        return "\n".join([*lines, "", "Dry run: nothing was written."])
+    if record.proof is None:
+        return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
+    lines += [closing(folder, record.proof), *compared(decided, record)]
+    if record.starts:
+        lines += ["", comparison.table(record.starts, decided.calibration)]
+    return "\n".join(lines)
+
+
+def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
+    """How the result's outputs compare with the source's, and on what data."""
+    from leansurgeon.checkpoints.report_numbers import sentence
+
+    lines, found, data = [], record.proof.compared, decided.calibration
+    if decided.plan.source.learned and decided.plan.init != "fresh":
+        lines += wrap(sentence(found, record.language))
+        if data is not None and found and found.done:
+            other = "" if record.judged else "; --judge DATA judges on others"
+            lines += wrap(f"These outputs are of the same data that was calibrated on ({data.name}){other}.")
+    for name, other in record.judged.items():
+        lines += wrap(f"{name}, which had no part in the making: {sentence(other, record.language)}")
+    return lines
 
 
 def question(name: str, as_json: bool) -> None:
@@ -201,7 +240,7 @@ def question(name: str, as_json: bool) -> None:
     say(f"{told} {hint}")
 
 
-def judged_on(name: str, opened, folder: Path, made: SurgeryRecord, seed: int) -> SurgeryRecord:
+def judged_on(name: str, opened: Source, folder: Path, made: SurgeryRecord, seed: int) -> SurgeryRecord:
     """The record with the result's outputs on data that had no part in the making, written into its folder."""
     from dataclasses import replace
 
@@ -217,7 +256,7 @@ def judged_on(name: str, opened, folder: Path, made: SurgeryRecord, seed: int) -
     return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
 
 
-def trained_on(source: str):
+def trained_on(source: str) -> TaskChoice | None:
     """The task of the run that left this model, as its recipe says; None where there is none."""
     folder = Path(source).expanduser()
     recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
@@ -228,7 +267,9 @@ def trained_on(source: str):
     return load(str(recipes[0])).task
 
 
-def sample_data(opened, calibrate: str | None, task, samples: int | None, seed: int):
+def sample_data(
+    opened: Source, calibrate: str | None, task: TaskChoice | None, samples: int | None, seed: int
+) -> Calibration:
     """What `--calibrate` names, or the data of the run."""
     from leansurgeon.measure.data import calibration
     from leansurgeon.training.runs.folder import cache_dir
@@ -249,6 +290,6 @@ def closing(folder: Path, proof: Proof) -> str:
     return "\n".join(["", *lines])
 
 
-def default_name(slug: str, steps) -> str:
+def default_name(slug: str, steps: Plan) -> str:
     shape = steps.after
     return f"{slug}-h{shape.column('heads')}-l{shape.column('depth')}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import count, plan
+from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted, resolve
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe
 
@@ -48,7 +49,7 @@ def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
     lean_arm = recipe.arms[arm.control_of]
     lean = typed(lean_arm)
     target = resolve(source, lean)
-    parameters = count(source, target.architecture, target.shape).total
+    parameters = Reshaped(source, target.architecture, target.shape).parameters.total
     narrow = replace(lean, heads=None, head_dim="keep", mlp_dim=None, mlp_ratio=None, init=arm.init or lean.init)
     return replace(narrow, mlp_dim=",".join(str(m) for m in equal_mlp(source, narrow, parameters)))
 
@@ -76,7 +77,7 @@ def equal_mlp(source: Source, wanted: Wanted, parameters: int) -> list[int]:
     def at(scale: float) -> tuple[list[Stage], int]:
         stages = [replace(s, mlp_dim=max(1, round(s.mlp_dim * scale))) for s in target.shape.stages]
         shape = replace(target.shape, stages=tuple(stages))
-        return stages, count(source, target.architecture, shape).total
+        return stages, Reshaped(source, target.architecture, shape).parameters.total
 
     low, high = at(1.0)[1], at(2.0)[1]
     scale = 1.0 + (parameters - low) / (high - low)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from leansurgeon.architectures import known
 from leansurgeon.architectures.presets import get
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean
 from leansurgeon.paper.base import Exhibit, Row, Words, agreement
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.planning import as_family
 from leansurgeon.surgery.plan.wanted import Target, Wanted, per_stage, resolve
 
 COUNTS = ("meta", "formula")
@@ -156,7 +156,7 @@ def target_of(start: Start, words: Words, policy: str) -> Target:
     """The shape that the words mean, and the family that holds it, as `shrink` finds them. Raises `UsageError`."""
     source = source_of(start)
     found = resolve(source, Wanted(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
-    found.architecture.with_shape(as_family(source, found.architecture), found.shape)  # refuses what cannot be stored
+    Reshaped(source, found.architecture, found.shape).config()  # refuses what cannot be stored
     return found
 
 
@@ -188,7 +188,7 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
     """
     architecture, short = known()[family], Shape(tuple(replace(s, depth=min(2, s.depth)) for s in shape.stages))
     total = 0
-    for spec in architecture.tensors(as_family(source_of(start), architecture), short):
+    for spec in architecture.tensors(Reshaped(source_of(start), architecture, short).converted, short):
         second = spec.layer is not None and spec.index == 1
         total += spec.counted * spec.size * (shape.stages[spec.stage].depth - 1 if second else 1)
     return total
@@ -205,4 +205,4 @@ def library_count(start: Start, family: str, shape: Shape) -> int:
     from leansurgeon.paper.built import built_count
 
     architecture = known()[family]
-    return built_count(architecture.with_shape(as_family(source_of(start), architecture), shape), architecture)
+    return built_count(Reshaped(source_of(start), architecture, shape).config(), architecture)

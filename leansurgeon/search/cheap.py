@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.search.score import ranks
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.planning import target_specs
 from leansurgeon.surgery.plan.wanted import holder
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def flops(source: Source, shape: Shape, tokens: float) -> int:
     """Multiplications and additions of one sample's forward pass through the blocks: 2 for every weight and token, and
     4 * tokens * inner for every token's attention to all others. Blocks with windows or landmarks do less.
     """
-    specs = target_specs(source, holder(source.architecture, source.shape, shape), shape)
+    specs = Reshaped(source, holder(source.architecture, source.shape, shape), shape).specs
     weights = sum(s.size for s in specs if s.layer is not None and s.counted and len(s.shape) > 1)
     attention = sum(stage.depth * stage.inner for stage in shape.stages)
     return round(2 * tokens * weights + 4 * tokens**2 * attention)

@@ -98,7 +98,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         folder = source.folder
         if source.weights is None:
             folder = place / "model"
-            carry_out(plan(source, Wanted(), seed), source, folder, check=False)
+            carry_out(plan(source, Wanted(), seed), folder, check=False)
         loaded = load(folder)
         # Not `loaded.forward`, which wants logits: encoders without a head have kappa, too.
         runs = SimpleNamespace(

@@ -28,6 +28,7 @@ from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
 from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.write.apply import apply
 from leansurgeon.training.runs.folder import write_json
@@ -86,12 +87,13 @@ class Heals:
         if candidate.shape == self.source.shape:
             return self.judged(self.source.folder)
         method = Method(fit=round(self.fit * share))
-        decided = decide(self.source, candidate.wanted, self.seed, method, part_of(self.data, share))
+        steps = plan(self.source, candidate.wanted, self.seed, method, calibrated=True)
+        decided = decide(steps, part_of(self.data, share))
         with scratch() as place:
             folder = place / "model"
             folder.mkdir()
             try:
-                apply(decided.plan, self.source, folder, decided.edits)
+                apply(decided.plan, folder, decided.edits)
             finally:
                 decided.close()
             return self.judged(folder)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.costs import memory
 from leansurgeon.measure.data import inputs
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.planning import as_family
 from leansurgeon.surgery.plan.wanted import holder
 
 WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the clock runs, and how long it runs at least
@@ -26,7 +26,7 @@ def config_of(source: Source, shape: Shape) -> tuple[Config, Architecture]:
     for old, new in zip(source.shape.stages, shape.stages, strict=True):
         kept += [start + i * old.depth // new.depth for i in range(new.depth)]
         start += old.depth
-    return family.with_shape(as_family(source, family), shape, kept), family
+    return Reshaped(source, family, shape).config(kept), family
 
 
 def training_memory(source: Source, shape: Shape, setting: memory.Setting) -> int:

@@ -1,16 +1,18 @@
 """Surgery: more heads, fewer layers, other MLPs, and the proof of what was kept.
 
-Three values follow each other: what a user wants (`wanted`, and `method` for how), the plan (`plan`, shown by `table`,
-priced by `costs`; it reads no weights), and the result (`shrink` decides what the plan leaves open, has it applied, and
-proves it).
+Three values follow each other: what a user wants (`plan.wanted`, and `plan.method` for how), the plan (`plan.planning`,
+priced by `plan.costs`; it reads no weights and carries the result as `checkpoints.reshaped.Reshaped`), and what sample
+data has decided (`shrink.decide`), which `shrink.carry_out` writes and proves.
 
-    operators     one kind of change each; `operator` says what each promises: `heads`, `split_heads`, `drop_layers`,
-                  `fuse_layers`, `mlp`, `trim_units`, `prune`, `balance`, `fresh`, `class_attention`
-    without data  `apply` streams tensors from the source to the output; `uncalibrated` splits heads by weights alone
-    with data     `calibrated` walks teacher and `student` side by side, block by block: `choose_layers`, `candidates`,
-                  `make_layer`, `make_fused`, and `heal` with `heal_block` and `local_fit`
-    beside them   `canonical` (one form for every layout), `block` (handles on a built block)
-    afterwards    `undo`, `diff`, `compare`, and `doctor`, which puts a family's declaration to the test
+    plan/    what is wanted, and one operator each: `operator` says what each promises
+    layer/   mathematics of one layer: `canonical` (one form for every layout), splitting, trimming, balancing, fusing
+    refit/   least squares and local fits of filled blocks; `block` holds the handles
+    walk/    with sample data: `ground` (plan, teacher, samples), `student` (one candidate), `make_layer`, `make_fused`,
+             `choose_layers`, `judge`; `calibrated` lets candidates compete, block by block
+    write/   `apply` streams tensors to the output; `uncalibrated` splits heads by weights alone; `undo`
+    check/   `doctor` puts a family's declaration to the test; `compare` scores other starting points
+    prune    heads by measured importance
 
-Importing the planning half (`wanted`, `method`, `plan`, `table`) costs no torch.
+Each floor imports only those that stand below it: check, shrink and prune, walk, write, plan, layer, refit.
+Importing the planning half costs no torch.
 """

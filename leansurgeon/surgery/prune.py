@@ -76,11 +76,12 @@ def decide(
     record: dict[str, Any] = {"calibration": calibration.as_dict()}
     if not heal:
         return Decided(steps, record=record, calibration=calibration)
-    from leansurgeon.surgery.walk.calibrated import Options, calibrate
+    from leansurgeon.surgery.walk.calibrated import calibrate
+    from leansurgeon.surgery.walk.ground import Options
 
     say("Refitting output projections ...")
     try:
-        outcome = calibrate(steps, source, calibration, Options(), say)
+        outcome = calibrate(steps, calibration, Options(), say)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
     return Decided(steps, outcome.edits, record | outcome.record, calibration, outcome.close)
@@ -92,11 +93,7 @@ def prune_plan(
     """A plan whose `strength` is the measured importance. Raises what `check` raises."""
     steps = check(source, asked, seed, heal=heal)
     strength = {(site.index, site.group): part for site, part in zip(sites, strengths(sites, values), strict=True)}
-    by_data, by_weight = "that matter most on the calibration data", "with the largest output projection"
-    operators = tuple(
-        replace(o, says=o.says.replace(by_data, MEASURED).replace(by_weight, MEASURED)) for o in steps.operators
-    )
-    return replace(steps, strength=strength, operators=operators, calibrated=True)
+    return replace(steps, strength=strength, calibrated=True)
 
 
 def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> Plan:
@@ -108,7 +105,7 @@ def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> 
     heads = [n * s.heads // s.kv_heads if s.kv_heads > 1 else n for n, s in stages]
     refuse_unstorable(source)
     wanted = Wanted(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
-    return plan(source, wanted, seed, Method(heal=heal), calibrated=heal)
+    return plan(source, wanted, seed, Method(heal=heal), calibrated=heal, heads_by=MEASURED)
 
 
 def refuse_unstorable(source: Source) -> None:

@@ -17,10 +17,10 @@ from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.plan.drop_layers import Choice
-from leansurgeon.surgery.plan.method import LAYERS, Method, kept_numbers
-from leansurgeon.surgery.plan.planning import Plan, plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
+from leansurgeon.surgery.plan.planning import Plan, keeping
 from leansurgeon.surgery.write.apply import apply
+from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,41 +41,30 @@ class Decided:
     close: Callable[[], None] = lambda: None
 
 
-def decide(
-    source: Source,
-    wanted: Wanted,
-    seed: int = 0,
-    method: Method | None = None,
-    calibration: Calibration | None = None,
-    say: Say = lambda _: None,
-) -> Decided:
-    """Plan, and where sample data is at hand let it choose and heal. An exact plan needs none; there it only serves the
-    proof. Raises what `plan` and `calibrate` raise.
+def decide(steps: Plan, calibration: Calibration | None = None, say: Say = lambda _: None) -> Decided:
+    """Let sample data choose and heal what the plan leaves open. An exact plan needs none; there it only serves the
+    proof. Raises what `calibrate` raises.
     """
-    method = method or Method()
-    first = plan(source, wanted, seed, method, calibrated=calibration is not None)
-    if first.exactness != "near" or calibration is None:
-        from leansurgeon.surgery.layer.uncalibrated import SplitTensors, resizes_heads
-
+    source, method = steps.source, steps.method
+    if steps.exactness != "near" or calibration is None:
         if calibration and (method.fit or LAYERS[method.layers]):
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
-        edits = SplitTensors(first, source) if resizes_heads(first) else {}
+        edits = SplitTensors(steps) if resizes_heads(steps) else {}
         record = {"calibration": calibration.as_dict()} if calibration else {}
-        return Decided(first, edits, record, calibration)
-    from leansurgeon.surgery.walk.calibrated import Options, calibrate
+        return Decided(steps, edits, record, calibration)
+    from leansurgeon.surgery.walk.calibrated import calibrate
+    from leansurgeon.surgery.walk.ground import Options
 
     options = Options(criterion=method.layers, keep=kept_numbers(method.keep), heal=method.heal, fit=method.fit)
     say(f"Calibrating on {calibration.says} ...")
     with blaming_weights(source):
-        outcome = calibrate(first, source, calibration, options, say)
+        outcome = calibrate(steps, calibration, options, say)
     choice = Choice(outcome.layers, outcome.criterion, {"candidates": outcome.record.get("candidates", [])})
-    final = plan(source, wanted, seed, method, calibrated=True, layers=choice)
-    return Decided(final, outcome.edits, outcome.record, calibration, outcome.close)
+    return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close)
 
 
 def carry_out(
     plan: Plan | Decided,
-    source: Source,
     folder: Path,
     *,
     force: bool = False,
@@ -92,11 +81,11 @@ def carry_out(
     another seed. `keep_unproved`: Ctrl-C during the proof keeps the result and raises `Interrupted`, which says so.
     """
     decided = plan if isinstance(plan, Decided) else Decided(plan)
-    steps = decided.plan
+    steps, source = decided.plan, decided.plan.source
     check_apart(folder, source.folder)
     with output_folder(folder, force=force) as aside:
         try:
-            chosen = apply(steps, source, aside, decided.edits)
+            chosen = apply(steps, aside, decided.edits)
         except (MemoryError, RuntimeError) as error:
             if not memory_is_short(error):
                 raise
@@ -111,7 +100,7 @@ def carry_out(
             say("Written; now reloading it in a fresh process ...")
             try:
                 with blaming_weights(source):
-                    proof = proved(decided, source, aside)
+                    proof = proved(decided, aside)
             except KeyboardInterrupt as stop:
                 if not keep_unproved:
                     raise
@@ -156,9 +145,9 @@ def predicts_words(data: Calibration | None) -> bool:
     return data is not None and data.task is not None and data.task.head in ("causal-lm", "masked-lm")
 
 
-def proved(decided: Decided, source: Source, folder: Path) -> Proof:
+def proved(decided: Decided, folder: Path) -> Proof:
     """The proof; a result that knows something is compared with its source, near ones only on real data."""
-    steps, data = decided.plan, decided.calibration
+    steps, data, source = decided.plan, decided.calibration, decided.plan.source
     compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)
     causal = data is not None and data.task is not None and data.task.head == "causal-lm"
     return prove(

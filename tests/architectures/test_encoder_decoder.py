@@ -46,7 +46,7 @@ def flan(saved):
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
     steps = plan(source, Wanted(**wanted))
-    return steps, carry_out(steps, source, out, check=False)
+    return steps, carry_out(steps, out, check=False)
 
 
 def logits(model, inputs):
@@ -174,7 +174,7 @@ def test_the_table_stays_when_its_layer_goes(saved, tmp_path):
     source = open_source(str(folder))
     steps = replace(plan(source, Wanted(layers="2")), layers=(1, 3, 5, 6))
     (tmp_path / "moved").mkdir()
-    apply(steps, source, tmp_path / "moved")
+    apply(steps, tmp_path / "moved")
     moved, inputs = load(tmp_path / "moved").model, example(model)
     # The reference: the library's layers in a shorter list, their table given to the first of them.
     for stack, kept in ((model.encoder, (1, 3)), (model.decoder, (1, 2))):

@@ -5,7 +5,7 @@ import pytest
 from leansurgeon import architectures
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.planning import as_family, plan
+from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 
 VOLO = {"layers": "4,4,8,2", "heads": "16,32,32,32"}
@@ -42,7 +42,7 @@ ROUNDED = [
 def redesigned(name, asked):
     source = open_source(name)
     steps = plan(source, Wanted(**asked))
-    return steps, steps.architecture.with_shape(as_family(source, steps.architecture), steps.after, steps.layers)
+    return steps, steps.target.config(steps.layers)
 
 
 @pytest.mark.parametrize(("name", "asked", "expected"), ROWS)

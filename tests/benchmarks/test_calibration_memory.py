@@ -34,7 +34,7 @@ ids = torch.randint(0, 20_000, (3, 1, 128), generator=torch.Generator().manual_s
 fit, guard, held = ([{"input_ids": x, "attention_mask": torch.ones_like(x)}] for x in ids)
 calibration = Calibration("noise", "noise", "-", fit, guard, held)
 steps = plan(source, Wanted(layers=sys.argv[2], mlp_dim="384"), calibrated=True)
-outcome = calibrate(steps, source, calibration, Options(criterion="even"))
+outcome = calibrate(steps, calibration, Options(criterion="even"))
 print(len(outcome.layers), len(outcome.edits))
 outcome.close()
 """

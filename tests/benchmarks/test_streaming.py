@@ -49,17 +49,14 @@ def checkpoint(tmp_path_factory):
 
 def kept(steps, source):
     """The tensors of the source that live on, also those that stand in a larger one afterwards."""
-    transfer = Transfer(steps, source)
+    transfer = Transfer(steps)
     return [
-        source.weights.entries[transfer.origin(out).name if out.layer is not None else out.name]
-        for out in specs(steps, source)
+        source.weights.entries[transfer.origin(out).name if out.layer is not None else out.name] for out in specs(steps)
     ]
 
 
-def specs(steps, source):
-    from leansurgeon.surgery.plan.planning import target_specs
-
-    return target_specs(source, steps.architecture, steps.after)
+def specs(steps):
+    return steps.target.specs
 
 
 def kernel_copy(entries, path) -> float:
@@ -79,7 +76,7 @@ def kernel_copy(entries, path) -> float:
 def ours(steps, source, folder) -> float:
     folder.mkdir()
     start = time.perf_counter()
-    apply(steps, source, folder)
+    apply(steps, folder)
     seconds = time.perf_counter() - start
     shutil.rmtree(folder)
     return seconds
@@ -126,7 +123,7 @@ def test_memory_does_not_grow_with_the_model(dtype, tmp_path):
     source = open_source(str(folder))
     arguments = ["--heads", "32", "--mlp-dim", "5632", "--layers", str(layers // 2)]
     steps = plan(source, Wanted(heads="32", mlp_dim="5632", layers=str(layers // 2)))
-    largest = max(prod(spec.shape) for spec in specs(steps, source)) * RAW[dtype].itemsize
+    largest = max(prod(spec.shape) for spec in specs(steps)) * RAW[dtype].itemsize
     command = [sys.executable, "-m", "leansurgeon", "shrink", str(folder), *arguments, "--no-proof", "-o"]
     process = subprocess.Popen([*command, str(tmp_path / "out")], stdout=subprocess.DEVNULL)
     peak = 0

@@ -29,7 +29,7 @@ def as_dict():
 
 def cut(source, out, method=None, **wanted):
     opened = open_source(str(source))
-    return carry_out(plan(opened, Wanted(**wanted), 3, method or Method()), opened, out, check=False)
+    return carry_out(plan(opened, Wanted(**wanted), 3, method or Method()), out, check=False)
 
 
 def by_name(found, side="b"):

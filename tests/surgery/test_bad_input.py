@@ -25,7 +25,7 @@ from tests import conftest
 
 def cut(folder, out, method=None, **wanted):
     source = open_source(str(folder))
-    return carry_out(plan(source, Wanted(**wanted), 0, method), source, out, check=False)
+    return carry_out(plan(source, Wanted(**wanted), 0, method), out, check=False)
 
 
 def spoil(folder, change):
@@ -54,17 +54,17 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(shrink, "prove", stumble)
     with pytest.raises(Diverged, match="behind layer 2"):
-        carry_out(plan(sound, Wanted(layers="2")), sound, tmp_path / "out")
+        carry_out(plan(sound, Wanted(layers="2")), tmp_path / "out")
     spoil(folder, one_nan)
     source = open_source(str(folder))
     with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
-        carry_out(plan(source, Wanted(layers="2")), source, tmp_path / "out")
+        carry_out(plan(source, Wanted(layers="2")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     from leansurgeon.surgery.walk import calibrated
 
     monkeypatch.setattr(calibrated, "calibrate", stumble)
     with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
-        decide(source, Wanted(layers="2"), calibration=type("Data", (), {"says": "text"}))
+        decide(plan(source, Wanted(layers="2"), calibrated=True), type("Data", (), {"says": "text"}))
     spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
     with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight' holds NaN or infinity, so it cannot"):
         cut(folder, tmp_path / "out", Method(balance=True))
@@ -167,7 +167,7 @@ def deadly(*args, **kwargs):
 
 setattr(module, name, deadly)
 source = open_source(sys.argv[1])
-carry_out(plan(source, Wanted(heads="8")), source, Path(sys.argv[2]), force=True, check=False)
+carry_out(plan(source, Wanted(heads="8")), Path(sys.argv[2]), force=True, check=False)
 """
 MOMENTS = [("copy", 0), ("make", 7), ("sync", 1), ("rename", 0), ("moved", 0)]
 

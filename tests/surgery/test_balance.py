@@ -28,7 +28,7 @@ NOT_SCORES = {"llama", "qwen3", "gpt_neox", "dinov3_vit", "timm-eva", "timm-swin
 
 def written(source, out, method=None, **wanted):
     steps = plan(source, Wanted(**wanted), 3, method or Method(balance=True))
-    return carry_out(steps, source, out, check=False)
+    return carry_out(steps, out, check=False)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -114,7 +114,7 @@ def test_balance_comes_last(saved, tmp_path):
     with torch.no_grad():
         a, b = (conftest.output(m, inputs) for m in (model, wide))
     assert (a - b).abs().max() < 1e-4 * a.std()
-    carry_out(plan(source, Wanted(heads="8"), 3), source, plain, check=False)
+    carry_out(plan(source, Wanted(heads="8"), 3), plain, check=False)
     old, new = load_file(plain / "model.safetensors"), load_file(tmp_path / "wide/model.safetensors")
     name = "model.layers.1.self_attn.o_proj.weight"
     silent = (old[name] == 0).all(0)
@@ -126,7 +126,7 @@ def test_balance_comes_last(saved, tmp_path):
     for method in (Method(), Method(balance=True)):
         steps = plan(source, Wanted(layers="2"), 3, method)
         out = tmp_path / f"healed-{method.balance}"
-        carry_out(Decided(steps, healed), source, out, check=False)
+        carry_out(Decided(steps, healed), out, check=False)
         with torch.no_grad():
             both.append(conftest.output(load(out).model.eval(), inputs))
     assert (both[0] - both[1]).abs().max() < 1e-4 * both[0].std()
@@ -138,7 +138,7 @@ def test_on_heads_of_another_size(saved, tmp_path):
     source, both = open_source(str(folder)), []
     for even in (False, True):
         method = Method(uncalibrated=True, balance=even)
-        carry_out(decide(source, Wanted(heads="8"), 0, method), source, tmp_path / str(even), check=False)
+        carry_out(decide(plan(source, Wanted(heads="8"), 0, method)), tmp_path / str(even), check=False)
         with torch.no_grad():
             both.append(conftest.output(load(tmp_path / str(even)).model.eval(), conftest.example(model)))
     assert (both[0] - both[1]).abs().max() < 1e-4 * both[0].std()

@@ -15,9 +15,9 @@ from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.layer.canonical import splittable
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.walk.calibrated import Bench, Options, calibrate
-from leansurgeon.surgery.walk.make_fused import wide
-from leansurgeon.surgery.walk.student import behind_gap
+from leansurgeon.surgery.walk.calibrated import calibrate
+from leansurgeon.surgery.walk.changes import behind_gap
+from leansurgeon.surgery.walk.ground import Ground, Options
 from leansurgeon.surgery.write.apply import apply
 from tests.checkpoints.test_skeleton import make
 from tests.conftest import architecture, build
@@ -95,10 +95,10 @@ def cut(tmp_path, family_data, wanted, name="out", **options):
     folder, data = family_data
     source = open_source(str(folder))
     steps = plan(source, Wanted(**wanted), calibrated=True)
-    outcome = calibrate(steps, source, data, Options(**options))
+    outcome = calibrate(steps, data, Options(**options))
     out = tmp_path / name
     out.mkdir()
-    apply(replace(steps, layers=outcome.layers), source, out, outcome.edits)
+    apply(replace(steps, layers=outcome.layers), out, outcome.edits)
     return out, outcome
 
 
@@ -122,7 +122,7 @@ def test_trimmed_heads_and_units_are_chosen_and_healed(trained, tmp_path):
     source = open_source(str(folder))
     by_weight = tmp_path / "weights"
     by_weight.mkdir()
-    apply(plan(source, Wanted(**wanted)), source, by_weight)
+    apply(plan(source, Wanted(**wanted)), by_weight)
     made, outcome = cut(tmp_path, (folder, data), wanted)
     assert error(made, folder, data) < 0.8 * error(by_weight, folder, data)
     assert [len(d["heads"]["kept"]) for d in outcome.record["decisions"]] == [2] * 4
@@ -258,7 +258,7 @@ def test_heads_of_another_size_are_never_drawn_unasked(trained, tmp_path):
     source = open_source(str(trained("gpt2")[0]))
     steps = plan(source, Wanted(heads="4", head_dim="16"))
     with pytest.raises(LeanSurgeonError, match="nothing says how"):
-        apply(steps, source, tmp_path)
+        apply(steps, tmp_path)
 
 
 # -- what stands before the first kept layer -------------------------------------------------------
@@ -294,17 +294,17 @@ def test_a_family_is_causal_where_earlier_tokens_do_not_see_later_ones(family):
 
 
 def test_causality_does_not_hang_on_the_head(trained, tmp_path):
-    assert bench_of(trained("gpt2"), tmp_path, "GPT2Model").causal
+    assert ground_of(trained("gpt2"), tmp_path, "GPT2Model").causal
 
 
-def bench_of(family_data, tmp_path, cls):
+def ground_of(family_data, tmp_path, cls):
     import transformers
 
     folder, data = family_data
     getattr(transformers, cls).from_pretrained(folder).save_pretrained(tmp_path / "other")
     source = open_source(str(tmp_path / "other"))
     steps = plan(source, Wanted(layers="3"), calibrated=True)
-    return Bench(steps, source, data, Options(), lambda _: None)
+    return Ground(steps, data)
 
 
 @dataclass(frozen=True)
@@ -347,13 +347,14 @@ def test_a_norm_of_another_kind_behind_the_block_is_no_reason_to_stop(trained, t
 
 
 def test_what_stands_outside_the_blocks_is_in_memory_once(trained, tmp_path):
-    bench = bench_of(trained("gpt2"), tmp_path, "GPT2LMHeadModel")
+    ground = ground_of(trained("gpt2"), tmp_path, "GPT2LMHeadModel")
 
     def outer(skeleton):
         return {id(p) for p in skeleton.model.parameters() if not p.is_meta}
 
-    assert len(outer(bench.teacher)) == 4  # two embeddings, gain and bias of the last norm; the head is tied
-    assert outer(bench.student) == outer(wide(bench).skeleton) == outer(bench.teacher)
+    assert len(outer(ground.teacher)) == 4  # two embeddings, gain and bias of the last norm; the head is tied
+    skeletons = (ground.result((0, 1, 3)), ground.wide, ground.workshop)
+    assert all(outer(skeleton) == outer(ground.teacher) for skeleton in skeletons)
 
 
 # -- which heads can become heads of another size --------------------------------------------------
@@ -388,8 +389,8 @@ def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monke
     steps = plan(source, Wanted(layers="2"), calibrated=True)
     if criterion == "greedy":
         with pytest.raises(UsageError, match=r"Layer 2 .*'model.layers.2.attn_norm"):
-            calibrate(steps, source, data, Options(criterion=criterion))
+            calibrate(steps, data, Options(criterion=criterion))
         return
-    outcome = calibrate(steps, source, data, Options(criterion=criterion, heal=False))
+    outcome = calibrate(steps, data, Options(criterion=criterion, heal=False))
     tried = [candidate["kept"] for candidate in outcome.record["candidates"]]
     assert tried and all(kept[0] == 0 for kept in tried)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.layer.canonical import pack, rotary, scale_is_derived, score_scale, supported, unpack
@@ -44,7 +45,7 @@ def test_there_and_back_is_every_bit(key, tmp_path):
         assert attention.k.shape == attention.v.shape == (stage.kv_heads, stage.head_dim, stage.width)
         assert attention.o.shape == (stage.width, stage.heads, stage.head_dim)
         assert mlp.up.shape == (stage.mlp_dim, stage.width) == mlp.down.shape[::-1]
-        packed, tensors = pack(layer, source, source.architecture, source.shape, i), of_layer(source, i)
+        packed, tensors = pack(layer, Reshaped(source, source.architecture, source.shape), i), of_layer(source, i)
         assert packed.keys() == tensors.keys()
         for name, values in packed.items():
             assert values.dtype == np.float32 and np.array_equal(values, tensors[name]), name
@@ -168,9 +169,9 @@ def test_heads_in_another_order_change_nothing(key, tmp_path):
     take = {"q": q, "k": kv, "v": kv, "q_bias": q, "k_bias": kv, "v_bias": kv}
     moved = {n: getattr(a, n)[i] for n, i in take.items() if getattr(a, n) is not None}
     turned = replace(layer, attention=replace(a, o=a.o[:, q], **moved))
-    packed = pack(turned, source, source.architecture, source.shape, 0)
+    packed = pack(turned, Reshaped(source, source.architecture, source.shape), 0)
     assert not all(np.array_equal(packed[n], values) for n, values in of_layer(source, 0).items())
-    from leansurgeon.checkpoints.skeleton import Stream
+    from leansurgeon.checkpoints.stream import Stream
 
     stream = Stream(skeleton, batches(source, model))
     outs = []
@@ -187,30 +188,30 @@ def test_a_layer_goes_to_another_place_and_shape(tmp_path):
     a = layer.attention
     double = replace(layer, attention=replace(a, q=np.repeat(a.q, 2, 0), o=np.repeat(a.o, 2, 1) / 2))
     shape = source.shape.with_(heads=8, depth=2)
-    packed = pack(double, source, source.architecture, shape, 1)
+    packed = pack(double, Reshaped(source, source.architecture, shape), 1)
     assert packed["model.layers.1.self_attn.q_proj.weight"].shape == (128, 32)
     assert np.array_equal(packed["model.layers.1.mlp.up_proj.weight"], layer.mlp.up)
     assert {n.split(".")[2] for n in packed} == {"1"}
     with pytest.raises(UnsupportedModel, match=r"is \[32, 128\], and the layer gives \[32, 64\]"):
-        pack(layer, source, source.architecture, shape, 1)
+        pack(layer, Reshaped(source, source.architecture, shape), 1)
 
 
 def test_what_has_no_place_is_refused(tmp_path):
     source, _ = make("modernbert", tmp_path / "source")
     with pytest.raises(UnsupportedModel, match=r"no place for 'attn_norm\."):
-        pack(unpack(source, 1), source, source.architecture, source.shape, 0)
+        pack(unpack(source, 1), Reshaped(source, source.architecture, source.shape), 0)
     with pytest.raises(UnsupportedModel, match=r"needs 'model\.layers\.2\.attn_norm"):
-        pack(unpack(source, 0), source, source.architecture, source.shape, 2)
+        pack(unpack(source, 0), Reshaped(source, source.architecture, source.shape), 2)
     layer = unpack(source, 1)
     biased = replace(layer, attention=replace(layer.attention, o_bias=np.zeros(32, np.float32)))
-    pack(biased, source, source.architecture, source.shape, 1)  # zeros say nothing
+    pack(biased, Reshaped(source, source.architecture, source.shape), 1)  # zeros say nothing
     biased.attention.o_bias[3] = 1
     with pytest.raises(UnsupportedModel, match="no place for 'o_bias'"):
-        pack(biased, source, source.architecture, source.shape, 1)
+        pack(biased, Reshaped(source, source.architecture, source.shape), 1)
     llama, _ = make("llama", tmp_path / "llama")
     layer = unpack(llama, 1)
     with pytest.raises(UnsupportedModel, match="has no gate"):
-        pack(replace(layer, mlp=replace(layer.mlp, gate=None)), llama, llama.architecture, llama.shape, 1)
+        pack(replace(layer, mlp=replace(layer.mlp, gate=None)), Reshaped(llama, llama.architecture, llama.shape), 1)
 
 
 def test_the_scale_of_scores(tmp_path):

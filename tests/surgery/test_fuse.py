@@ -11,6 +11,7 @@ import pytest
 from leansurgeon import architectures
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.family import write_config
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.stream import Stream
@@ -19,7 +20,7 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.layer.canonical import pack, unpack
 from leansurgeon.surgery.layer.fuse_layers import choose_pairs, fuse, norms_of, pad, supported, take
 from leansurgeon.surgery.plan.drop_layers import Choice
-from leansurgeon.surgery.plan.planning import as_family, plan, target_specs
+from leansurgeon.surgery.plan.planning import keeping, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from tests.checkpoints.test_skeleton import batches, make, of_layer, opened
 from tests.surgery.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
@@ -56,7 +57,7 @@ def wide(source):
     shape = source.shape.with_(heads=2 * stage.heads, kv_heads=2 * stage.kv_heads, mlp_dim=2 * stage.mlp_dim)
     arch = source.architecture
     arch = arch if arch.holds(source.shape, shape) else architectures.known()[arch.decoupled]
-    skeleton = Skeleton(arch.with_shape(as_family(source, arch), shape), arch)
+    skeleton = Skeleton(Reshaped(source, arch, shape).config(), arch)
     skeleton.fill_outer(source.weights.float32)
     return skeleton, shape, arch
 
@@ -67,7 +68,8 @@ def parallel(source, model, first, second):
     stream = Stream(skeleton, batches(source, model))
 
     def through(i, part, hidden):
-        skeleton.fill(i, pack(silenced(unpack(source, i), part), source, source.architecture, source.shape, i))
+        same = Reshaped(source, source.architecture, source.shape)
+        skeleton.fill(i, pack(silenced(unpack(source, i), part), same, i))
         return stream.run(i, hidden)
 
     x = stream.hidden
@@ -83,7 +85,7 @@ def test_a_fused_layer_is_the_parallel_form_of_two(key, tmp_path):
     want = parallel(source, model, 1, 2)
     fused = fuse(unpack(source, 1), unpack(source, 2), norms_of(source))
     skeleton, shape, arch = wide(source)
-    skeleton.fill(1, pack(fused, source, arch, shape, 1))
+    skeleton.fill(1, pack(fused, Reshaped(source, arch, shape), 1))
     stream = Stream(skeleton, batches(source, model))
     for got, expected in zip(stream.run(1), want, strict=True):
         assert (got - expected).abs().max() < 2e-5 * expected.abs().max()
@@ -106,18 +108,18 @@ def test_others_are_padded_and_the_whole_reloads(key, tmp_path):
     layers = [unpack(source, 0), fuse(unpack(source, 1), unpack(source, 2), norms_of(source)), unpack(source, 3)]
     tensors = {s.name: source.weights.float32(s.name) for s in source.specs if s.layer is None}
     for i, layer in enumerate(layers):
-        tensors |= pack(pad(layer, shape.stages[0], seed=i), source, arch, shape, i)
+        tensors |= pack(pad(layer, shape.stages[0], seed=i), Reshaped(source, arch, shape), i)
     out = tmp_path / "out"
     out.mkdir()
-    names = [s.name for s in target_specs(source, arch, shape)]
+    names = [s.name for s in Reshaped(source, arch, shape).specs]
     write(out, [Out(n, "F32", tensors[n].shape, make=lambda n=n: np.ascontiguousarray(tensors[n])) for n in names])
-    write_config(out, arch.with_shape(as_family(source, arch), shape, (0, 1, 3)), arch)
+    write_config(out, Reshaped(source, arch, shape).config((0, 1, 3)), arch)
     lean = load(out)
     assert lean.architecture.shape(lean.config) == shape
 
     old = opened(source)
     stream = Stream(old, batches(source, model))
-    skeleton.fill(1, pack(layers[1], source, arch, shape, 1))
+    skeleton.fill(1, pack(layers[1], Reshaped(source, arch, shape), 1))
     other = Stream(skeleton, batches(source, model))
     for i in range(4):
         if i == 2:
@@ -183,7 +185,7 @@ def test_fused_and_trimmed_is_better_than_dropped(family, trained, tmp_path):  #
     plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=outcome.layers, heal=False)
     assert error(out, folder, data) < 0.9 * error(plain, folder, data)
     source = open_source(str(folder))
-    steps = plan(source, Wanted(layers="3"), calibrated=True, layers=Choice(outcome.layers, outcome.criterion))
+    steps = keeping(plan(source, Wanted(layers="3"), calibrated=True), Choice(outcome.layers, outcome.criterion))
     step = steps.operators[0]
     assert (step.name, step.settings["pairs"]) == ("fuse-layers", [pair]) and f"{pair[0]}+{pair[1]}" in step.says
 

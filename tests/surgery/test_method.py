@@ -60,7 +60,7 @@ def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
     source = open_source(str(folder))
     steps = plan(source, Wanted(), 0, Method(keep="1"))
     assert steps.layers == (1,) and steps.after.depth == 1
-    carry_out(steps, source, tmp_path / "cut", check=False)
+    carry_out(steps, tmp_path / "cut", check=False)
     kept = load(tmp_path / "cut").model
     assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[1].output.dense.weight)
     with pytest.raises(UsageError, match="the model has the layers 0 to"):
@@ -88,7 +88,7 @@ def test_split_heads_do_not_change_the_function(family, saved, tmp_path):
         assert "Heads cannot be split here" in error.message
         return
     assert [o.name for o in steps.operators] == ["split-heads"] and steps.exactness == "exact"
-    carry_out(steps, source, tmp_path / "wide", check=False)
+    carry_out(steps, tmp_path / "wide", check=False)
     wide, inputs = load(tmp_path / "wide").model.eval(), example(model)
     with torch.no_grad():
         before, after = output(model, inputs), output(wide, inputs)
@@ -111,7 +111,7 @@ def test_a_split_by_the_weights_alone_keeps_every_other_tensor(saved, tmp_path):
     folder, model = saved("bert")
     source = open_source(str(folder))
     method = Method(uncalibrated=True)
-    carry_out(decide(source, Wanted(heads="2x", head_dim="split"), 0, method), source, tmp_path / "s", check=False)
+    carry_out(decide(plan(source, Wanted(heads="2x", head_dim="split"), 0, method)), tmp_path / "s", check=False)
     old, new = model.state_dict(), load(tmp_path / "s").model.state_dict()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed and all(".query." in name or ".key." in name for name in changed)
@@ -123,9 +123,9 @@ def test_grown_heads_are_exact(saved, tmp_path):
     source = open_source(str(folder))
     now = source.shape.stages[0]
     wanted = Wanted(heads="2x", head_dim=str(now.head_dim * 2))
-    decided = decide(source, wanted)
+    decided = decide(plan(source, wanted, 0))
     assert decided.plan.exactness == "exact"
-    carry_out(decided, source, tmp_path / "big", check=False)
+    carry_out(decided, tmp_path / "big", check=False)
     inputs = example(model)
     with torch.no_grad():
         before, after = output(model, inputs), output(load(tmp_path / "big").model.eval(), inputs)
@@ -153,8 +153,9 @@ def test_no_heal_leaves_the_output_columns_of_split_heads_alone(saved, tmp_path)
     data = Calibration("noise", "noise", "-", *batches)
     columns = {}
     for heal in (True, False):
-        decided = decide(source, Wanted(heads="2x", head_dim="split"), 0, Method(heal=heal), data)
-        carry_out(decided, source, tmp_path / str(heal), check=False)
+        steps = plan(source, Wanted(heads="2x", head_dim="split"), 0, Method(heal=heal), calibrated=True)
+        decided = decide(steps, data)
+        carry_out(decided, tmp_path / str(heal), check=False)
         new = load(tmp_path / str(heal)).model.state_dict()
         columns[heal] = [torch.equal(model.state_dict()[name], new[name]) for name in new if "output.dense" in name]
     assert all(columns[False]) and not all(columns[True])

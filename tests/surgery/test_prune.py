@@ -33,7 +33,7 @@ def test_the_checkpoint_is_the_masked_model(family, saved, tmp_path):
     places = sites(loaded)
     values = np.random.default_rng(0).random(count(places))
     decided = prune.decide(source, places, values, asked, NOTHING, heal=False)
-    record = carry_out(decided, source, tmp_path / "out", check=False)
+    record = carry_out(decided, tmp_path / "out", check=False)
     stages = decided.plan.after.stages
     assert {(s.heads, s.kv_heads, s.head_dim) for s in stages} == {(heads, kv_heads, source.shape.stages[0].head_dim)}
 
@@ -81,9 +81,11 @@ def test_healing_takes_back_much_of_the_loss(saved, tmp_path):
         for heal in (False, True):
             decided = prune.decide(source, places, values, 0.25, data, heal=heal)
             out = tmp_path / f"heal-{heal}"
-            record = carry_out(decided, source, out, check=False)
+            record = carry_out(decided, out, check=False)
             errors[heal] = float((checkpoints.load(out).model.eval()(**images[5]).logits - target).norm())
             kept = record.decided["kept_heads"]["0"]
+            says = json.loads((out / "surgery.json").read_text())["plan"]["operators"][0]["says"]
+            assert "of the highest measured importance" in says and says in (out / "README.md").read_text()
             assert kept == np.sort(np.argsort(-values[:4])[:3]).tolist()  # healing does not choose others
     assert errors[True] < 0.8 * errors[False]
 
@@ -101,7 +103,7 @@ def test_healing_with_whole_key_value_groups(saved, tmp_path):
         for heal in (False, True):
             decided = prune.decide(source, places, values, 0.5, data, heal=heal)
             assert decided.plan.after.stages[0].kv_heads == 1
-            carry_out(decided, source, tmp_path / f"heal-{heal}", check=False)
+            carry_out(decided, tmp_path / f"heal-{heal}", check=False)
             small = checkpoints.load(tmp_path / f"heal-{heal}").model.eval()
             errors[heal] = float((small(**texts[5]).logits - target).norm())
     assert errors[True] < errors[False]

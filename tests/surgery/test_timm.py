@@ -40,7 +40,7 @@ def folder(tmp_path):
 def cut(path, out, **wanted):
     source = open_source(str(path))
     steps = plan(source, Wanted(**{"init": "fresh-attention"} | wanted))
-    return steps, carry_out(steps, source, out)
+    return steps, carry_out(steps, out)
 
 
 def test_kept_head_dim_is_exact_through_the_registered_entry_point(folder, tmp_path):

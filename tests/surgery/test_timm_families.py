@@ -134,7 +134,7 @@ def output(model, x=None):
 def cut(folder, out, *, check=False, **wanted):
     source = open_source(str(folder))
     steps = plan(source, Wanted(**wanted))
-    return steps, carry_out(steps, source, out, check=check)
+    return steps, carry_out(steps, out, check=check)
 
 
 def reload(folder):
@@ -325,7 +325,7 @@ def test_swin_keeps_pairs_of_layers_since_every_second_window_is_shifted():
 def test_a_preset_starts_fresh_by_the_papers_policy(preset, tiny, tmp_path):
     source = open_source(preset, config_changes=tiny)
     steps = plan(source, Wanted(heads="8", layers="2"))
-    carry_out(steps, source, tmp_path / "out", check=False)
+    carry_out(steps, tmp_path / "out", check=False)
     built = sum(p.numel() for p in reload(tmp_path / "out").parameters())
     assert steps.policy == "split" and built == steps.parameters_after.total
     args = json.loads((tmp_path / "out/config.json").read_text())["model_args"]

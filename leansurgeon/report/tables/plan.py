@@ -38,7 +38,7 @@ def plan_table(plan: Plan) -> str:
         rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])
     table = tabulate(
         rows,
-        headers=[plan.source, "before", "after", "change"],
+        headers=[plan.source.name, "before", "after", "change"],
         colalign=("left", "right", "right", "right"),
         disable_numparse=True,
     )

@@ -26,7 +26,6 @@ from leansurgeon.surgery.write.apply import apply
 
 
 def starts(
-    source: Source,
     wanted: Wanted,
     plan_at_hand: Plan,
     calibration: Calibration,
@@ -36,7 +35,9 @@ def starts(
     """Fresh and naive built and scored, each by how its outputs compare with the source's; `best` is that of the plan
     at hand. Raises `UsageError` where the source has no weights to compare with.
     """
-    refuse_unlearned(source, wanted)
+    source = plan_at_hand.source  # its class attention follows already
+    refuse_unlearned(source, wanted.init)
+    wanted = replace(wanted, class_attention=False)
     found: dict[str, Comparison] = {}
     target = plan_at_hand.after
     wanted = replace(wanted, layers=",".join(str(stage.depth) for stage in target.stages))
@@ -45,26 +46,26 @@ def starts(
         even = Method(layers="even", uncalibrated=True)
         steps = plan(source, replace(wanted, init=init), plan_at_hand.seed, even)
         assert steps.after == target, "starting points of different shapes"
-        found[init] = scored(steps, source, calibration)
+        found[init] = scored(steps, calibration)
     return found | {"best": best}
 
 
-def refuse_unlearned(source: Source, wanted: Wanted) -> None:
+def refuse_unlearned(source: Source, init: str) -> None:
     """Raises `UsageError` where there is nothing to compare with."""
-    if not source.learned or wanted.init == "fresh":
+    if not source.learned or init == "fresh":
         raise UsageError(f"--compare: nothing of {source.name} is kept, so there is nothing to compare with.")
 
 
-def scored(steps: Plan, source: Source, calibration: Calibration) -> Comparison:
+def scored(steps: Plan, calibration: Calibration) -> Comparison:
     causal = calibration.task is not None and calibration.task.head == "causal-lm"
     with scratch() as place:
         folder = place / "model"
         folder.mkdir()
-        apply(steps, source, folder)
+        apply(steps, folder)
         proof = prove(
             folder,
             steps.parameters_after.total,
-            source=source.folder,
+            source=steps.source.folder,
             batches=calibration.heldout,
             kind="causal-lm" if causal else "plain",
         )

@@ -116,7 +116,7 @@ def rehearsal(patient: Patient) -> Patient:
 def fresh(source: Source, wanted: Wanted, folder: Path, architecture: Architecture | None = None) -> Source:
     """A new model of the source's config whose norms and biases are no longer all alike, so that each is seen."""
     steps = plan(source, wanted, seed=0)
-    carry_out(steps, source, folder, check=False)
+    carry_out(steps, folder, check=False)
     made = opened(folder, architecture or steps.architecture)
     rng = np.random.default_rng(0)
 

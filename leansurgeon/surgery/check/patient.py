@@ -24,6 +24,7 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.checkpoints.weights import Out, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out, decide
 
@@ -148,13 +149,13 @@ class Patient:
         decided = None
         for wanted in choices:
             try:
-                decided = decide(self.source, wanted, 0, method)
+                decided = decide(plan(self.source, wanted, 0, method))
                 break
             except (UsageError, UnsupportedModel) as error:
                 reason = error.message
         if decided is None:
             raise Unclear(reason if choices else "The model has too few of them.")
-        carry_out(decided, self.source, folder, check=False)
+        carry_out(decided, folder, check=False)
         arch = decided.plan.architecture
         return opened(folder, arch), self.answer(self.load(folder, arch))
 

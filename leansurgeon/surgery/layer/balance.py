@@ -21,21 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Out, from_float32, to_float32
-from leansurgeon.errors import Diverged, UnsupportedModel, UsageError
+from leansurgeon.errors import Diverged
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.layer.canonical import ATTENTION_ROLES, Attention
-from leansurgeon.surgery.plan.operator import Operator
-
-if TYPE_CHECKING:
-    from leansurgeon.surgery.plan.planning import Plan
 
 Array = np.ndarray
 FULL_RANK = 1e-6  # smallest singular value of a factor, relative to its largest, that counts
@@ -150,30 +147,6 @@ def summed(rows: list[tuple[float, float, bool]]) -> dict[str, Any]:
 # -- a result --------------------------------------------------------------------------------------
 
 
-def operator(source: Source) -> Operator:
-    """The operator for a source. Raises `UnsupportedModel` where its heads have no bases of their own, or where its
-    numbers are too coarse to stay the same function.
-    """
-    if reason := canonical.supported(source):
-        raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
-    coarse = {source.weights.entries[s.name].dtype for s in inside(source.specs)} - {"F32", "F64"}
-    if coarse:
-        raise UnsupportedModel(
-            f"--balance is exact in fp32, and these weights are {', '.join(sorted(coarse))}: rounding them in another "
-            "basis would change the function.",
-            "Leave --balance out, or save an fp32 copy first.",
-        )
-    also = ", and of queries and keys" if free_scores(source) else "; queries and keys keep theirs"
-    why = "" if free_scores(source) else f" ({why_not_scores(source)})"
-    says = f"another basis for values and outputs of every head, as well conditioned as can be{also}{why}"
-    return Operator("balance", "exact", says, {"scores": free_scores(source)})
-
-
-def refuse_fresh(init: str) -> None:
-    """Raises `UsageError`: what starts afresh has no function that a change of basis could keep."""
-    raise UsageError(f"--balance keeps what a model computes, and --init {init} forgets it.", "Leave --balance out.")
-
-
 def inside(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
     """The tensors of the blocks that a change of basis touches."""
     return [s for s in specs if s.layer is not None and s.role in ROLES]
@@ -200,14 +173,14 @@ class Balanced:
     `outs` would write, whoever made it, so balance comes last. `record` grows while tensors are made.
     """
 
-    def __init__(self, plan: Plan, source: Source, outs: list[Out], specs: Iterable[TensorSpec]) -> None:
-        self.plan, self.source, self.outs = plan, source, {out.name: out for out in outs}
-        self.scores = free_scores(source)
+    def __init__(self, target: Reshaped, outs: list[Out]) -> None:
+        self.target, self.source, self.outs = target, target.source, {out.name: out for out in outs}
+        self.scores = free_scores(self.source)
         self.by_layer: dict[int, list[TensorSpec]] = {}
-        for spec in inside(specs):
+        for spec in inside(target.specs):
             self.by_layer.setdefault(spec.layer, []).append(spec)
         self.layer_of = {spec.name: layer for layer, specs in self.by_layer.items() for spec in specs}
-        self.names = {id(entry): name for name, entry in source.weights.entries.items()}
+        self.names = {id(entry): name for name, entry in self.source.weights.entries.items()}
         self.now: tuple[int, dict[str, Array]] = (-1, {})
         self.record: dict[str, Any] = {}
 
@@ -228,7 +201,7 @@ class Balanced:
 
     def made(self, layer: int) -> dict[str, Array]:
         specs = self.by_layer[layer]
-        stage = self.plan.after.stages[specs[0].stage]
+        stage = self.target.shape.stages[specs[0].stage]
         pieces: dict[str, Array] = {}
         for spec in specs:
             values = self.held(spec.name)

@@ -21,10 +21,9 @@ import numpy as np
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.planning import target_specs
 
 Array = np.ndarray
 
@@ -198,15 +197,15 @@ def within_block(spec: TensorSpec, architecture: Architecture) -> str:
 # -- and back --------------------------------------------------------------------------------------
 
 
-def pack(layer: Layer, source: Source, architecture: Architecture, shape: Shape, index: int) -> dict[str, Array]:
-    """File tensors (float32, by name) of new layer `index` of a result of `architecture` and `shape`.
+def pack(layer: Layer, target: Reshaped, index: int) -> dict[str, Array]:
+    """File tensors (float32, by name) of layer `index` of a model at another shape.
 
     Raises `UnsupportedModel` where the result has no place for something (a bias, the norm of a layer that becomes the
     first) or asks for something that the layer does not have.
     """
-    specs = [s for s in target_specs(source, architecture, shape) if s.layer == index]
+    specs, architecture = target.by_layer[index], target.architecture
     have = {f.name: getattr(part, f.name) for part in (layer.attention, layer.mlp) for f in fields(part)}
-    stage, out, used = shape.stages[specs[0].stage], {}, set()
+    stage, out, used = target.shape.stages[specs[0].stage], {}, set()
     for spec in specs:
         keys = to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
         if keys is None:

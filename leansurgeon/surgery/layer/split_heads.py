@@ -13,7 +13,7 @@ Shape letters: B batch, T tokens, W width, H heads, D head_dim, M children of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Stage, nearest_divisible
 from leansurgeon.surgery.layer.canonical import Attention
+from leansurgeon.surgery.layer.score_forms import Forms, divided_form, low_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,16 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = np.ndarray
-FLOOR = 1e-8  # smallest eigenvalue of a moment, relative to its largest, that counts as one
-
-
-@dataclass(frozen=True)
-class Forms:
-    """Score forms of all children in the basis of their parents: `q' = left q`, `k' = right k`."""
-
-    left: Array  # (H, M, R, D)
-    right: Array  # (H, M, R, D)
-    kept: float  # share of the weighted score form (squared) that the smaller rank keeps, mean over children
 
 
 # -- exact ----------------------------------------------------------------------------------------
@@ -177,55 +168,6 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
     )
 
 
-def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
-    """The rank-`rank` forms nearest to `gain * q^T k` for query moments and key moments `(H, M, D, D)`.
-
-    Minimises the sum of squares of `Cq^1/2 (I - left^T right) Ck^1/2`: Eckart-Young in the whitened basis. The
-    factors share the singular values evenly, so that q and k stay of equal size.
-    """
-    q_root, q_inverse = roots(c_query)
-    k_root, k_inverse = roots(c_key)
-    u, s, vt = np.linalg.svd(q_root @ k_root)
-    share = np.sqrt(gain * s[..., :rank, None])
-    left = share * np.swapaxes(u[..., :rank], -1, -2) @ q_inverse
-    right = share * vt[..., :rank, :] @ k_inverse
-    energy = np.square(s)
-    kept = energy[..., :rank].sum(-1) / np.maximum(energy.sum(-1), np.finfo(np.float64).tiny)
-    if rank > left.shape[-2]:  # more room than the parent needs
-        left, right = (grown64(x, rank) for x in (left, right))
-    return Forms(left, right, float(kept.mean()))
-
-
-def divided_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
-    """Half of the rank as in `low_rank`, half in turns: `(H, D, D)` moments to forms of every child."""
-    q_root, q_inverse = roots(c_query)
-    k_root, k_inverse = roots(c_key)
-    u, s, vt = np.linalg.svd(q_root @ k_root)
-    shared = min(rank // 2, s.shape[-1])
-    left, right = [], []
-    for child in range(children):
-        own = np.arange(shared + child, s.shape[-1], children)[: rank - shared]
-        chosen = np.concatenate([np.arange(shared), own])
-        strength = np.concatenate([np.ones(shared), np.full(len(own), float(children))])
-        share = np.sqrt(gain * strength * s[:, chosen])[..., None]
-        left.append(grown64(share * np.swapaxes(u[..., chosen], -1, -2) @ q_inverse, rank))
-        right.append(grown64(share * vt[:, chosen] @ k_inverse, rank))
-    return Forms(np.stack(left, axis=1), np.stack(right, axis=1), 1.0)
-
-
-def grown64(x: Array, rank: int) -> Array:
-    return np.concatenate([x, np.zeros((*x.shape[:-2], rank - x.shape[-2], x.shape[-1]))], axis=-2)
-
-
-def roots(c: Array) -> tuple[Array, Array]:
-    """Symmetric square root of a moment `(..., D, D)` and its inverse, float64, with eigenvalues held above FLOOR."""
-    values, vectors = np.linalg.eigh(np.asarray(c, np.float64))
-    values = np.maximum(values, np.maximum(values[..., -1:] * FLOOR, 1e-300))
-    root = np.sqrt(values)[..., None, :]
-    turned = np.swapaxes(vectors, -1, -2)
-    return vectors * root @ turned, vectors / root @ turned
-
-
 def gain_of(attention: Attention, after: Stage, score_gain: float | None) -> float:
     return float(np.sqrt(after.head_dim / attention.head_dim)) if score_gain is None else score_gain
 
@@ -234,26 +176,22 @@ def weights_only(
     attention: Attention,
     after: Stage,
     *,
-    norm: tuple[Array, Array | None] | None = None,
     score_gain: float | None = None,
     rotary: bool = False,
 ) -> Attention:
-    """The split of smaller rank without data: inputs are taken as `gain * z + bias` with z white.
+    """The split of smaller rank without data: inputs are taken as white.
 
-    `norm` is gain and bias `(width,)` of the norm whose output the attention reads; without it they are 1 and 0. Half
-    of a child's rank holds the largest parts of the score form, the same in every child; the other half holds every
-    n-th of the next ones, n times as strong, so that the n children hold them all in the mean. On MiniLM-L6, 12 to 24
-    heads (one run, 100 sentences), embeddings keep a cosine of 0.909 with it; with the largest parts only 0.877, with a
-    config edit 0.883, with `activation_aware` on random token ids 0.976. Raises as `activation_aware` does.
+    Half of a child's rank holds the largest parts of the score form, the same in every child; the other half holds
+    every n-th of the next ones, n times as strong, so that the n children hold them all in the mean. On MiniLM-L6, 12
+    to 24 heads (one run, 100 sentences), embeddings keep a cosine of 0.909 with it; with the largest parts only 0.877,
+    with a config edit 0.883, with `activation_aware` on random token ids 0.976. Raises as `activation_aware` does, and
+    `UnsupportedModel` for `rotary` positions.
     """
     children_of(attention, after, rotary)
-    gain, bias = norm if norm else (np.ones(attention.width), None)
-    scaled_q, scaled_k = (x.astype(np.float64) * np.asarray(gain, np.float64) for x in (attention.q, attention.k))
-    middle = np.zeros(attention.q.shape[:2]) if bias is None else attention.q.astype(np.float64) @ bias
-    if attention.q_bias is not None:
-        middle = middle + attention.q_bias
-    c_query = scaled_q @ np.swapaxes(scaled_q, -1, -2) + middle[..., :, None] * middle[..., None, :]
-    c_key = scaled_k @ np.swapaxes(scaled_k, -1, -2)
+    q, k = attention.q.astype(np.float64), attention.k.astype(np.float64)
+    middle = np.zeros(q.shape[:2]) if attention.q_bias is None else attention.q_bias.astype(np.float64)
+    c_query = q @ np.swapaxes(q, -1, -2) + middle[..., :, None] * middle[..., None, :]
+    c_key = k @ np.swapaxes(k, -1, -2)
     children, gain = after.heads // attention.heads, gain_of(attention, after, score_gain)
     forms = divided_form(c_query, c_key, children, after.head_dim, gain)
     return assemble(attention, after, forms)
@@ -269,10 +207,8 @@ def activation_aware(
     targets_BTW: Sequence[Tensor] | None = None,
     score_scale: float | None = None,
     score_gain: float | None = None,
-    rotary: bool = False,
     ridge: float | None = 0.1,
     refine: int = 0,
-    seed: int = 0,
 ) -> tuple[Attention, dict[str, float | bool]]:
     """The split of smaller rank that changes the attention's output least on sample inputs, and its numbers.
 
@@ -293,9 +229,10 @@ def activation_aware(
     The numbers: `kept`, the share of the weighted score form that is left; `error_split`, `error_refine` and
     `error_refit`, the relative output error on the guard so far; `refined` and `refitted`, whether these were kept.
 
-    Raises `UnsupportedModel` for rotary positions and shared keys, `UsageError` for numbers that do not divide.
+    Positions must not rotate queries and keys. Raises `UnsupportedModel` for shared keys, `UsageError` for numbers that
+    do not divide.
     """
-    children = children_of(attention, after, rotary)
+    children = children_of(attention, after, rotary=False)
     if not inputs_BTW:
         raise UsageError("A calibrated split needs at least one batch of sample data.")
     from leansurgeon.surgery.layer import split_factors as factors
@@ -303,7 +240,7 @@ def activation_aware(
     parent = factors.Torch.of(attention, score_scale, causal)
     guard = [b for b in range(len(inputs_BTW)) if len(inputs_BTW) < 5 or b % 5 == 4]
     fit = [b for b in range(len(inputs_BTW)) if len(inputs_BTW) < 5 or b % 5 != 4]
-    moments = factors.moments(parent, inputs_BTW, masks, children, seed)
+    moments = factors.moments(parent, inputs_BTW, masks, children)
     gain = gain_of(attention, after, score_gain)
     forms = low_rank(*moments, after.head_dim, gain)
     goals = targets_BTW if targets_BTW is not None else factors.Lazy(parent, inputs_BTW, masks)
@@ -319,7 +256,7 @@ def activation_aware(
         from leansurgeon.surgery.layer.split_refine import refine as refined
 
         some = [[x[b] for b in fit] for x in (inputs_BTW, masks)]
-        found = assemble(attention, after, refined(parent, forms, parent.scale / gain, *some, refine, seed))
+        found = assemble(attention, after, refined(parent, forms, parent.scale / gain, *some, refine))
         numbers["error_refine"] = error(found)
         if numbers["error_refine"] < best:
             split, best = found, numbers["error_refine"]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leansurgeon.surgery.layer.score_forms import Forms, roots
 from leansurgeon.surgery.layer.split_factors import Torch, moment, output_roots, parts, real_tokens, some
-from leansurgeon.surgery.layer.split_heads import Forms, roots
 from leansurgeon.surgery.refit.local_fit import order, schedule
 
 RATE = 0.03  # of Adam, relative to the root mean square of the entries

@@ -42,7 +42,6 @@ def trim(
     keep: int,
     ridge: float,
     shared: int = 1,
-    rounds: int = ROUNDS,
     worth: Tensor | None = None,
     fixed: Sequence[int] | None = None,
 ) -> Trimmed:
@@ -71,7 +70,7 @@ def trim(
         scores[~alive] = torch.inf
         if fixed is not None:
             scores[list(fixed)] = torch.inf
-        batch = max(1, min(to_go, -(-(groups - keep) // rounds)))
+        batch = max(1, min(to_go, -(-(groups - keep) // ROUNDS)))
         going: list[int] = []
         for g in torch.argsort(scores, stable=True).tolist():
             if len(going) == batch:

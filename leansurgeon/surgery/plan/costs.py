@@ -2,7 +2,7 @@
 is to be credited with. Nothing is written; torch is imported where memory is asked for.
 
 Credits follow one order: first precision and attention (which need no surgery), then depth, heads and the MLP, as
-`plan.shapes_along` has it. Another order would divide the same sum otherwise.
+`planning.models_along` has it. Another order would divide the same sum otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs import flops as operations
@@ -19,7 +20,7 @@ from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.shape import ParameterCount, Shape
 from leansurgeon.surgery.plan.class_attention import follow
-from leansurgeon.surgery.plan.planning import as_family, count, saved_along, shapes_along, target_specs
+from leansurgeon.surgery.plan.planning import models_along, saved_along
 from leansurgeon.surgery.plan.wanted import Wanted, resolve
 
 START = ("fp32", "eager")  # precision and attention that savings are counted from
@@ -98,13 +99,13 @@ def costs(
     if wanted.class_attention:
         source = follow(source)
     target = resolve(source, wanted)
-    shapes = shapes_along(source, target)
-    configs = [config_of(source, target.architecture, shape) for shape in shapes]
-    counts = [count(source, target.architecture, shape) for shape in shapes]
+    along = models_along(Reshaped(source, target.architecture, target.shape))
+    shapes, counts = [model.shape for model in along], [model.parameters for model in along]
+    configs = [model.config() for model in along]
     tokens = setting.tokens if setting else None
     closed = [
-        operations.closed_form(target_specs(source, target.architecture, s), s, c, target.architecture, tokens)
-        for s, c in zip(shapes, configs, strict=True)
+        operations.closed_form(model.specs, model.shape, config, model.architecture, tokens)
+        for model, config in zip(along, configs, strict=True)
     ]
     saved: dict[str, dict[str, int] | None] = {
         "parameters": saved_along(counts),
@@ -123,10 +124,6 @@ def costs(
         sums = [start, *totals]
         saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
     return Costs(source.name, target.architecture.name, target.why, found[0], found[3], saved, start, gpu)
-
-
-def config_of(source: Source, architecture: Architecture, shape: Shape) -> Config:
-    return architecture.with_shape(as_family(source, architecture), shape)
 
 
 def counted(config: Config, architecture: Architecture, tokens: int | None) -> int | None:

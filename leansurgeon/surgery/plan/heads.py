@@ -76,7 +76,10 @@ def check_split(before: Stage, after: Stage) -> None:
         raise UsageError(f"Heads of {before.head_dim} have no {after.heads // before.heads} children.")
 
 
-def operator(before: Stage, after: Stage, more: str = "add", *, calibrated: bool = False) -> Operator:
+def operator(
+    before: Stage, after: Stage, more: str = "add", *, calibrated: bool = False, by: str | None = None
+) -> Operator:
+    """`by` says in words what chooses the heads that stay."""
     settings = {"before": before.heads, "after": after.heads, "head_dim": after.head_dim, "kv_heads": after.kv_heads}
     if after.heads > before.heads and more == "split":
         check_split(before, after)
@@ -87,7 +90,7 @@ def operator(before: Stage, after: Stage, more: str = "add", *, calibrated: bool
         shared = "" if before.kv_heads == before.heads else f", the {before.kv_heads} key/value heads stay"
         says = f"add {plural(after.heads - before.heads, 'head')} of {after.head_dim} with zero output columns{shared}"
         return Operator("add-heads", "exact", says, settings)
-    by = "of most use on the calibration data" if calibrated else "with the largest output projection"
+    by = by or ("of most use on the calibration data" if calibrated else "with the largest output projection")
     return Operator("trim-heads", "near", f"keep the {plural(after.heads, 'head')} {by}", settings)
 
 

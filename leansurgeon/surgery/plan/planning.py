@@ -12,31 +12,27 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from leansurgeon.architectures.base import Architecture, TensorSpec, sizes_of
-from leansurgeon.checkpoints.family import convert_config
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import Flops, closed_form
 from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
-from leansurgeon.surgery.plan import drop_layers, fresh, heads, mlp
+from leansurgeon.surgery.layer import canonical
+from leansurgeon.surgery.plan import balance, drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, Method
 from leansurgeon.surgery.plan.operator import Operator
-from leansurgeon.surgery.plan.wanted import Target, Wanted, resolve
-
-# Roles whose tensors have the shape of the blocks also where they stand outside them (SigLIP's pooling head).
-FOLLOWERS = ("q", "k", "v", "qkv", "o", "up", "gate", "down")
+from leansurgeon.surgery.plan.wanted import Wanted, resolve
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `apply` will do. `layers[j]` is the source layer that becomes layer j."""
+    """What `apply` will do. `layers[j]` is the source layer that becomes layer j; `target` is the result."""
 
-    source: str
     before: Shape
-    after: Shape
-    architecture: Architecture
+    target: Reshaped = field(repr=False, compare=False)
     policy: str
     why: str
     init: str
@@ -53,8 +49,28 @@ class Plan:
     flops_after: Flops | None = None
     flops_saved_by: dict[str, int] | None = None
     class_attention: bool = False
+    heads_by: str | None = None  # what chooses the heads that stay, in words; None: sample data, else the weights
     # Measured importance of the heads of (layer, attention of the layer), where that chooses the heads that stay.
     strength: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def source(self) -> Source:
+        """The source, read as the plan needs it: its class attention follows the blocks where that was asked for."""
+        return self.target.source
+
+    @property
+    def result(self) -> Reshaped:
+        """The target, made of the layers that are kept."""
+        return self.target.keeping(self.layers)
+
+    @property
+    def after(self) -> Shape:
+        return self.target.shape
+
+    @property
+    def architecture(self) -> Architecture:
+        """The family that holds the result."""
+        return self.target.architecture
 
     @property
     def exactness(self) -> str:
@@ -64,7 +80,7 @@ class Plan:
 
     def as_dict(self) -> dict:
         return {
-            "source": self.source,
+            "source": self.source.name,
             "architecture": self.architecture.name,
             "head_policy": self.policy,
             "why": self.why,
@@ -94,10 +110,11 @@ def plan(
     method: Method | None = None,
     *,
     calibrated: bool = False,
-    layers: Choice | None = None,
+    heads_by: str | None = None,
 ) -> Plan:
-    """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `layers` which ones it
-    chose. Raises `UsageError` for an impossible shape, or where data is needed and there is none.
+    """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `heads_by` what else than
+    data or weights chooses the heads that stay, in words. Raises `UsageError` for an
+    impossible shape, or where data is needed and there is none.
     """
     method = method or Method()
     wanted.check()
@@ -106,33 +123,29 @@ def plan(
     if wanted.class_attention:
         source = follow(source)
     wanted = drop_layers.with_kept(source.shape, wanted, method)
-    target = resolve(source, wanted)
+    found = resolve(source, wanted)
     init = "fresh" if source.weights is None else wanted.init
-    before, after = source.shape, target.shape
-    target.architecture.with_shape(
-        as_family(source, target.architecture), after
-    )  # an impossible config is refused here
-    choice = layers or drop_layers.without_data(before, after, method, source.architecture.period)
+    choice = drop_layers.without_data(source.shape, found.shape, method, source.architecture.period)
+    target = Reshaped(source, found.architecture, found.shape).keeping(choice.kept)
+    target.config()  # an impossible config is refused here
     refuse_moved_layers(source, init, choice.kept)
     drop_layers.refuse_misplaced(source, init, choice.kept)
     refuse_new_output(source, init)
-    shapes = shapes_along(source, target)
-    counts = [count(source, target.architecture, shape, choice.kept) for shape in shapes]
-    flops = [flops_of(source, target.architecture, shape) for shape in shapes]
+    along = models_along(target)
+    counts, flops = [model.parameters for model in along], [flops_of(model) for model in along]
     return Plan(
-        source=source.name,
-        before=before,
-        after=after,
-        architecture=target.architecture,
-        policy=target.policy,
-        why=target.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
+        before=source.shape,
+        target=target,
+        policy=found.policy,
+        why=found.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
         class_attention=wanted.class_attention,
         init=init,
         seed=seed,
         method=method,
         calibrated=calibrated and init != "fresh",
         layers=choice.kept,
-        operators=operators(source, target, init, choice, method, calibrated),
+        heads_by=heads_by,
+        operators=operators(target, init, choice, method, calibrated, heads_by),
         parameters_before=counts[0],
         parameters_after=counts[-1],
         saved_by=saved_along(counts),
@@ -140,6 +153,13 @@ def plan(
         flops_after=flops[-1],
         flops_saved_by=saved_along(flops) if None not in flops else None,
     )
+
+
+def keeping(plan: Plan, choice: Choice) -> Plan:
+    """The same plan with the layers that sample data has chosen. Raises `UsageError` where they must not move."""
+    refuse_moved_layers(plan.source, plan.init, choice.kept)
+    steps = operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
+    return replace(plan, target=plan.target.keeping(choice.kept), layers=choice.kept, operators=steps)
 
 
 def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> None:
@@ -165,13 +185,11 @@ def refuse_new_output(source: Source, init: str) -> None:
 
 
 def operators(
-    source: Source, target: Target, init: str, choice: Choice, method: Method, calibrated: bool
+    target: Reshaped, init: str, choice: Choice, method: Method, calibrated: bool, heads_by: str | None = None
 ) -> tuple[Operator, ...]:
-    if method.balance:
-        from leansurgeon.surgery.layer import balance
-
-        if init in ("fresh", "naive"):
-            balance.refuse_fresh(init)
+    source = target.source
+    if method.balance and init in ("fresh", "naive"):
+        balance.refuse_fresh(init)
     if init == "fresh":
         return (fresh.model_operator(preset=source.weights is None),)
     steps, start = [], 0
@@ -186,7 +204,7 @@ def operators(
         elif after.heads != before.heads:
             if after.heads > before.heads and method.more == "split":
                 check_children(source)
-            found.append(heads.operator(before, after, method.more, calibrated=calibrated))
+            found.append(heads.operator(before, after, method.more, calibrated=calibrated, by=heads_by))
         if after.mlp_dim != before.mlp_dim:
             found.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
         steps += [step.in_stage(number) for step in found] if len(stages) > 1 else found
@@ -259,8 +277,6 @@ def is_coarse(source: Source) -> bool:
 
 def check_canonical(source: Source, pair: str, afresh: str) -> None:
     """Raises `UnsupportedModel` where the family's heads cannot become heads of another size."""
-    from leansurgeon.surgery.layer import canonical
-
     if reason := canonical.splittable(source):
         raise UnsupportedModel(f"{pair}: {reason}", afresh)
     if canonical.rotary(source):
@@ -270,108 +286,28 @@ def check_canonical(source: Source, pair: str, afresh: str) -> None:
 
 def check_children(source: Source) -> None:
     """Raises `UnsupportedModel` where heads of the same size cannot have children (channel attention)."""
-    from leansurgeon.surgery.layer import canonical
-
     if reason := canonical.supported(source):
         raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
 
 
-def shapes_along(source: Source, target: Target) -> list[Shape]:
-    """The shape before, after cutting depth, after changing heads, after changing the MLP.
+def models_along(target: Reshaped) -> list[Reshaped]:
+    """The model before (in the family of the result), after cutting depth, after changing heads, and the result.
 
     The order matters for what each step is credited with: depth first, then heads on the layers that are left, then the
     MLP.
     """
-    now, want = source.shape, target.shape
-    stages = list(zip(now.stages, want.stages, strict=True))
-    return [
-        now,
-        Shape(tuple(replace(a, depth=b.depth) for a, b in stages)),
-        Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages)),
-        want,
-    ]
+    now = target.source.shape
+    stages = list(zip(now.stages, target.shape.stages, strict=True))
+    shorter = Shape(tuple(replace(a, depth=b.depth) for a, b in stages))
+    with_heads = Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages))
+    return [target.at(now), target.at(shorter), target.at(with_heads), target]
 
 
 def saved_along(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
-    """What each step of `shapes_along` saves; negative where it adds."""
+    """What each step of `models_along` saves; negative where it adds."""
     return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}
 
 
-def flops_of(source: Source, architecture: Architecture, shape: Shape) -> Flops | None:
-    """Forward operations of one sample at another shape, in closed form; None where there is none."""
-    return closed_form(target_specs(source, architecture, shape), shape, as_family(source, architecture), architecture)
-
-
-def count(
-    source: Source, architecture: Architecture, shape: Shape, kept: Sequence[int] | None = None
-) -> ParameterCount:
-    """Parameters by part of the source's tensors at another shape, from their axes alone."""
-    parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
-    for spec in target_specs(source, architecture, shape, kept):
-        if spec.counted:
-            parts[spec.part] += spec.size
-    return ParameterCount(**parts)
-
-
-def target_specs(
-    source: Source, architecture: Architecture, shape: Shape, kept: Sequence[int] | None = None
-) -> list[TensorSpec]:
-    """Every tensor of the result: those outside the blocks as they are (but for an attention or MLP there, which has
-    the shape of the blocks), those of the first source layer at each new layer. Where layers are of several kinds,
-    those of the `kept` layers (by default layers at equal spacing).
-    """
-    config = as_family(source, architecture)
-    dims = architecture.dims(config, shape)
-    specs = [
-        replace(s, shape=sizes_of(" ".join(s.axes), dims)) if s.role in FOLLOWERS else s
-        for s in source.specs
-        if s.layer is None
-    ]
-    layer = 0
-    uneven = source.architecture.uneven
-    if uneven and (kept is None or len(kept) != shape.depth):
-        kept = drop_layers.evenly_per_stage(source.shape, shape)
-    for s, (now, wanted) in enumerate(zip(source.shape.stages, shape.stages, strict=True)):
-        dims = architecture.dims(config, shape, s)
-        if uneven:
-            for j in range(wanted.depth):
-                specs += [
-                    replace(
-                        spec,
-                        name=at_layer(spec, architecture, j),
-                        shape=sizes_of(" ".join(spec.axes), dims),
-                        layer=layer,
-                        index=j,
-                    )
-                    for spec in source.specs
-                    if spec.layer == kept[layer]
-                ]
-                layer += 1
-            continue
-        blocks = [
-            [(spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if in_block(spec, s, like)]
-            for like in range(min(2, now.depth))
-        ]
-        for j in range(wanted.depth):
-            # Only the first layer may differ from the others.
-            specs += [
-                replace(spec, name=at_layer(spec, architecture, j), shape=sizes, layer=layer, index=j)
-                for spec, sizes in blocks[min(j, 1, now.depth - 1)]
-            ]
-            layer += 1
-    return specs
-
-
-def in_block(spec: TensorSpec, stage: int, index: int) -> bool:
-    return spec.layer is not None and (spec.stage, spec.index) == (stage, index)
-
-
-def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:
-    """The name of a block tensor in another layer of its stage."""
-    pattern = architecture.blocks(spec.stage).layer
-    return spec.name.replace(pattern.format(i=spec.index), pattern.format(i=index), 1)
-
-
-def as_family(source: Source, architecture: Architecture) -> dict:
-    """The source's config as a config of `architecture` (its own, or the decoupled form of it)."""
-    return convert_config(source.config, source.architecture, architecture)
+def flops_of(model: Reshaped) -> Flops | None:
+    """Forward operations of one sample, in closed form; None where there is none."""
+    return closed_form(model.specs, model.shape, model.converted, model.architecture)

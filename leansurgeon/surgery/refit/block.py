@@ -84,6 +84,11 @@ def flat(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return values.reshape(-1, values.shape[-1])
 
 
+def relative_error(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b| / |a| of every token."""
+    return (a - b).double().norm(dim=-1) / a.double().norm(dim=-1).clamp(min=1e-300)
+
+
 def check_finite(states: list[Tensor], where: str) -> None:
     if not all(bool(torch.isfinite(s).all()) for s in states):
         raise Diverged(

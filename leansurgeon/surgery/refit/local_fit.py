@@ -12,15 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import cos, isfinite, pi
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from leansurgeon.errors import UsageError
-
-if TYPE_CHECKING:
-    from leansurgeon.surgery.refit.heal_block import Samples, Site
+from leansurgeon.surgery.refit.heal_block import Samples, Site
 
 STEPS, RATE = 150, 1e-3
 WARMUP = 5  # steps
@@ -106,7 +104,7 @@ def fit_examples(
     return Fitted(steps, before, after, kept, perf_counter() - start)
 
 
-def fit_block(site: Site, steps: int = STEPS, *, rate: float = RATE, seed: int = 0) -> dict[str, float | int | bool]:
+def fit_block(site: Site, steps: int = STEPS) -> dict[str, float | int | bool]:
     """Fit all weights of the filled block of a `Site` to its targets, guarded by its guard samples; the numbers."""
 
     def examples(samples: Samples) -> list[Example]:
@@ -119,9 +117,7 @@ def fit_block(site: Site, steps: int = STEPS, *, rate: float = RATE, seed: int =
         return samples.stream.call(batch, hidden, site.layer)
 
     parameters = list(site.block.parameters())
-    done = fit_examples(
-        forward, parameters, examples(site.fit), examples(site.guard), steps=steps, rate=rate, seed=seed
-    )
+    done = fit_examples(forward, parameters, examples(site.fit), examples(site.guard), steps=steps)
     return done.as_dict()
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import pi
 
 import torch
@@ -22,8 +21,10 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.refit.block import check_finite, flat
+from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
+from leansurgeon.surgery.walk.changes import ranges
 
 Masks = Sequence[Tensor | None]
 Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
@@ -61,12 +62,6 @@ class Sums:
     @property
     def mean(self) -> float:
         return self.total / max(1, self.count)
-
-
-def ranges(shape: Shape) -> list[range]:
-    """The layers of every stage, counted through all stages."""
-    ends = list(accumulate(stage.depth for stage in shape.stages))
-    return [range(end - stage.depth, end) for end, stage in zip(ends, shape.stages, strict=True)]
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -209,11 +204,6 @@ def drop_errors(
     return {group: mean_of(relative_error, whole, hidden, masks) for group, hidden in variants.items() if hidden}
 
 
-def relative_error(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| / |a| of every token."""
-    return (a - b).double().norm(dim=-1) / a.double().norm(dim=-1).clamp(min=1e-300)
-
-
 def by_output(
     teacher: Skeleton,
     fill: Fill,
@@ -230,8 +220,6 @@ def by_output(
 
     Raises `UnsupportedModel` for a model of several stages, whose hidden states change their size.
     """
-    from leansurgeon.errors import UnsupportedModel
-
     if len(before.stages) > 1:
         raise UnsupportedModel(
             "Leave-one-out and greedy choices compare hidden states of one size, and this model has stages.",

@@ -7,28 +7,23 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.checkpoints.weights import to_float32
-from leansurgeon.shape import Shape, Stage
-from leansurgeon.surgery.layer.uncalibrated import SplitTensors, resizes_heads
-from leansurgeon.surgery.refit import heal_block
-from leansurgeon.surgery.refit.block import check_finite, closing_norm
+from leansurgeon.surgery.refit import heal_block, local_fit
+from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import Norm, Samples, Site
-from leansurgeon.surgery.walk import choose_layers
 from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.make_layer import is_near, make
+from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
+from leansurgeon.surgery.walk.ground import Ground, Lesson, View
+from leansurgeon.surgery.walk.make_fused import make_fused
+from leansurgeon.surgery.walk.make_layer import make
 from leansurgeon.surgery.write.apply import Transfer
-
-if TYPE_CHECKING:
-    from leansurgeon.surgery.walk.calibrated import Bench
-
-PARTS = ("fit", "guard")
+from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
 
 
 class Edits(Mapping[str, np.ndarray]):
@@ -58,16 +53,17 @@ class Edits(Mapping[str, np.ndarray]):
 class Student:
     """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
 
-    def __init__(self, bench: Bench, candidate: Candidate, edits: Edits) -> None:
-        self.bench, self.candidate, self.kept, self.edits = bench, candidate, candidate.kept, edits
-        self.skeleton = bench.student_of(self.kept)
-        self.streams = {part: Stream(self.skeleton, bench.batches[part]) for part in PARTS}
-        plan = replace(bench.plan, layers=self.kept)
+    def __init__(self, ground: Ground, view: View, candidate: Candidate, edits: Edits) -> None:
+        self.ground, self.view = ground, view
+        self.candidate, self.kept, self.edits = candidate, candidate.kept, edits
+        self.skeleton = ground.result(self.kept)
+        self.streams = view.streams(self.skeleton)
+        plan = replace(ground.plan, layers=self.kept)
         # Heads of another size; where they shrink, `make` puts better ones in the place of these.
-        self.split = SplitTensors(plan, bench.source) if resizes_heads(plan) else {}
-        self.transfer = Transfer(plan, bench.source, self.split)
+        self.split = SplitTensors(plan) if resizes_heads(plan) else {}
+        self.transfer = Transfer(plan, self.split)
         self.outs = {out.name: out for out in self.transfer.tensors()}
-        self.names: dict[int, list[str]] = {}
+        self.names: dict[int | None, list[str]] = {}
         for name in self.outs:
             layer = self.skeleton.layer_of(self.skeleton.bare(name))
             self.names.setdefault(layer, []).append(name)
@@ -75,8 +71,8 @@ class Student:
         self.cut = False  # whether layers went before here
         self.faithful = True  # its hidden states are the teacher's
         self.record: list[dict[str, Any]] = []
-        self.ends = ends(self.kept, bench.plan.before)
-        self.behind_gap = behind_gap(self.kept, bench.plan.before)
+        self.ends = ends(self.kept, plan.before)
+        self.behind_gap = behind_gap(self.kept, plan.before)
 
     @property
     def until(self) -> int | None:
@@ -91,93 +87,100 @@ class Student:
             if out.make is not None:
                 found[name] = to_float32(out.make(), out.dtype)
             else:
-                found[name] = self.bench.source.weights.float32(self.bench.names[id(out.entry)])
+                found[name] = self.ground.source.weights.float32(self.ground.names[id(out.entry)])
         return found
-
-    def choose_heads(self, layer: int, kept: np.ndarray, before: Stage) -> None:
-        """Let a source layer keep these heads, instead of those that the weights alone suggest."""
-        index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "o"))
-        values = np.unique(kept // (before.heads // before.kv_heads))  # the groups that keep any
-        vars(index)["head_maps"] = (kept, values)
 
     def measured_heads(self, layer: int) -> list[int] | None:
         """The heads that a source layer keeps by measured importance; None where the plan leaves them open."""
-        spec = next(s for s in self.bench.source.specs if s.layer == layer and s.role == "o")
-        if (layer, spec.group) not in self.bench.plan.strength:
+        spec = self.ground.spec(layer, "o")
+        if (layer, spec.group) not in self.ground.plan.strength:
             return None
         return self.transfer.index(spec).head_maps[0].tolist()
 
-    def choose_units(self, layer: int, kept: np.ndarray) -> None:
-        index = self.transfer.index(next(s for s in self.bench.source.specs if s.layer == layer and s.role == "down"))
-        vars(index)["units"] = kept
-
-    def take(self, layer: int, teacher: dict[str, list[Tensor]]) -> None:
-        """Make the next new layer; `teacher` is what source layer `layer` gave."""
-        kept = self.kept[self.at]
+    def take(self, lesson: Lesson) -> None:
+        """Make the next new layer; `lesson` is what the teacher shows at the last layer that it stands for."""
+        kept, layer = self.kept[self.at], lesson.layer
         if kept in self.behind_gap:
             self.faithful = False
         cut = kept != layer or kept in self.behind_gap
-        near = is_near(self.bench.plan, kept)
+        near = is_near(self.ground.plan, kept)
         if self.faithful and not cut and not near:
-            outputs = teacher  # nothing has changed what this layer computes
+            outputs = lesson.outputs  # nothing has changed what this layer computes
             self.keep_split()
         else:
             self.cut |= cut
-            outputs = self.heal(layer, kept, cut, near, teacher)
-        self.faithful = outputs is teacher
+            outputs = self.heal(lesson, kept, cut, near)
+        self.faithful = outputs is lesson.outputs
         for part, hidden in outputs.items():
             self.streams[part].advance(list(hidden))
         self.at += 1
 
-    def heal(self, layer: int, kept: int, cut: bool, near: bool, teacher: dict) -> dict:
-        options, skeleton = self.bench.options, self.skeleton
-        skeleton.fill(self.at, plain := self.tensors(self.at))
-        plain = {name: digest(values) for name, values in plain.items()}  # a block less in memory
+    def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
+        """Make, refit and fit the next layer; what it gives by part. Behind the last only the guard is looked at."""
+        options = self.ground.options
+        plain = self.fill_plain()
         samples = {
-            part: Samples(stream, stream.hidden, teacher[part], self.bench.masks[part])
+            part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks[part])
             for part, stream in self.streams.items()
         }
         site = Site(self.at, samples["fit"], samples["guard"])
-        decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": layer}
-        if kept in self.candidate.fused:
-            from leansurgeon.surgery.walk.make_fused import make_fused
-
-            decided |= make_fused(self, site, kept)
-        elif near:
-            decided |= make(self, site, kept)
-        # Behind a post-norm there is nothing to refit, unless the block takes over others.
-        way = cut or self.bench.source.architecture.norm == "pre"
-        healed = options.heal and way and (cut or near or (self.cut and self.candidate.later))
+        decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": lesson.layer}
+        if kept in self.candidate.fused or near:
+            decided |= self.make(lesson, site, kept)
+        healed = self.heals(cut, near)
         if healed:
             decided["error_before"] = round(heal_block.error(site, site.guard), 6)
-            found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
-            if found is None and cut:
-                post = replace(site, ridges=heal_block.POST_RIDGES)
-                closing = self.teacher_norm(layer)
-                found = None if closing is None else heal_block.absorb(post, closing)
-            decided["refit"] = found or "no linear way to the output"
+            decided["refit"] = self.refit(lesson, site, cut, near) or "no linear way to the output"
         if options.fit and (cut or near):
-            from leansurgeon.surgery.refit import local_fit
-
             with torch.enable_grad():
                 decided["fit"] = local_fit.fit_block(site, options.fit)
-        last = self.at + 1 == len(self.kept)  # behind it only the guard is looked at
+        last = self.at + 1 == len(self.kept)
         outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items() if part == "guard" or not last}
         for found in outputs.values():
             check_finite(found, f"behind new layer {self.at}")
         decided["error_after"] = round(heal_block.error(site, site.guard, outputs["guard"]), 6)
         self.keep_changes(plain)
-        skeleton.empty(self.at)
+        self.skeleton.empty(self.at)
         if cut or near or healed:
             self.record.append(decided)
         return outputs
 
-    def teacher_norm(self, layer: int) -> Norm | None:
-        """The closing norm of the teacher's (filled) block; None where that is no plain LayerNorm."""
-        bench = self.bench
-        stream = Stream(bench.teacher, bench.batches["guard"][:1])
-        found = closing_norm(bench.teacher.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-        return None if found is None else Norm.of(found)
+    def fill_plain(self) -> dict[str, bytes]:
+        """Fill the next layer as `apply` would write it; digests of that, which take less memory than a block."""
+        self.skeleton.fill(self.at, plain := self.tensors(self.at))
+        return {name: digest(values) for name, values in plain.items()}
+
+    def heals(self, cut: bool, near: bool) -> bool:
+        """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
+        others.
+        """
+        way = cut or self.ground.source.architecture.norm == "pre"
+        return self.ground.options.heal and way and (cut or near or (self.cut and self.candidate.later))
+
+    def refit(self, lesson: Lesson, site: Site, cut: bool, near: bool) -> dict[str, Any] | None:
+        found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
+        if found is None and cut and (closing := teacher_norm(lesson)) is not None:
+            return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
+        return found
+
+    def make(self, lesson: Lesson, site: Site, kept: int) -> dict[str, Any]:
+        """Fill the block with what becomes of a source layer; what was decided."""
+        if kept in self.candidate.fused:
+            made = make_fused(self.ground, self.view, site, kept)
+            self.skeleton.fill(self.at, made.tensors)
+            return made.record
+        made = make(self.ground, lesson, site, kept, self.measured_heads(kept))
+        if made.heads is not None:
+            self.transfer.index(self.ground.spec(kept, "o")).choose_heads(np.array(made.heads))
+        if made.units is not None:
+            self.transfer.index(self.ground.spec(kept, "down")).choose_units(np.array(made.units))
+        self.skeleton.fill(self.at, {**self.tensors(self.at), **made.tensors})
+        for part in made.solved:
+            module = self.skeleton.projections(self.at)[0] if part.role == "o" else self.skeleton.mlp_down(self.at)
+            weight_of(module).copy_(part.weight)
+            if module.bias is not None:
+                module.bias.data.copy_(part.bias)
+        return made.record
 
     def keep_changes(self, plain: dict[str, bytes]) -> None:
         """Keep what differs from what `apply` would write without these edits (`plain`: the digests of that); of heads
@@ -198,22 +201,8 @@ def digest(values: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values)).digest()
 
 
-def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
-    """The kept layers that are the first of their stage in the result and not in the source: no kept layer stands
-    before the gap that could take over what went, so these have to.
-    """
-    firsts = [
-        (stage.start, next((i for i in kept if i in stage), stage.start)) for stage in choose_layers.ranges(before)
-    ]
-    return {first for start, first in firsts if first > start}
-
-
-def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
-    """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
-    stage.
-    """
-    found = []
-    for stage in choose_layers.ranges(before):
-        here = [i for i in kept if i in stage]
-        found += [following - 1 for following in [*here[1:], stage.stop]] if here else []
-    return found
+def teacher_norm(lesson: Lesson) -> Norm | None:
+    """The closing norm of the teacher's (filled) block; None where that is no plain LayerNorm."""
+    stream, layer = lesson.streams["guard"], lesson.layer
+    found = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+    return None if found is None else Norm.of(found)

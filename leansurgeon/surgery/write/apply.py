@@ -16,24 +16,22 @@ from leansurgeon.architectures.base import Config, TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints import companions
 from leansurgeon.checkpoints.family import write_config
-from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.surgery.plan import fresh, heads, mlp
-from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.heads import FRESH
-from leansurgeon.surgery.plan.planning import FOLLOWERS, Plan, as_family, at_layer, target_specs
+from leansurgeon.surgery.plan.planning import Plan
 
 # Roles whose new entries are drawn; those of all others are zero.
 NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
 
 
-def apply(plan: Plan, source: Source, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> dict:
+def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> dict:
     """Write the result of `plan` into `folder`: config, weights, companions. `edits` are tensors (in float32, by their
     names in the result) that calibration has made. Returns what was decided while applying.
     """
-    source = follow(source) if plan.class_attention else source
-    config = plan.architecture.with_shape(as_family(source, plan.architecture), plan.after, plan.layers)
+    config = plan.target.config(plan.layers)
     if plan.init == "fresh":
         from leansurgeon.checkpoints.model import initialise, save_model
 
@@ -41,28 +39,28 @@ def apply(plan: Plan, source: Source, folder: Path, edits: Mapping[str, np.ndarr
         save_model(model, plan.architecture, config, folder)
         decided = {}
     else:
-        transfer = Transfer(plan, source, edits)
+        transfer = Transfer(plan, edits)
         outs, decided = transfer.tensors(), transfer.decided
         if plan.method.balance:
             from leansurgeon.surgery.layer.balance import Balanced
 
-            balanced = Balanced(plan, source, outs, target_specs(source, plan.architecture, plan.after, plan.layers))
+            balanced = Balanced(plan.result, outs)
             outs, decided["balance"] = balanced.tensors(), balanced.record
         write(folder, outs)
         write_config(folder, config, plan.architecture)
-    if source.folder:
-        companions.copy(source.folder, folder)
+    if plan.source.folder:
+        companions.copy(plan.source.folder, folder)
     return decided
 
 
 class Transfer:
     """The tensors of the result, each as a copy of bytes or as a function that makes it."""
 
-    def __init__(self, plan: Plan, source: Source, edits: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(self, plan: Plan, edits: Mapping[str, np.ndarray] | None = None) -> None:
         self.edits = edits or {}
-        self.plan, self.source, self.weights = plan, source, source.weights
+        self.plan, self.source, self.weights = plan, plan.source, plan.source.weights
         self.by_layer: dict[int | None, dict[str, TensorSpec]] = {}
-        for spec in source.specs:
+        for spec in self.source.specs:
             self.by_layer.setdefault(spec.layer, {})[self.template(spec)] = spec
         self.outside = self.by_layer.get(None, {})
         self.indices: dict[tuple[int, int], LayerIndex] = {}
@@ -82,7 +80,7 @@ class Transfer:
 
     def tensors(self) -> list[Out]:
         outs = []
-        for target in target_specs(self.source, self.plan.architecture, self.plan.after, self.plan.layers):
+        for target in self.plan.result.specs:
             if target.layer is None:
                 spec = self.outside[target.name]
                 follows = spec.role in FOLLOWERS
@@ -187,8 +185,7 @@ class Transfer:
     @cached_property
     def config(self) -> Config:
         """The config of the result, its keys at the top."""
-        arch = self.plan.architecture
-        return arch.flat(arch.with_shape(as_family(self.source, arch), self.plan.after, self.plan.layers))
+        return self.plan.architecture.flat(self.plan.target.config(self.plan.layers))
 
 
 class LayerIndex:
@@ -254,6 +251,15 @@ class LayerIndex:
         chosen = heads.trim_map(before, after, self.strength)
         self.t.decided.setdefault("kept_heads", {})[self.name] = chosen[0].tolist()
         return chosen
+
+    def choose_heads(self, kept: np.ndarray) -> None:
+        """Keep these heads, instead of those that the weights alone suggest."""
+        groups = np.unique(kept // (self.before.heads // self.before.kv_heads))  # those that keep any
+        self.head_maps = (kept, groups)
+
+    def choose_units(self, kept: np.ndarray) -> None:
+        """Keep these units, instead of those that the weights alone suggest."""
+        self.units = kept
 
     @property
     def strength(self) -> np.ndarray:

@@ -24,15 +24,15 @@ from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
+from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.shape import ParameterCount
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.operator import Operator
-from leansurgeon.surgery.plan.planning import FOLLOWERS, Plan, target_specs
+from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.write.apply import Transfer
 
 SILENT = ("o", "down")  # roles whose new columns are zero
@@ -113,16 +113,14 @@ def plan_undo(source: Source) -> Undo:
             f"`leansurgeon inspect {source.name}` says more.",
         )
     source = follow(source) if steps.get("class_attention") else source
-    specs = tuple(target_specs(source, source.architecture, before))
+    was = Reshaped(source, source.architecture, before)
     config = record.source_config
     architecture = architectures.of(config) if config else source.architecture
     config = config or architecture.with_shape(source.config, before)
-    parameters = [source.parameters, counted(specs)]
+    parameters = [source.parameters, was.parameters]
     back = Plan(
-        source=source.name,
         before=now,
-        after=before,
-        architecture=architecture,
+        target=replace(was, architecture=architecture),
         policy=steps["head_policy"],
         why=f"undone: {', '.join(step.name for step in record.steps)}, as surgery.json records it",
         init="transfer",
@@ -139,9 +137,9 @@ def plan_undo(source: Source) -> Undo:
         },
         class_attention=bool(steps.get("class_attention")),
     )
-    ahead = replace(back, before=before, after=now)
-    forward = Transfer(ahead, replace(source, specs=specs))
-    return Undo(source, record, back, forward, specs, config, architecture)
+    made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
+    forward = Transfer(replace(back, before=before, target=made))
+    return Undo(source, record, back, forward, was.specs, config, architecture)
 
 
 def undoable(source: Source) -> SurgeryRecord:
@@ -190,14 +188,6 @@ def inverse(step: Step) -> Operator:
         "widen-mlp": "take the added MLP units away",
     }[step.name]
     return Operator(UNDO + step.name, "exact", says, dict(step.settings))
-
-
-def counted(specs: tuple[TensorSpec, ...]) -> ParameterCount:
-    parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
-    for spec in specs:
-        if spec.counted:
-            parts[spec.part] += spec.size
-    return ParameterCount(**parts)
 
 
 # -- carry out and verify --------------------------------------------------------------------------

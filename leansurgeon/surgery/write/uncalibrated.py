@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from leansurgeon.checkpoints.source import Source
 from leansurgeon.surgery.layer import canonical, split_heads
-from leansurgeon.surgery.plan.planning import Plan, target_specs
+from leansurgeon.surgery.plan.planning import Plan
 
 
 def resizes_heads(plan: Plan) -> bool:
@@ -25,10 +24,9 @@ class SplitTensors(Mapping[str, np.ndarray]):
     grow, by the weights alone where they shrink.
     """
 
-    def __init__(self, plan: Plan, source: Source) -> None:
-        self.plan, self.source = plan, source
-        specs = target_specs(source, plan.architecture, plan.after)
-        inside = [s for s in specs if s.layer is not None and s.role in (*canonical.ATTENTION_ROLES, "o")]
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.source = plan, plan.source
+        inside = [s for s in plan.result.specs if s.layer is not None and s.role in (*canonical.ATTENTION_ROLES, "o")]
         self.layers = {s.name: s.layer for s in inside}
         self.now: tuple[int, dict[str, np.ndarray]] = (-1, {})
 
@@ -50,7 +48,7 @@ class SplitTensors(Mapping[str, np.ndarray]):
         made = form(old.attention, after, score_gain=gain, rotary=canonical.rotary(self.source))
         new = replace(old, attention=made)
         shape = self.plan.after.with_(mlp_dim=self.plan.before.stages[stage].mlp_dim)  # the MLP is not ours
-        return canonical.pack(new, self.source, self.plan.architecture, shape, layer)
+        return canonical.pack(new, self.plan.result.at(shape), layer)
 
     def __contains__(self, name: object) -> bool:
         return name in self.layers  # without making the layer

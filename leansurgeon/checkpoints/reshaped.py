@@ -1,0 +1,118 @@
+"""A model at another shape: a family that holds it, its config, every tensor with its name and sizes. No torch.
+
+Made once by the plan and carried by it; whoever carries a plan out asks here and works nothing out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from leansurgeon.architectures.base import Architecture, Config, TensorSpec, sizes_of
+from leansurgeon.checkpoints.family import convert_config
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.shape import ParameterCount, Shape, evenly_per_stage
+
+# Roles whose tensors have the shape of the blocks also where they stand outside them (SigLIP's pooling head).
+FOLLOWERS = ("q", "k", "v", "qkv", "o", "up", "gate", "down")
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """`source` at another `shape`, held by `architecture`: its own family or the decoupled form of it."""
+
+    source: Source
+    architecture: Architecture
+    shape: Shape
+    kept: tuple[int, ...] | None = None  # the source layers that stay, where they are of several kinds
+
+    def at(self, shape: Shape) -> Reshaped:
+        """The same model at yet another shape, in the same family."""
+        return replace(self, shape=shape)
+
+    def keeping(self, layers: Sequence[int]) -> Reshaped:
+        """The same model made of these source layers, which matters where they are of several kinds."""
+        return replace(self, kept=tuple(layers)) if self.source.architecture.uneven else self
+
+    @cached_property
+    def converted(self) -> Config:
+        """The source's config as a config of the family, its shape still the source's."""
+        return convert_config(self.source.config, self.source.architecture, self.architecture)
+
+    def config(self, layers: Sequence[int] | None = None) -> Config:
+        """The config of the result; `layers` are the source layers that it keeps, where the config lists something for
+        every layer. Raises `UsageError` where no config can hold the shape.
+        """
+        return self.architecture.with_shape(self.converted, self.shape, layers)
+
+    @cached_property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Every tensor of the result: those outside the blocks as they are (but for an attention or MLP there, which
+        has the shape of the blocks), those of the first source layer at each new layer. Where
+        layers are of several kinds, those of the `kept` layers (by default layers at equal spacing).
+        """
+        source, shape, arch = self.source, self.shape, self.architecture
+        dims = arch.dims(self.converted, shape)
+        specs = [
+            replace(s, shape=sizes_of(" ".join(s.axes), dims)) if s.role in FOLLOWERS else s
+            for s in source.specs
+            if s.layer is None
+        ]
+        if source.architecture.uneven:
+            return (*specs, *self._uneven_blocks())
+        layer = 0
+        for s, (now, wanted) in enumerate(zip(source.shape.stages, shape.stages, strict=True)):
+            dims = arch.dims(self.converted, shape, s)
+            blocks = [
+                [(spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if in_block(spec, s, like)]
+                for like in range(min(2, now.depth))
+            ]
+            for j in range(wanted.depth):
+                # Only the first layer may differ from the others.
+                specs += [
+                    replace(spec, name=at_layer(spec, arch, j), shape=sizes, layer=layer, index=j)
+                    for spec, sizes in blocks[min(j, 1, now.depth - 1)]
+                ]
+                layer += 1
+        return tuple(specs)
+
+    def _uneven_blocks(self) -> Iterator[TensorSpec]:
+        """The tensors of every new layer, those that the source layer in its place has."""
+        source, arch, kept = self.source, self.architecture, self.kept
+        if kept is None or len(kept) != self.shape.depth:
+            kept = evenly_per_stage(source.shape, self.shape)
+        places = [(s, j) for s, stage in enumerate(self.shape.stages) for j in range(stage.depth)]
+        for layer, (s, j) in enumerate(places):
+            dims = arch.dims(self.converted, self.shape, s)
+            for spec in source.specs:
+                if spec.layer == kept[layer]:
+                    sizes = sizes_of(" ".join(spec.axes), dims)
+                    yield replace(spec, name=at_layer(spec, arch, j), shape=sizes, layer=layer, index=j)
+
+    @cached_property
+    def by_layer(self) -> dict[int | None, tuple[TensorSpec, ...]]:
+        """The tensors of every layer, counted through all stages; None holds those outside the blocks."""
+        found: dict[int | None, list[TensorSpec]] = {}
+        for spec in self.specs:
+            found.setdefault(spec.layer, []).append(spec)
+        return {layer: tuple(specs) for layer, specs in found.items()}
+
+    @property
+    def parameters(self) -> ParameterCount:
+        """Parameters by part, from the tensors' axes alone."""
+        parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
+        for spec in self.specs:
+            if spec.counted:
+                parts[spec.part] += spec.size
+        return ParameterCount(**parts)
+
+
+def in_block(spec: TensorSpec, stage: int, index: int) -> bool:
+    return spec.layer is not None and (spec.stage, spec.index) == (stage, index)
+
+
+def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:
+    """The name of a block tensor in another layer of its stage."""
+    pattern = architecture.blocks(spec.stage).layer
+    return spec.name.replace(pattern.format(i=spec.index), pattern.format(i=index), 1)

@@ -1,0 +1,32 @@
+"""Balance: when another basis for every head can be had, and what it promises (`layer.balance` finds it)."""
+
+from __future__ import annotations
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.surgery.layer import balance, canonical
+from leansurgeon.surgery.plan.operator import Operator
+
+
+def operator(source: Source) -> Operator:
+    """The operator for a source. Raises `UnsupportedModel` where its heads have no bases of their own, or where its
+    numbers are too coarse to stay the same function.
+    """
+    if reason := canonical.supported(source):
+        raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
+    coarse = {source.weights.entries[s.name].dtype for s in balance.inside(source.specs)} - {"F32", "F64"}
+    if coarse:
+        raise UnsupportedModel(
+            f"--balance is exact in fp32, and these weights are {', '.join(sorted(coarse))}: rounding them in another "
+            "basis would change the function.",
+            "Leave --balance out, or save an fp32 copy first.",
+        )
+    also = ", and of queries and keys" if balance.free_scores(source) else "; queries and keys keep theirs"
+    why = "" if balance.free_scores(source) else f" ({balance.why_not_scores(source)})"
+    says = f"another basis for values and outputs of every head, as well conditioned as can be{also}{why}"
+    return Operator("balance", "exact", says, {"scores": balance.free_scores(source)})
+
+
+def refuse_fresh(init: str) -> None:
+    """Raises `UsageError`: what starts afresh has no function that a change of basis could keep."""
+    raise UsageError(f"--balance keeps what a model computes, and --init {init} forgets it.", "Leave --balance out.")

@@ -1,0 +1,56 @@
+"""What a plan changes at which layer: stages, cuts, and layers that compute something else."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery.plan.planning import Plan
+
+
+def ranges(shape: Shape) -> list[range]:
+    """The layers of every stage, counted through all stages."""
+    ends = list(accumulate(stage.depth for stage in shape.stages))
+    return [range(end - stage.depth, end) for end, stage in zip(ends, shape.stages, strict=True)]
+
+
+def stage_number(shape: Shape, layer: int) -> int:
+    """The stage that a layer belongs to."""
+    return next(s for s, stage in enumerate(ranges(shape)) if layer in stage)
+
+
+def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:
+    """The stage of a source layer, before and after."""
+    number = stage_number(plan.before, layer)
+    return plan.before.stages[number], plan.after.stages[number]
+
+
+def is_near(plan: Plan, layer: int) -> bool:
+    """Whether the plan changes what a kept source layer computes, whatever stands before it."""
+    before, after = stages_of(plan, layer)
+    return after.heads < before.heads or after.mlp_dim < before.mlp_dim or after.head_dim < before.head_dim
+
+
+def divides_heads(plan: Plan, layer: int) -> bool:
+    """Whether heads of a kept source layer become smaller ones that are fitted to what they do."""
+    before, after = stages_of(plan, layer)
+    return after.head_dim < before.head_dim and plan.init == "transfer"
+
+
+def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
+    """The kept layers that are the first of their stage in the result and not in the source: no kept layer stands
+    before the gap that could take over what went, so these have to.
+    """
+    firsts = [(stage.start, next((i for i in kept if i in stage), stage.start)) for stage in ranges(before)]
+    return {first for start, first in firsts if first > start}
+
+
+def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
+    """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
+    stage.
+    """
+    found = []
+    for stage in ranges(before):
+        here = [i for i in kept if i in stage]
+        found += [following - 1 for following in [*here[1:], stage.stop]] if here else []
+    return found

@@ -1,0 +1,181 @@
+"""What all candidates of a calibrated surgery stand on: the plan, the source that is only read, the models that their
+blocks are filled into, and the sample data that is looked at. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.checkpoints.skeleton import Skeleton
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.data.batches import Batch, inner
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.plan.planning import Plan
+from leansurgeon.surgery.walk.changes import is_near
+
+Say = Callable[[str], None]
+PARTS = ("fit", "guard")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
+    names them; `heal` refits; `fit` is the number of local fitting steps per layer.
+    """
+
+    criterion: str = "auto"
+    keep: tuple[int, ...] | None = None
+    heal: bool = True
+    fit: int = 0
+    device: str = "cpu"
+    scratch: Path | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of the sample data that is looked at: batches and their masks by part, and whether that is all."""
+
+    seen: str  # "part" or "all"
+    batches: Mapping[str, list[Batch]]
+    masks: Mapping[str, list[Tensor | None]]
+    kept: dict[int, dict[str, Stream]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> View:
+        """So many tokens of every part, in whole batches (None: all)."""
+        batches = {part: some(getattr(calibration, part), tokens and tokens[part]) for part in PARTS}
+        masks = {part: [calibration.mask(b) for b in batches[part]] for part in PARTS}
+        return cls("part" if tokens else "all", batches, masks)
+
+    def streams(self, skeleton: Skeleton) -> dict[str, Stream]:
+        """New streams of all parts before the first block of a skeleton."""
+        return {part: Stream(skeleton, batches) for part, batches in self.batches.items()}
+
+    def standing(self, skeleton: Skeleton) -> dict[str, Stream]:
+        """Streams of a skeleton for those who only call its blocks and never move; made once."""
+        if id(skeleton) not in self.kept:
+            self.kept[id(skeleton)] = self.streams(skeleton)
+        return self.kept[id(skeleton)]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the teacher shows at one layer, whose block is filled: its streams before it, what the block gave by part,
+    and what its attention alone gave on the samples to fit, where that was asked for.
+    """
+
+    layer: int
+    streams: Mapping[str, Stream]
+    outputs: Mapping[str, list[Tensor]]
+    attention: list[Tensor]
+
+
+class Ground:
+    """The plan, the source as the teacher, and skeletons of the result. Raises `UnsupportedModel` for a source without
+    weights, or one that cannot be run block by block.
+    """
+
+    def __init__(
+        self, plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = lambda _: None
+    ) -> None:
+        self.plan, self.source, self.target = plan, plan.source, plan.target
+        if self.source.weights is None:
+            raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
+        self.calibration, self.options, self.say = calibration, options or Options(), say
+        self.teacher = Skeleton(self.source.config, self.source.architecture, self.options.device)
+        self.teacher.fill_outer(self.source.weights.float32)
+        self.results: dict[tuple[int, ...], Skeleton] = {}
+        self.result(plan.layers)
+        # BERT's classes are causal where their config makes them decoders.
+        arch = self.source.architecture
+        self.causal = arch.causal or bool(arch.flat(self.source.config).get("is_decoder"))
+        self.names = {id(entry): name for name, entry in self.source.weights.entries.items()}
+        self.by_layer: dict[int | None, list[TensorSpec]] = {}
+        for spec in self.source.specs:
+            self.by_layer.setdefault(spec.layer, []).append(spec)
+
+    @property
+    def heals(self) -> bool:
+        """Whether there is anything to heal."""
+        layers = range(self.plan.before.depth)
+        changed = self.plan.before.depth != self.plan.after.depth or any(is_near(self.plan, i) for i in layers)
+        return self.options.heal and changed
+
+    def spec(self, layer: int, role: str) -> TensorSpec:
+        """The first source tensor of a role in a layer."""
+        return next(s for s in self.by_layer[layer] if s.role == role)
+
+    def fill(self, layer: int, skeleton: Skeleton | None = None) -> None:
+        """A block of the source, in the teacher or in another skeleton of it."""
+        tensors = {spec.name: self.source.weights.float32(spec.name) for spec in self.by_layer[layer]}
+        (skeleton or self.teacher).fill(layer, tensors)
+
+    def beside(self, model: Reshaped, layers: tuple[int, ...] | None = None) -> Skeleton:
+        """A skeleton of another shape that shares with the teacher what stands outside the blocks."""
+        skeleton = Skeleton(model.config(layers), model.architecture, self.options.device)
+        skeleton.share_outer(self.teacher)
+        return skeleton
+
+    def result(self, kept: tuple[int, ...]) -> Skeleton:
+        """A skeleton of the result. One serves all candidates, unless the config lists something for every layer."""
+        key = kept if self.target.architecture.per_layer else ()
+        if key not in self.results:
+            self.results[key] = self.beside(self.target, kept)
+        return self.results[key]
+
+    @cached_property
+    def workshop(self) -> Skeleton:
+        """The source once more, its blocks for those who change them."""
+        skeleton = Skeleton(self.source.config, self.source.architecture, self.options.device)
+        skeleton.share_outer(self.teacher)
+        return skeleton
+
+    @cached_property
+    def wide_model(self) -> Reshaped:
+        """The model with twice the heads, key/value heads and units in every layer, for two layers in one.
+
+        Raises `UnsupportedModel` where no family holds it.
+        """
+        source, arch = self.source, self.source.architecture
+        doubled = (
+            replace(s, heads=2 * s.heads, kv_heads=2 * s.kv_heads, mlp_dim=2 * s.mlp_dim) for s in source.shape.stages
+        )
+        shape = Shape(tuple(doubled))
+        if not arch.holds(source.shape, shape):
+            if arch.decoupled is None:
+                raise UnsupportedModel(
+                    f"Layers cannot be fused: no {arch.name} can hold twice the heads of the same size.",
+                    "Use another --method.",
+                )
+            arch = architectures.known()[arch.decoupled]
+        return Reshaped(source, arch, shape)
+
+    @cached_property
+    def wide(self) -> Skeleton:
+        """A skeleton of `wide_model`, its blocks empty."""
+        return self.beside(self.wide_model)
+
+    @cached_property
+    def wide_source(self) -> Source:
+        """`wide_model` as a source of that shape, without its weights."""
+        model = self.wide_model
+        return replace(self.source, config=model.config(), architecture=model.architecture, specs=model.specs)
+
+
+def some(batches: list[Batch], tokens: int | None) -> list[Batch]:
+    """Batches at equal spacing (sentences lie by length) that hold about so many tokens; an image counts as 64."""
+    sizes = [b["input_ids"].numel() if "input_ids" in b else 64 * len(next(iter(b.values()))) for b in batches]
+    if tokens is None or tokens >= sum(sizes):
+        return list(batches)
+    return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * tokens / sum(sizes))))]
