@@ -16,8 +16,8 @@ from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.inspection import inspect
+from leansurgeon.shape import evenly
 from leansurgeon.surgery.check.doctor import examine
-from leansurgeon.surgery.plan.drop_layers import evenly
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out

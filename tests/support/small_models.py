@@ -27,5 +27,5 @@ OURS = {
 
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
-    carry_out(plan(source, Wanted(**{"init": "fresh-attention"} | wanted), seed=0), source, out, check=False)
+    carry_out(plan(source, Wanted(**{"init": "fresh-attention"} | wanted), seed=0), out, check=False)
     return out

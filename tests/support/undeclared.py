@@ -33,7 +33,7 @@ def shrunk(source: Path, target: Path, keep: str | None = None, **wanted: Any) -
     """The product's own cut, in this process, as it was planned."""
     opened = open_source(str(source))
     made = plan(opened, Wanted(**wanted), method=Method(keep=keep) if keep else None)
-    carry_out(made, opened, target, check=False)
+    carry_out(made, target, check=False)
     return made
 
 

@@ -16,9 +16,8 @@ from leansurgeon.checkpoints.model import initialise, load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa.blocks import measure
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.shape import Shape, Stage, evenly_per_stage
 from leansurgeon.surgery.check.doctor import examine
-from leansurgeon.surgery.plan.drop_layers import evenly_per_stage
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
