@@ -11,8 +11,8 @@ from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan import drop_layers, heads
+from leansurgeon.shape import Stage, evenly
+from leansurgeon.surgery.plan import heads
 from leansurgeon.surgery.plan.method import Method, kept_numbers
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -34,9 +34,9 @@ def test_a_list_of_layers_that_makes_no_sense_is_refused(text, says):
 
 
 def test_last_of_each_group_is_the_mirror_of_the_first():
-    assert drop_layers.evenly(6, 3) == (0, 2, 4)
-    assert drop_layers.evenly(6, 3, last=True) == (1, 3, 5)
-    assert drop_layers.evenly(12, 10, last=True)[-1] == 11
+    assert evenly(6, 3) == (0, 2, 4)
+    assert evenly(6, 3, last=True) == (1, 3, 5)
+    assert evenly(12, 10, last=True)[-1] == 11
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from leansurgeon.checkpoints import load, prove, reload_check
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.surgery.plan import drop_layers
+from leansurgeon.shape import evenly
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -224,11 +224,11 @@ def test_shards_are_read_and_tied_tensors_stay_tied(tmp_path):
 
 
 def test_even_choice_of_layers():
-    assert drop_layers.evenly(6, 3) == (0, 2, 4)
-    assert drop_layers.evenly(12, 7) == (0, 1, 3, 5, 6, 8, 10)
+    assert evenly(6, 3) == (0, 2, 4)
+    assert evenly(12, 7) == (0, 1, 3, 5, 6, 8, 10)
     for depth in range(1, 40):
         for keep in range(1, depth + 1):
-            kept = drop_layers.evenly(depth, keep)
+            kept = evenly(depth, keep)
             gaps = np.diff([*kept, depth + kept[0]])
             assert len(set(kept)) == keep and gaps.max() - gaps.min() <= 1
 
