@@ -36,8 +36,11 @@ def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -
 
 def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:
     """The first kept layer that would lose a tensor where it becomes the first of its stage, whose first layer has none
-    (ModernBERT's has no norm before its attention), and that tensor's name in the source.
+    (ModernBERT's has no norm before its attention), and that tensor's name in the source. None where every layer brings
+    tensors of its own kind.
     """
+    if source.architecture.uneven:
+        return None
     start = 0
     if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
         return None
