@@ -21,7 +21,7 @@ def carry_out_job(job: Job) -> Summary:
     torch.set_num_threads(job.threads)
     changes = job.experiment.source_config or None
     source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
-    carry_out(start_of(job, source), source, job.start, force=True, check=job.prove)
+    carry_out(start_of(job, source), job.start, force=True, check=job.prove)
     return train_on(
         job.processes,
         job.experiment.training(transferred=job.transferred, arm=job.arm),
@@ -40,11 +40,13 @@ def start_of(job: Job, source: Source) -> Decided:
     """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
     from leansurgeon.surgery.shrink import decide
 
-    near = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate).exactness == "near"
+    steps = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate)
     data = None
-    if near and job.calibrate and source.learned:
+    if steps.exactness == "near" and job.calibrate and source.learned:
         from leansurgeon.measure.data.calibration import from_task
 
         task = job.experiment.task_of(job.arm)
         data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
-    return decide(source, job.wanted, job.seed, job.method, data)
+    if data is None and job.calibrate:
+        steps = plan(source, job.wanted, job.seed, job.method)
+    return decide(steps, data)

@@ -123,7 +123,7 @@ def through_the_product(name: str, library: Any, small: dict[str, Any], scratch:
         return Row(**(row.as_dict() | {"why": "nothing may change"}))
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
     made = plan(source, Wanted(**asked), method=method)
-    carry_out(made, source, scratch / "cut", check=False)
+    carry_out(made, scratch / "cut", check=False)
     given = inputs.example(model, small, seed=SEED)
     theirs = outputs(by_plain_library(model, scratch / "cut", made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]

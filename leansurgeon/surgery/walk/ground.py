@@ -158,7 +158,7 @@ class Ground:
                     f"Layers cannot be fused: no {arch.name} can hold twice the heads of the same size.",
                     "Use another --method.",
                 )
-            arch = architectures.known()[arch.decoupled]
+            arch = architectures.decoupled(arch)
         return Reshaped(source, arch, shape)
 
     @cached_property
