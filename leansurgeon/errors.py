@@ -82,7 +82,7 @@ def memory_is_short(error: BaseException) -> bool:
     """Whether an error means that the machine's memory is used up (torch raises a bare RuntimeError on a CPU, and on a
     GPU where cuBLAS or cuDNN find no room for themselves).
     """
-    words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED", "bad_alloc", "cublasCreate")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 

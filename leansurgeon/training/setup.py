@@ -35,6 +35,9 @@ from leansurgeon.training.watch.progress import Progress
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from leansurgeon.checkpoints.model import Loaded
+    from leansurgeon.training.recipe.settings import Train
+
 COMPILE_BACKEND: str | None = None  # torch's default
 
 
@@ -72,17 +75,8 @@ def ready(
     accelerator = engine.start(cpu=cpu, train=recipe.train, say=progress.say)
     council = Council(accelerator.num_processes, accelerator.process_index)
     origin = council.share(lambda: resume.origin_of(model_dir))
-    found = council.share(
-        lambda: resume.point(
-            run_dir,
-            recipe,
-            origin,
-            resume=resume_from,
-            anyway=resume_anyway,
-            replace=replace,
-            say=progress.say,
-        )
-    )
+    how = {"resume": resume_from, "anyway": resume_anyway, "replace": replace, "say": progress.say}
+    found = council.share(lambda: resume.point(run_dir, recipe, origin, **how))
     saved = checkpoint.read_state(found) if found else None
     if task is None:
         with accelerator.local_main_process_first():
@@ -91,21 +85,40 @@ def ready(
         task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
     if saved:
         resume.check_data(saved, state.data_of(task), state.entry_of(task), anyway=resume_anyway)
-    scheme = plan.make(
-        recipe.train,
-        task.size("train"),
-        council.processes,
-        micro_limit=saved["micro"] if saved else None,
-        cut_short=limit_batches is not None,
-    )
-    if loaded is None:
-        loaded = starting.loaded(recipe, model_dir, task)
+    limits = {"micro_limit": saved["micro"] if saved else None, "cut_short": limit_batches is not None}
+    scheme = plan.make(recipe.train, task.size("train"), council.processes, **limits)
+    with guards.memory_explained(accelerator, lambda: guards.SMALLER):
+        if loaded is None:
+            loaded = starting.loaded(recipe, model_dir, task)
+        run = _assembled(recipe, model_dir, run_dir, progress, task, loaded, scheme, accelerator, council, origin)
+        _fit(run)
+    _occupy(run, found, saved, replace)
+    progress.say(_sentence(run, found))
+    crowd = recipe.train.workers * int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
+    if crowd > _cores():
+        cores = plural(_cores(), "core")
+        progress.say(f"{crowd} data workers share {cores} here; fewer may be faster: --set train.workers=...")
+    return run
+
+
+def _assembled(
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    run_dir: Path,
+    progress: Progress,
+    task: tasks.Task,
+    loaded: Loaded,
+    scheme: plan.Plan,
+    accelerator: Accelerator,
+    council: Council,
+    origin: dict[str, str],
+) -> Run:
+    """Everything that a training uses, in memory; its folder is not touched yet."""
     sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
     twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
     trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
     progress.steps = None if scheme.timed else scheme.steps
-    log = runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None)
-    run = Run(
+    return Run(
         recipe,
         run_dir,
         task,
@@ -117,34 +130,38 @@ def ready(
         Stops(council),
         progress,
         PeakMemory(accelerator.device),
-        log,
+        runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None),
         History(),
         origin,
         trackers=trackers.Trackers(recipe, run_dir, main=False),
         twin=twin,
     )
-    _fit(run)
+
+
+def _occupy(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
+    """Take the run folder and put the training where its checkpoint left it. The last thing of all: a training that is
+    refused leaves no folder in the way of the next try. Whatever fails here, the folder is let go.
+    """
+    council = run.council
     if not found:
-        council.everywhere(lambda: _check_room(run) if council.rank == 0 else None)
-    # Last: a training that is refused leaves no folder in the way of the next try.
-    run.lock = council.everywhere(lambda: _take(run, found, saved, replace) if council.rank == 0 else None)
-    run.place = runfolder.place_of(run_dir)
-    if found:
-        council.everywhere(lambda: state.restore(run, found, saved))
-        state.look_at_best(run)
-        run.history.resumed.append(run.history.done)
-    run.trackers = trackers.Trackers(recipe, run_dir, main=council.rank == 0)
-    progress.say(_sentence(run, found))
-    crowd = recipe.train.workers * int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
-    if crowd > _cores():
-        cores = plural(_cores(), "core")
-        progress.say(f"{crowd} data workers share {cores} here; fewer may be faster: --set train.workers=...")
-    return run
+        council.everywhere(lambda: _check_room(run) if run.main else None)
+    try:
+        council.everywhere(lambda: _take(run, found, saved, replace) if run.main else None)
+        run.place = runfolder.place_of(run.folder)
+        if found:
+            with guards.memory_explained(run.trainer.accelerator, lambda: guards.SMALLER):
+                council.everywhere(lambda: state.restore(run, found, saved))
+            state.look_at_best(run)
+            run.history.resumed.append(run.history.done)
+        run.trackers = trackers.Trackers(run.recipe, run.folder, main=run.main)
+    except BaseException:
+        runfolder.release(run.lock)
+        raise
 
 
 def make_trainer(
     recipe: TrainingRecipe,
-    loaded: Any,
+    loaded: Loaded,
     task: tasks.Task,
     accelerator: Accelerator,
     scheme: plan.Plan,
@@ -155,21 +172,7 @@ def make_trainer(
     weights among the processes or not.
     """
     train, device = recipe.train, accelerator.device
-    family = type(loaded.model).__name__
-    if train.label_smoothing and task.head not in ("image-classification", "sequence-classification"):
-        raise UsageError(
-            f"label_smoothing is for classification, and task '{task.name}' is {task.head}.",
-            "Leave train.label_smoothing out.",
-        )
-    mixing = Mixing(train, task) if train.mixes else None
-    if train.dropout is not None:
-        dropout.apply(loaded.model, train.dropout, family)
-    if train.drop_path:
-        stochastic_depth.apply(loaded.model, train.drop_path, family)
-    if train.activation_checkpointing:
-        engine.checkpoint_activations(loaded.model, family)
-    if train.lora:
-        lora.apply(loaded, train.lora, task)
+    mixing = _changed_for(train, task, loaded)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)
@@ -186,17 +189,7 @@ def make_trainer(
         return made.train()
 
     scored = scored_of(loaded).to(device)
-    judged = scored
-    if average is not None:
-        learned = distillation.of_copy(average.loaded) if distillation and task.head == distill.FEATURES else None
-        judged = Scored(
-            average.loaded,
-            task,
-            precision=train.precision,
-            distillation=learned,
-            sparse_prediction=train.sparse_prediction,
-        )
-        judged.to(device).eval()
+    judged = scored if average is None else _judging(average.loaded, train, task, distillation).to(device).eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
         copied = shards.rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
@@ -223,6 +216,35 @@ def make_trainer(
         rehearsal=rehearsal,
     )
     return trainer, judged, loaded if average is None else average.loaded
+
+
+def _judging(averaged: Loaded, train: Train, task: tasks.Task, distillation: distill.Distillation | None) -> Scored:
+    """The moving average as a module that is evaluated; where a task has no labels, the teacher judges it, too."""
+    learned = distillation.of_copy(averaged) if distillation and task.head == distill.FEATURES else None
+    options = {"precision": train.precision, "sparse_prediction": train.sparse_prediction}
+    return Scored(averaged, task, distillation=learned, **options)
+
+
+def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | None:
+    """Set the model as the recipe wants it trained: dropout, drop path, checkpointed activations; what mixes samples,
+    if anything does. Raises `UsageError` for what does not go together with the task or the model.
+    """
+    family = type(loaded.model).__name__
+    if train.label_smoothing and task.head not in ("image-classification", "sequence-classification"):
+        raise UsageError(
+            f"label_smoothing is for classification, and task '{task.name}' is {task.head}.",
+            "Leave train.label_smoothing out.",
+        )
+    mixing = Mixing(train, task) if train.mixes else None
+    if train.dropout is not None:
+        dropout.apply(loaded.model, train.dropout, family)
+    if train.drop_path:
+        stochastic_depth.apply(loaded.model, train.drop_path, family)
+    if train.activation_checkpointing:
+        engine.checkpoint_activations(loaded.model, family)
+    if train.lora:
+        lora.apply(loaded, train.lora, task)
+    return mixing
 
 
 def _compile(module: torch.nn.Module) -> torch.nn.Module:
@@ -283,13 +305,13 @@ def _most_at_once(run: Run) -> int:
     return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
 
 
-def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> int | None:
+def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
     """Take hold of the run folder: a new one is made, one that is continued gets the recipe as it is now."""
     if found is None:
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
         runfolder.create(run.folder, replace=replace or checkpoint_free(run.folder))
-    handle = runfolder.hold(run.folder)
+    run.lock = runfolder.hold(run.folder)
     if found is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
         runfolder.write_text(run.folder / runfolder.RECIPE, dump(run.recipe))
     # Torn, or beyond the one that was asked for: they will be written again.
@@ -299,7 +321,6 @@ def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: b
         run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {found.name}.")
     for path in later:
         runfolder.discard(path)
-    return handle
 
 
 def checkpoint_free(folder: Path) -> bool:

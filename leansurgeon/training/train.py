@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from leansurgeon import tasks
-from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory
+from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.training import budget, judge, setup, state
 from leansurgeon.training.data import feed
 from leansurgeon.training.due import Due, after_step, by_clock
 from leansurgeon.training.finish import finish
-from leansurgeon.training.processes import engine, launch, signals
+from leansurgeon.training.processes import launch, signals
 from leansurgeon.training.processes.agree import lost_others
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
@@ -85,7 +85,7 @@ def train(
     )
     run.history.started = run.history.started or datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        with signals.listening(run.stops):
+        with signals.listening(run.stops), guards.memory_explained(run.trainer.accelerator, lambda: _smaller(run)):
             if run.plan.timed or began is not None:
                 budget.fit(run, began)
             _train(run)
@@ -95,13 +95,6 @@ def train(
         kept = f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}" if best else ""
         progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
         raise
-    except torch.OutOfMemoryError as error:
-        micro = run.plan.micro
-        less = max((size for size in range(1, micro // 2 + 1) if micro % size == 0), default=1)
-        raise OutOfMemory(
-            f"{engine.device_name(run.trainer.accelerator)} has too little memory for a micro batch of {micro}.",
-            f"Try --set train.micro_batch={less}: the global batch of {run.plan.batch} stays the same.",
-        ) from error
     except RuntimeError as error:
         told = feed.dead_worker(error) or lost_others(error)
         if told is None:
@@ -111,6 +104,14 @@ def train(
         progress.clear()
         run.trackers.close()
         runfolder.release(run.lock)
+
+
+def _smaller(run: Run) -> tuple[str, str]:
+    """For what a step had too little memory, and what to do."""
+    micro = run.plan.micro
+    less = max((size for size in range(1, micro // 2 + 1) if micro % size == 0), default=1)
+    hint = f"Try --set train.micro_batch={less}: the global batch of {run.plan.batch} stays the same."
+    return f"a micro batch of {micro}", hint
 
 
 def _train(run: Run) -> None:

@@ -127,7 +127,7 @@ def test_evaluation_before_the_first_step_best_and_last(tmp_path):
     ]
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
     assert summary["memory"]["kind"] == "process peak RSS" and summary["memory"]["bytes"] > 2**24
-    assert summary["throughput"] == pytest.approx(16 * 8 / summary["step_ms"] * 1000) and summary["status"] == "done"
+    assert summary["throughput_unit"] == "tokens/s" and summary["status"] == "done"  # its value: test_speed.py
 
 
 def test_13_samples_in_batches_of_4_are_counted_once(tmp_path):

@@ -11,11 +11,24 @@ import numpy as np
 from leansurgeon.tasks import Task
 
 
-class Limited:
-    """A task that shows the first samples of each split only; everything else is the task itself."""
+class Instead:
+    """Stands for a task: whatever a class below does not change is the task itself."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        if "_task" not in self.__dict__:  # while a worker process takes it out of its pickle
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+
+class Limited(Instead):
+    """Shows the first samples of each split only."""
 
     def __init__(self, task: Task, train: int, evaluation: int) -> None:
-        self._task, self._most = task, {"train": train, "eval": evaluation, "test": evaluation}
+        super().__init__(task)
+        self._most = {"train": train, "eval": evaluation, "test": evaluation}
 
     def size(self, split: str) -> int:
         return min(self._task.size(split), self._most.get(split, self._task.size(split)))
@@ -23,16 +36,14 @@ class Limited:
     def describe(self) -> dict[str, Any]:
         return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_task"], name)
 
-
-class Sampled:
-    """A task that shows `samples` of the evaluation split, evenly spread; everything else is the task itself."""
+class Sampled(Instead):
+    """Shows `samples` of the evaluation split, evenly spread."""
 
     def __init__(self, task: Task, samples: int) -> None:
         size = task.size("eval")
-        self._task = self.whole = task
+        super().__init__(task)
+        self.whole = task
         self._rows = np.unique(np.linspace(0, size - 1, min(samples, size)).round().astype(np.int64))
 
     def size(self, split: str) -> int:
@@ -44,6 +55,3 @@ class Sampled:
 
     def describe(self) -> dict[str, Any]:
         return self._task.describe() | {"eval_samples": len(self._rows), "eval_sampled_of": self._task.size("eval")}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_task"], name)

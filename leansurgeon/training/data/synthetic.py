@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leansurgeon.training.data.limit import Instead
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,17 +27,14 @@ SIZES = {
 _ANY = 2**40  # where nobody knows: more than a batch
 
 
-class Synthetic:
+class Synthetic(Instead):
     """Stands in for `task`, whose data is not there. `know` must have been called before `batch`."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        super().__init__(task)
         self.sizes = _sizes(task)
         self.sized = self.sizes is not None
         self._config: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_task"], name)
 
     def size(self, split: str) -> int:
         return self.sizes[split == "eval"] if self.sizes else _ANY

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leansurgeon import errors
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, memory_is_short
 from leansurgeon.training.processes.engine import COLLECTIVE_TIMEOUT
 
 
@@ -98,7 +98,8 @@ class Council:
 def _told(error: Exception) -> tuple[str, str, str | None]:
     if isinstance(error, LeanSurgeonError):
         return type(error).__name__, error.message, error.hint
-    return "LeanSurgeonError", f"{type(error).__name__}: {error}", None
+    kind = "OutOfMemory" if memory_is_short(error) else "LeanSurgeonError"
+    return kind, f"{type(error).__name__}: {error}", None
 
 
 def _raised(kind: str, message: str, hint: str | None) -> LeanSurgeonError:

@@ -189,7 +189,10 @@ def verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
     left = [path for path in left if json.loads(path.read_text())["kind"] != LostOthers.__name__]
     if not left:
-        return _WithoutAWord("A worker process ended without a word; it may have been killed for its memory.")
+        return _WithoutAWord(
+            "A worker process ended without a word; it may have been killed for its memory.",
+            "A training goes on from its last checkpoint with the same command and --resume auto.",
+        )
     said = json.loads(left[0].read_text())
     kind = getattr(errors, said["kind"], None)
     if kind is not None:

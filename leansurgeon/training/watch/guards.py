@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,8 @@ from leansurgeon.training.processes import engine
 from leansurgeon.training.update import optimizer
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from leansurgeon.training.plan import Plan
     from leansurgeon.training.processes.agree import Council
     from leansurgeon.training.update.step import Trainer
@@ -109,6 +112,23 @@ def fit_memory(
             )
         say(f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
         trainer.plan = less
+
+
+@contextmanager
+def memory_explained(accelerator: Accelerator, advice: Callable[[], tuple[str, str]]) -> Iterator[None]:
+    """Wherever memory runs out inside (the device's, cuBLAS's, this machine's), raise `OutOfMemory` with what `advice`
+    says: for what there was too little, and what to do.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
+            raise
+        what, hint = advice()
+        raise OutOfMemory(f"{engine.device_name(accelerator)} has too little memory for {what}.", hint) from error
+
+
+SMALLER = ("the model", "Try --set train.precision=bf16 or train.activation_checkpointing=true, or a smaller model.")
 
 
 def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:

@@ -170,7 +170,8 @@ def test_a_failure_on_one_process_ends_all_and_is_one_sentence_each(tmp_path):
     error = launch.verdict(tmp_path, tmp_path / "run")
     assert isinstance(error, UsageError) and error.message == "picture.jpg cannot be read."
     (tmp_path / "rank1.json").unlink()
-    assert "ended without a word" in launch.verdict(tmp_path, tmp_path / "run").message
+    killed = launch.verdict(tmp_path, tmp_path / "run")
+    assert "ended without a word" in killed.message and "--resume auto" in killed.hint
 
 
 SAYS = {  # error, who says it of: process 0; 1 on the same machine; 8, the first of a second machine

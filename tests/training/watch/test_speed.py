@@ -1,0 +1,121 @@
+"""Step time, throughput, data wait, MFU and ETA under a clock that only the test moves."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from leansurgeon.training import due, judge, state
+from leansurgeon.training.train import train
+from leansurgeon.training.watch import flops, window
+from leansurgeon.training.watch.progress import Progress
+from tests.support.training_standin import StandIn, WordModel, Words, recipe
+
+FETCH, FORWARD, SCORE = 0.25, 0.75, 0.5  # seconds of a training batch, of its forward pass, of an evaluation batch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    for module in (due, judge, state, window):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def slow(clock: Clock) -> tuple[Words, StandIn]:
+    class Timed(Words):
+        def batch(self, split, indices, **rest):
+            clock.now += FETCH if split == "train" else SCORE
+            return super().batch(split, indices, **rest)
+
+    class Model(WordModel):
+        def forward(self, ids_BT):
+            clock.now += FORWARD if self.training else 0.0
+            return super().forward(ids_BT)
+
+    torch.manual_seed(0)
+    return Timed(), StandIn(Model())
+
+
+def test_every_figure_of_speed_is_what_the_clock_says(clock, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(Progress, "step", lambda self, done, **figures: shown.append({"done": done} | figures))
+    monkeypatch.setattr(flops, "peak", lambda name, precision: 1000.0)
+    monkeypatch.setattr(flops, "of_training", lambda *rest, **options: 6.25)
+    task, loaded = slow(clock)
+    settings = {"log_every": 2, "micro_batch": 8, "checkpoint": {"every": "3st"}}  # two micro batches a step
+    options = {"loaded": loaded, "task": task, "cpu": True, "say": lambda text: None}
+    summary = train(recipe(**settings), tmp_path, tmp_path / "run", **options)
+    step = 2 * (FETCH + FORWARD)
+    evaluation = 4 * SCORE  # 13 samples, four at a time
+    assert summary.step_ms == pytest.approx(1000 * step) and summary.data_wait == pytest.approx(0.25)
+    assert summary.throughput == pytest.approx(16 * 8 / step) and summary.throughput_unit == "tokens/s"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    of_steps = [row for row in rows if row["type"] == "train"]
+    assert [row["step_ms"] for row in of_steps] == [2000.0] * 4
+    assert [row["data_wait"] for row in of_steps] == [0.25] * 4
+    # 16 samples of 6.25 operations in 2 seconds, of 1000 a second at most.
+    assert [figures["mfu"] for figures in shown] == pytest.approx([0.05] * 4)
+    assert [figures["rate"] for figures in shown] == pytest.approx([16 * 8 / step] * 4)
+    assert [figures["waiting"] for figures in shown] == pytest.approx([0.25] * 4)
+    # What an evaluation takes is known from the fourth step's on; then the last one is left.
+    assert [figures["done"] for figures in shown] == [2, 4, 6, 8]
+    assert [figures["eta"] for figures in shown] == pytest.approx([6 * step, 4 * step, 2 * step + evaluation, 0.0])
+
+
+def test_time_that_goes_by_between_steps_is_in_no_step(clock):
+    seen = window.Window()
+    seen.begin()
+    with seen.waiting():
+        clock.now += 1.0
+    clock.now += 2.0
+    seen.add(torch.tensor([3.0, 4.0, 5.0]))
+    with seen.paused():
+        clock.now += 100.0
+    look = seen.look()
+    assert look == ([[3.0, 4.0, 5.0]], 1, 3.0, 1.0) and look.waiting == pytest.approx(1 / 3)
+    assert seen.rows == [] and seen.values() == []
+    seen.add(torch.zeros(3))
+    clock.now += 7.0
+    assert seen.look()[1:] == (1, 7.0, 0.0)
+
+
+def test_rows_of_a_checkpoint_are_read_and_not_counted_as_taken(clock):
+    seen = window.Window([torch.ones(3)])
+    seen.begin()
+    seen.add(torch.zeros(3))
+    assert seen.values() == [[1.0] * 3, [0.0] * 3]
+    assert seen.look().steps == 1
+
+
+@pytest.mark.parametrize(
+    ("every", "done", "left"), [("4st", 0, 2), ("4st", 3, 2), ("4st", 4, 1), ("4st", 8, 0), ("3st", 5, 2), ("1h", 5, 1)]
+)
+def test_evaluations_that_are_left(every, done, left):
+    from leansurgeon.training import plan
+
+    made = plan.make(recipe(eval={"every": every, "batch": 4}).train, 64, 1)
+    assert made.evaluations_left(done) == left
+    assert left == sum(made.evaluate_after(step) for step in range(done + 1, made.steps + 1))
+
+
+def test_mfu_is_unknown_where_the_device_or_the_model_is():
+    from leansurgeon.training.watch import speed
+
+    run = SimpleNamespace(
+        peak_flops=100.0, flops_per_sample=2.0, tokens_per_sample=4, plan=SimpleNamespace(processes=2)
+    )
+    assert speed.mfu(run, 80.0) == pytest.approx(80 / 4 * 2 / 100 / 2)
+    run.peak_flops = None
+    assert speed.mfu(run, 80.0) is None
