@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CHUNK = 8 << 20  # large, since a thread that lets Python go may wait 5 ms for its turn
-running: dict[tuple, Hashing] = {}
+running: dict[Identity, Hashing] = {}
 
 
 class Hashing(threading.Thread):
@@ -37,10 +38,37 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def identity(path: Path) -> tuple:
-    """A file as it is now: its place, size and time of change."""
+@dataclass(frozen=True)
+class Identity:
+    """A file as it was at a moment: its place, number, size, and times of its last writing and change."""
+
+    place: Path
+    number: int
+    size: int
+    written: int
+    changed: int  # of what the system keeps of it, too: nobody can set this one back
+
+
+def identity(path: Path) -> Identity:
     state = path.stat()
-    return path.resolve(), state.st_size, state.st_mtime_ns
+    return Identity(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+def changed_since(path: Path, before: Identity) -> bool:
+    """Whether the content of a file may be another one than it was. A new link to it or another mode is no change
+    where a digest of it as it was is at hand.
+    """
+    try:
+        now = identity(path)
+    except OSError:
+        return True
+    if now == before:
+        return False
+    begun = running.get(before)
+    if begun is None or replace(now, changed=before.changed) != before:
+        return True
+    begun.join()
+    return begun.digest is None or digest(path) != begun.digest
 
 
 def begin(source: str) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.checkpoints import companions, trust, unpacked
+from leansurgeon.checkpoints.digests import Identity, changed_since, identity
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
@@ -47,6 +48,8 @@ class Source:
     files: tuple[Path, ...] = ()  # the weight files as the user has them, before any conversion
     record: SurgeryRecord | None = field(default=None, compare=False)  # its surgery.json, where there is one
     record_trouble: str = ""  # why its surgery.json cannot be read
+    # Its files as they were when they were opened.
+    seen: Mapping[Path, Identity] = field(default_factory=dict, repr=False, compare=False)
     held: ExitStack | None = field(default=None, repr=False, compare=False)  # temporary folders of converted weights
 
     @property
@@ -141,6 +144,7 @@ def from_folder(
 ) -> Source:
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
         path = path / "model"  # a run folder
+    seen = {file: identity(file) for file in read_from(path)}  # before the first of them is read
     name, original, config = name or str(path), path, read_config(path)
     notes = (f"revision {path.name}",) if kind == "hub" and path.parent.name == "snapshots" else ()
     record, trouble = record_of(path)
@@ -180,7 +184,36 @@ def from_folder(
         files=files,
         record=record,
         record_trouble=trouble,
+        seen=seen,
     )
+
+
+def read_from(path: Path) -> list[Path]:
+    """The files of a folder that decide what the model computes."""
+    kinds = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.pt", "*.pth")
+    return sorted({file for kind in kinds for file in path.glob(kind) if file.is_file()})
+
+
+@contextmanager
+def unchanged(source: Source) -> Iterator[None]:
+    """Notice when files of a source change while the block reads them, whatever that led to. Raises
+    `LeanSurgeonError` that names the first.
+    """
+    try:
+        yield
+    except Exception as error:
+        refuse_changed(source, error)
+        raise
+    refuse_changed(source)
+
+
+def refuse_changed(source: Source, cause: Exception | None = None) -> None:
+    for file, before in source.seen.items():
+        if changed_since(file, before):
+            raise LeanSurgeonError(
+                f"{file} has changed since it was opened, so what was read is of neither version.",
+                "Nothing was kept. Run the command again when nobody writes there.",
+            ) from cause
 
 
 def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
@@ -204,6 +237,8 @@ def read_config(path: Path) -> Config:
     if not file.exists():
         raise unpacked.of_folder(path)
     config = jsonfile.read_object(file, raising=UnsupportedModel)
+    if not trust.allowed():
+        trust.refuse_kernels(config, path)
     if "quantization_config" in config:
         quantised = config["quantization_config"]
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised

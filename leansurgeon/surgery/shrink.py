@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
-from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
@@ -83,7 +83,7 @@ def carry_out(
     decided = plan if isinstance(plan, Decided) else Decided(plan)
     steps, source = decided.plan, decided.plan.source
     check_apart(folder, source.folder)
-    with output_folder(folder, force=force) as aside:
+    with output_folder(folder, force=force) as aside, unchanged(source):
         try:
             chosen = apply(steps, aside, decided.edits)
         except (MemoryError, RuntimeError) as error:

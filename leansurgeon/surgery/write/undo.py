@@ -25,7 +25,7 @@ from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
-from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.surgery.plan.class_attention import follow
@@ -203,7 +203,7 @@ def carry_out(
     undone.
     """
     check_apart(folder, steps.source.folder)
-    with output_folder(folder, force=force) as aside:
+    with output_folder(folder, force=force) as aside, unchanged(steps.source):
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.architecture)
         companions.copy(steps.source.folder, aside)
