@@ -11,6 +11,7 @@ from pathlib import Path
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints import trust
+from leansurgeon.checkpoints.places import without_place
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading import jsonfile
 
@@ -46,7 +47,7 @@ def write_config(folder: Path, config: Config, architecture: Architecture) -> No
     """config.json and, where the family needs it, the modelling file with its `auto_map`; where the user allowed a
     checkpoint's own code, that in its place.
     """
-    module, config = modelling_file(architecture), trust.as_written(config)
+    module, config = modelling_file(architecture), without_place(trust.as_written(config))
     if architecture.code:
         of_code = jsonfile.read_object(architecture.code / "config.json", raising=UnsupportedModel)
         for file in trust.code_files(architecture.code, of_code):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import leansurgeon
-from leansurgeon.checkpoints import record, trust
+from leansurgeon.checkpoints import record, trust, whereabouts
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.report_numbers import sentence
@@ -63,6 +63,7 @@ def write_surgery(
     """
     origin, exact = origin_of(source), plan.get("exactness") == "exact"
     before = source.record.history if source.record else ()
+    whereabouts.remember(origin, source.files[0].parent if source.files and source.kind == "folder" else None)
     found = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     return record.write(
         folder,

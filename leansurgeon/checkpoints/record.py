@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.reading import jsonfile
@@ -329,9 +330,27 @@ def read_if_whole(folder: Path | None) -> SurgeryRecord | None:
 
 
 def write(folder: Path, record: SurgeryRecord) -> SurgeryRecord:
-    """Write the record of a folder, whole or not at all; returns it."""
+    """Write the record of a folder, whole or not at all; returns it as it stands there, without absolute paths."""
+    record = published(record)
     write_durably(folder / NAME, json.dumps(record.as_dict(), indent=2) + "\n")
     return record
+
+
+def published(record: SurgeryRecord) -> SurgeryRecord:
+    """The record without a word on where things lie on this machine."""
+    source = record.source
+    name = source.name if source.kind in ("hub", "timm", "preset") else public(source.name)
+    config = record.source_config
+    return replace(
+        record,
+        source=replace(source, name=name, notes=tuple(without_places(source.notes))),
+        plan=without_places(record.plan),
+        history=tuple(without_places(record.history)),
+        decided=without_places(record.decided),
+        source_config=None if config is None else without_place(config),
+        source_surgery=record.source_surgery and published(record.source_surgery),
+        restored=record.restored and published(record.restored),
+    )
 
 
 # -- small parts -----------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def resolve_source(
         return from_timm(source.removeprefix("timm/"), weights, keep)
     path = Path(source).expanduser()
     if path.is_dir():
-        return from_folder(path, allow_pickle=allow_pickle, keep=keep)
+        return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep)
     if path.is_file():
         raise unpacked.of_file(path)
     near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.6)
@@ -142,10 +142,11 @@ def from_preset(preset: Preset, changes: Config) -> Source:
 def from_folder(
     path: Path, *, name: str | None = None, kind: str = "folder", allow_pickle: bool = False, keep: ExitStack
 ) -> Source:
+    name = name or str(path)
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
         path = path / "model"  # a run folder
     seen = {file: identity(file) for file in read_from(path)}  # before the first of them is read
-    name, original, config = name or str(path), path, read_config(path)
+    original, config = path, read_config(path)
     notes = (f"revision {path.name}",) if kind == "hub" and path.parent.name == "snapshots" else ()
     record, trouble = record_of(path)
     notes += (trouble,) if trouble else ()

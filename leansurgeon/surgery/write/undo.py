@@ -17,7 +17,7 @@ import numpy as np
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
-from leansurgeon.checkpoints import companions
+from leansurgeon.checkpoints import companions, whereabouts
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.output import check_apart, output_folder
@@ -253,12 +253,9 @@ def unequal(new: Weights, old: Weights) -> Iterator[str]:
 
 def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
     """The source's weight files, where they lie on this machine and are still those of the record."""
-    folder = Path(origin.name).expanduser()
-    folder = folder if (folder / "config.json").exists() else folder / "model"
-    if origin.kind == "hub":
-        folder = cached(origin.name)
+    folder = cached(origin.name) if origin.kind == "hub" else whereabouts.find(origin)
     try:
-        files = Weights.open(folder).files if folder and folder.is_dir() else []
+        files = Weights.open(folder).files if folder else []
     except UnsupportedModel:
         return []
     return files if recorded and {sha256(file) for file in files} == recorded else []

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.record import Origin
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.data import calibration
@@ -56,10 +58,10 @@ def find(source: Source, model_dir: Path, kind: str, sets: Sequence[str], *, new
         return Teacher(None, f"{name} has another tokenizer")
     with ExitStack() as keep:
         try:
-            place = at_hand(name, str(origin.kind), model_dir)
+            place = at_hand(origin, model_dir)
             if place is None:
                 return Teacher(None, f"{name}, from which it was cut, is not on this machine")
-            opened = open_source(place, keep=keep)
+            opened = open_source(str(whereabouts.find(origin) or place), keep=keep)
         except LeanSurgeonError as error:
             return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
         if not opened.learned:
@@ -69,18 +71,22 @@ def find(source: Source, model_dir: Path, kind: str, sets: Sequence[str], *, new
     return Teacher("source" if place == name else place, f"{name}, from which it was cut", own=True)
 
 
-def at_hand(name: str, kind: str, model_dir: Path) -> str | None:
-    """The source as it can be opened now: at the place that was noted, or where that was relative, as seen from the
+def at_hand(origin: Origin, model_dir: Path) -> str | None:
+    """The source as it can be named now: by its own name where it is found by its digests, else as seen from the
     folders above the model. A model of the hub is at hand where it is cached or the hub can be reached.
     """
-    if kind in ("hub", "timm"):
+    name = origin.name
+    if origin.kind in ("hub", "timm"):
         return name if cached(name) or hub.reachable() else None
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if whereabouts.find(origin) is not None:
         return name
+    path = Path(name).expanduser()
     if path.is_absolute():
-        return None
-    return next((str(above / path) for above in model_dir.resolve().parents if (above / path).is_dir()), None)
+        return name if path.is_dir() else None
+    above = [folder / path for folder in model_dir.resolve().parents if (folder / path).is_dir()]
+    if origin.sha256:
+        above = [found for folder in above if (found := whereabouts.holding(folder, origin))]
+    return str(above[0]) if above else None
 
 
 def cached(name: str) -> bool:

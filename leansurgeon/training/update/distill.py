@@ -29,7 +29,7 @@ from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import SurgeryRecord
+    from leansurgeon.checkpoints.record import Origin, SurgeryRecord
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.data.feed import Batch
     from leansurgeon.training.recipe.settings import Distill, Train
@@ -228,6 +228,18 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
     ]
 
 
+def place_of(origin: Origin, hint: str) -> str:
+    """What opens the model that this one was cut from. Raises `UsageError` where it is not at hand, or another one."""
+    from leansurgeon.checkpoints import whereabouts
+
+    if origin.kind != "folder" or not origin.sha256:
+        return origin.name
+    found = whereabouts.find(origin)
+    if found is None:
+        raise UsageError(f"The source {origin.name} is not on this machine, or not what was cut any more.", hint)
+    return str(found)
+
+
 def load_teacher(
     name: str, model_dir: Path, surgery: SurgeryRecord | None, task: Task, *, trained_head: bool = True
 ) -> Any:
@@ -241,7 +253,7 @@ def load_teacher(
     if name == "source":
         if surgery is None:
             raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", hint)
-        name = surgery.source.name
+        name = place_of(surgery.source, hint)
     source = open_source(name)
     if not source.learned or source.folder is None:
         raise UsageError(f"The teacher {name} has learned nothing.", hint)

@@ -1,0 +1,60 @@
+"""Where things lie on this machine, which is nobody else's business: records and model cards are published.
+
+Written down is a name as it was typed where that is relative or of the hub, else its last part; the digests say which
+model is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# An absolute path within a text: behind nothing, a blank or an opening sign, and up to the next of them.
+_IN_TEXT = re.compile(r"(?:(?<=^)|(?<=[\s='\"(\[]))(?:~?/(?=[\w.])|[A-Za-z]:[\\/])[^\s,;:'\")\]]*[^\s,;:.'\")\]]")
+
+
+def public(name: str) -> str:
+    """A name without the place it has on this machine.
+
+    >>> public("/home/somebody/models/llama/"), public("runs/lean"), public("org/name")
+    ('llama', 'runs/lean', 'org/name')
+    """
+    if not is_place(name):
+        return name
+    parts = [part for part in re.split(r"[\\/]", name) if part not in ("", ".", "~")]
+    return parts[-1] if parts else "model"
+
+
+def is_place(name: str) -> bool:
+    """Whether a name begins at the root of the machine or at somebody's home."""
+    return name.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]", name) is not None
+
+
+def without_places(value: Any) -> Any:
+    """The same value, its texts without absolute paths: whole ones, those between commas and behind `key=`, and those
+    in sentences.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_places(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_places(item) for item in value]
+    if not isinstance(value, str) or not ("/" in value or "\\" in value):
+        return value
+    return ",".join(_of_piece(piece) for piece in value.split(","))
+
+
+def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's config without the path that some libraries note in it."""
+    said = config.get("_name_or_path")
+    local = isinstance(said, str) and is_place(said)
+    return {key: value for key, value in config.items() if key != "_name_or_path" or not local}
+
+
+def _of_piece(piece: str) -> str:
+    key, equals, rest = piece.partition("=")
+    if equals and is_place(rest):
+        return f"{key}={public(rest)}"
+    if is_place(piece) and ": " not in piece:  # a path may hold blanks
+        return public(piece)
+    return _IN_TEXT.sub(lambda found: public(found[0]), piece)

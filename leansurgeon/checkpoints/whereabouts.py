@@ -1,0 +1,50 @@
+"""Where the source of a result lies: noted in this user's cache by its digests, since no published record says it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256 as hashed
+from pathlib import Path
+
+from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.publish.durable import write_durably
+from leansurgeon.checkpoints.record import Origin
+from leansurgeon.reading.files import is_name
+
+
+def remember(origin: Origin, folder: Path | None) -> None:
+    """Note where the model of these digests lies; a cache that cannot be written is no error."""
+    if folder is None or not origin.sha256:
+        return
+    note = _note(origin.sha256.values())
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(note, f"{folder.resolve()}\n")
+
+
+def find(origin: Origin) -> Path | None:
+    """The folder with exactly the weight files of `origin`: at its name, or where it lay when it was cut."""
+    places = [Path(origin.name).expanduser()] if origin.kind != "hub" else []
+    with suppress(OSError, UnicodeDecodeError):
+        places.append(Path(_note(origin.sha256.values()).read_text(encoding="utf-8").rstrip("\n")))
+    return next((found for place in places if (found := holding(place, origin))), None)
+
+
+def holding(folder: Path, origin: Origin) -> Path | None:
+    """The folder itself, or the model in a run folder, where its weight files are those of the record."""
+    if not origin.sha256 or not all(map(is_name, origin.sha256)):
+        return None
+    for place in (folder, folder / "model"):
+        with suppress(OSError):
+            if all(sha256(place / name) == digest for name, digest in origin.sha256.items()):
+                return place
+    return None
+
+
+def _note(digests: Iterable[str]) -> Path:
+    given = os.environ.get("LEANSURGEON_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leansurgeon"
+    key = hashed("\n".join(sorted(digests)).encode()).hexdigest()[:32]
+    return (Path(given) if given else home) / "sources" / key
