@@ -12,6 +12,7 @@ from leansurgeon.architectures.tensors import Blocks
 
 
 def linear(name: str, role: str, axes: str, group: int = 0) -> tuple[Tensor, ...]:
+    """Weight and bias of a layer."""
     return (
         Tensor(f"{name}.weight", role, axes, group=group),
         Tensor(f"{name}.bias", role, axes.split()[0], group=group),
@@ -19,10 +20,12 @@ def linear(name: str, role: str, axes: str, group: int = 0) -> tuple[Tensor, ...
 
 
 def norm(name: str) -> tuple[Tensor, ...]:
+    """Weight and bias of a layer norm."""
     return (Tensor(f"{name}.weight", "norm", "width"), Tensor(f"{name}.bias", "norm", "width"))
 
 
 def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
+    """An attention with its norm."""
     return (
         *linear(f"{name}.q_proj", "q", "q width", group),
         *linear(f"{name}.k_proj", "k", "kv width", group),
@@ -41,6 +44,7 @@ def stack(side: str) -> tuple[Tensor, ...]:
 
 
 def keys(side: str) -> Keys:
+    """The config keys of the encoder or the decoder."""
     return Keys(f"{side}_layers", f"{side}_attention_heads", "d_model", mlp_dim=f"{side}_ffn_dim")
 
 

@@ -44,6 +44,7 @@ MLP_BIASES = (
 
 
 def norms(*places: str) -> tuple[Tensor, ...]:
+    """Norms by the places that they have in their names."""
     return tuple(Tensor(f"{place}_layernorm.weight", "norm", "width") for place in places)
 
 

@@ -16,6 +16,7 @@ ENCODER_ONLY = ("EncoderModel", "ForTokenClassification")
 
 
 def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
+    """The matrices of one attention."""
     return (
         Tensor(f"{name}.q.weight", "q", "q width", group=group),
         Tensor(f"{name}.k.weight", "k", "kv width", group=group),
@@ -25,6 +26,7 @@ def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
 
 
 def feed_forward(number: int) -> tuple[Tensor, ...]:
+    """The MLP of a layer, the part of this number, and its norm."""
     name = f"layer.{number}.DenseReluDense"
     return (
         Tensor(f"{name}.wi.weight", "up", "mlp width", when="!gated"),
@@ -47,6 +49,7 @@ CROSS_ATTENTION = (
 
 
 def has_decoder(config: Config) -> bool:
+    """Whether the model's class has a decoder."""
     return not (config.get("architectures") or [""])[0].endswith(ENCODER_ONLY)
 
 
@@ -58,6 +61,7 @@ def is_tied(config: Config) -> bool:
 
 
 def natural(config: Config) -> float:
+    """T5's standard deviation for a matrix that reads the residual stream."""
     return config.get("initializer_factor", 1.0) / sqrt(config["d_model"])
 
 

@@ -41,6 +41,7 @@ class Tensor:
     layers: tuple[int, ...] | None = None  # the layers of a stage that have it, where kinds of layers take turns
 
     def in_layer(self, index: int) -> bool:
+        """Whether layer `index` of a stage has this tensor."""
         if self.layers is not None:
             return index in self.layers
         return self.in_others if index else self.in_first
@@ -106,10 +107,12 @@ class TensorSpec:
 
     @property
     def part(self) -> str:
+        """The part of the model that it is counted with."""
         return PARTS.get(self.role, "rest")
 
     @property
     def size(self) -> int:
+        """How many entries it has."""
         return prod(self.shape)
 
     @property
@@ -135,6 +138,7 @@ def axis_size(axis: str, dims: Mapping[str, int]) -> int:
 
 
 def sizes_of(axes: str, dims: Mapping[str, int]) -> tuple[int, ...]:
+    """Sizes of the axes of a tensor. Raises `UnsupportedModel` for one that the config does not give."""
     try:
         return tuple(axis_size(axis, dims) for axis in axes.split())
     except KeyError as error:

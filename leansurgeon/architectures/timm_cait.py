@@ -48,6 +48,7 @@ def adopt(config: Config) -> Config:
 
 
 def class_block(name: str, number: int) -> tuple[Tensor, ...]:
+    """A block of class attention."""
     return (
         Tensor(f"{name}gamma_1", "norm", "width"),
         Tensor(f"{name}gamma_2", "norm", "width"),

@@ -52,6 +52,7 @@ def half(number: int) -> tuple[Tensor, ...]:
 
 
 def downsample(stage: int) -> tuple[Tensor, ...]:
+    """The norm and the convolution between two stages."""
     before, after, name = f"width{stage - 1}", f"width{stage}", f"stages.{stage}.downsample."
     return (*norm(f"{name}norm", before), *linear(f"{name}conv", "merge", after, f"{before} down down"))
 

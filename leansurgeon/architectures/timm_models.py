@@ -158,6 +158,7 @@ def square(size: tuple[int, int]) -> int | list[int]:
 
 
 def is_norm(module: nn.Module) -> bool:
+    """Whether a place for a norm holds one; timm puts an identity where there is none."""
     return bool(list(module.parameters()))
 
 
@@ -186,6 +187,7 @@ def class_inner(config: Config) -> int:
 
 
 def norm(name: str, axis: str = "width", role: str = "norm", **more: Any) -> tuple[Tensor, ...]:
+    """Weight and bias of a layer norm."""
     return (Tensor(f"{name}.weight", role, axis, **more), Tensor(f"{name}.bias", role, axis, **more))
 
 

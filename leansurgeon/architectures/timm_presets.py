@@ -34,6 +34,7 @@ def xcit(name: str, *, width: int, heads: int) -> Config:
 
 
 def tnt_b() -> Config:
+    """TNT-B with 12 layers and patches of 16."""
     args = SIZES | {
         "img_size": 224,
         "patch_size": 16,

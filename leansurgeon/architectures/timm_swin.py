@@ -49,6 +49,7 @@ def offsets(config: Config) -> list[int]:
 
 
 def downsample(stage: int) -> tuple[Tensor, ...]:
+    """The norm and the matrix between two stages."""
     name, merged = f"layers.{stage}.downsample.", f"width{stage - 1}*4"
     return (*norm(f"{name}norm", merged), *linear(f"{name}reduction", "merge", f"width{stage}", merged, bias=False))
 

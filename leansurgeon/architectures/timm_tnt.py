@@ -22,6 +22,7 @@ def pixel_grid(config: Config) -> tuple[int, int]:
 
 
 def patches(config: Config) -> int:
+    """Patches of an image."""
     (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
     return (height // down) * (width // right)
 

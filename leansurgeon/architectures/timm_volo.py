@@ -51,15 +51,18 @@ def adopt(config: Config) -> Config:
 
 
 def last_ratio(args: Config) -> float:
+    """MLP ratio of the last stage."""
     ratio = args.get("mlp_ratio", 3)
     return ratio[-1] if isinstance(ratio, list | tuple) else ratio
 
 
 def class_mlp(args: Config) -> int:
+    """Width of the MLP of the class attention."""
     return int(args["embed_dims"][-1] * args.get("cls_mlp_ratio", last_ratio(args)))
 
 
 def class_block(name: str) -> tuple[Tensor, ...]:
+    """A block of class attention."""
     return (
         *norm(f"{name}norm1"),
         *linear(f"{name}attn.kv", "other_attention", "width+width", "width", bias="qkv_bias"),
@@ -71,6 +74,7 @@ def class_block(name: str) -> tuple[Tensor, ...]:
 
 
 def block(*attention: Tensor) -> tuple[Tensor, ...]:
+    """A block around this attention."""
     return (*norm("norm1"), *attention, *linear("attn.proj", "o", "width", "q"), *norm("norm2"), *mlp("mlp"))
 
 
@@ -82,10 +86,12 @@ SELF_ATTENTION = block(*linear("attn.qkv", "qkv", "q+kv+kv", "width", bias="qkv_
 
 
 def stage(part: int, tensors: tuple[Tensor, ...]) -> Blocks:
+    """The stage that is this part of timm's network."""
     return Blocks(f"network.{part}.{{i}}.", tensors, (f"network.{part}.{{i}}.attn.proj",))
 
 
 def grid(args: Config) -> int:
+    """Rows (and columns) of tokens behind the pooling."""
     return args["img_size"] // args["patch_size"] // args["pooling_scale"]
 
 

@@ -57,6 +57,7 @@ def adopt(config: Config) -> Config:
 
 
 def class_block(name: str, number: int) -> tuple[Tensor, ...]:
+    """A block of class attention."""
     return (
         Tensor(f"{name}gamma1", "norm", "width"),
         Tensor(f"{name}gamma2", "norm", "width"),

@@ -12,6 +12,7 @@ from leansurgeon.surgery.check import doctor, patient
 from leansurgeon.surgery.check.doctor import OPERATORS, ROLES, examine
 from tests.conftest import FAMILIES, FIXED, SPLIT_ONLY
 from tests.support.small_models import OURS, cut
+from tests.support.undeclared import small_model
 
 SEVERAL = {"t5", "mt5", "bart", "mbart", "davit-b", "volo-d3"}  # attentions in a block, or one without queries
 ROTATING = {"llama", "qwen2", "gemma", "smollm3", "dinov3_vit", "gpt_neox", "glm4"}
@@ -147,3 +148,11 @@ def test_a_model_may_have_no_registers(family, saved):
     source = open_source(str(folder))
     assert source.parameters.total == sum(p.numel() for p in model.parameters())
     assert wrong(examine(source)) == {}
+
+
+def test_a_family_that_was_inferred_is_examined_as_any_other(tmp_path):
+    small_model("bloom", tmp_path / "source", n_layer=4)
+    source = open_source(str(tmp_path / "source"))
+    checks = examine(source)
+    assert source.architecture.evidence and wrong(checks) == {}
+    assert {"roles", "rebuild", "control", "another order"}.isdisjoint(not_tried(checks))

@@ -88,6 +88,7 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
 
 
 def check(patient: Patient, name: str, test: Test) -> Check:
+    """The outcome of one test; whatever the library raises ends in it."""
     try:
         return Check(name, True, test(patient))
     except Unclear as unclear:

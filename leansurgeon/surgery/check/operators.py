@@ -33,7 +33,11 @@ SPLIT = 1e-3  # a split without data goes through a singular value decomposition
 
 def control(patient: Patient) -> str:
     """What the heads and the MLP say reaches the answer; else no other test would mean anything."""
-    gaps = {what: distance(patient.altered(zeros_in(role)), patient.own) for role, what in OUTPUTS.items()}
+    held = {spec.role for spec in patient.source.specs}
+    parts = {role: what for role, what in OUTPUTS.items() if role in held}
+    if not parts:
+        return "neither the heads nor the MLP have an output that is declared"
+    gaps = {what: distance(patient.altered(zeros_in(role)), patient.own) for role, what in parts.items()}
     if silent := [what for what, gap in gaps.items() if gap <= EXACT]:
         raise Unclear(f"Without the {' and the '.join(silent)} the answer is the same, so this input tests nothing.")
     return ", ".join(f"without the {what} the output moves by {gap:.2g} of its spread" for what, gap in gaps.items())
@@ -139,6 +143,7 @@ def wider_mlp(patient: Patient) -> str:
 
 
 def grown(patient: Patient, choices: list[Wanted], role: str, what: str) -> str:
+    """The test of adding silent parts: nothing changes until the output columns of the new ones are filled."""
     with patient.folder() as folder:
         result, found = patient.cut(folder / "cut", choices)
         expect(patient, found, patient.own, f"With more {what}, which say nothing yet,")
@@ -192,6 +197,9 @@ def dropped_layers(patient: Patient) -> str:
 
 
 def drop(patient: Patient, gone: Sequence[int]) -> None:
+    """Raises `Wrong` where the model without these layers answers otherwise than one in which they pass on their
+    input.
+    """
     keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
     with patient.folder() as folder:
         _, found = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
@@ -221,11 +229,15 @@ def pass_on(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], out: A
 
 
 def alike(a: Any, b: Any) -> bool:
+    """Whether both are tensors of one kind and shape."""
     return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
 
 
 def block_modules(patient: Patient) -> Iterator[torch.nn.Module]:
-    """The modules of the blocks in order: what stands around their output projections."""
+    """The modules of the blocks in order: what stands around their output projections. Raises `Unclear` where none is
+    declared.
+    """
+    patient.modules()
     found, names = dict(patient.loaded.model.named_modules()), iter(patient.loaded.projections)
     for s, stage in enumerate(patient.source.shape.stages):
         paths = patient.arch.blocks(s).projection
@@ -244,6 +256,7 @@ def trimmed(patient: Patient) -> str:
 
 
 def trimmed_heads(patient: Patient) -> str:
+    """The word for what was trimmed; empty where no smaller number can be planned."""
     stages = patient.source.shape.stages
     fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages]
     for counts in zip(*fewer, strict=False):
@@ -262,6 +275,7 @@ def trimmed_heads(patient: Patient) -> str:
 
 
 def trimmed_units(patient: Patient) -> str:
+    """The same of MLP units."""
     stages = patient.source.shape.stages
     for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
 
@@ -276,6 +290,7 @@ def trimmed_units(patient: Patient) -> str:
 
 
 def silenced(spec: TensorSpec, raw: np.ndarray, axis: str, gone: np.ndarray) -> np.ndarray:
+    """A copy whose entries along an axis are zero where they are `gone`."""
     new = np.moveaxis(raw.copy(), spec.axes.index(axis), 0)
     new[gone] = 0
     return np.ascontiguousarray(np.moveaxis(new, 0, spec.axes.index(axis)))
@@ -299,17 +314,20 @@ def fewer_say(patient: Patient, silent: Change, wanted: Wanted) -> bool:
 
 
 def expect(patient: Patient, found: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
+    """Raises `Wrong` where an answer is not the expected one."""
     gap = distance(found, expected) if found.shape == expected.shape else float("inf")
     if not gap <= within:
         raise Wrong(f"{where} the output moves by {gap:.2g} of its spread.")
 
 
 def needs_same_size(patient: Patient) -> None:
+    """Raises `Unclear` where no family holds heads of the same size whose number changes."""
     if not keeps_size(patient.source):
         raise Unclear(f"{patient.arch.library} has no {patient.arch.name} with a head_dim of its own.")
 
 
 def grouped(stage: Stage) -> bool:
+    """Whether heads share key/value heads."""
     return stage.kv_heads < stage.heads
 
 

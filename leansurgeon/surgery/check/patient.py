@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
+from leansurgeon.architectures.infer import inputs as undeclared
 from leansurgeon.architectures.match import match
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.reload_check import example
@@ -61,9 +62,11 @@ class Patient:
 
     @cached_property
     def loaded(self) -> Loaded:
+        """The library's model, loaded once."""
         return self.load(self.source.folder)
 
     def load(self, folder: Path, architecture: Architecture | None = None) -> Loaded:
+        """The library's model of a folder, in eval mode."""
         loaded = load(folder)
         loaded.architecture = architecture or self.arch
         loaded.model.eval()
@@ -71,6 +74,7 @@ class Patient:
 
     @property
     def large(self) -> bool:
+        """Whether it is too large for fp64."""
         return self.source.parameters.total >= LARGE
 
     @cached_property
@@ -82,6 +86,8 @@ class Patient:
             size, channels = args.get("img_size", 224), args.get("in_chans", 3)
             sides = (size, size) if isinstance(size, int) else tuple(size)
             inputs = {"x": torch.zeros(1, channels, *sides)}
+        elif self.arch.evidence:  # nobody declared what it takes
+            inputs = undeclared.example(self.loaded.model, self.source.config, vocab=self.vocabulary)
         else:
             inputs = example(self.loaded.model, torch)
         kind = torch.float32 if self.large else torch.float64
@@ -89,6 +95,12 @@ class Patient:
             key: torch.randn(value.shape, generator=generator).to(kind) if value.is_floating_point() else value
             for key, value in inputs.items()
         }
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that an input may have; only models of text ask."""
+        found = self.source.config.get("vocab_size")
+        return found if isinstance(found, int) else 0
 
     def answer(self, loaded: Loaded) -> torch.Tensor:
         """Logits, or the pooled output of a model without a head."""
@@ -105,7 +117,9 @@ class Patient:
         return self.answer(self.loaded)
 
     def modules(self) -> list[torch.nn.Module]:
-        """The output projections in the built model."""
+        """The output projections in the built model. Raises `Unclear` where none is declared."""
+        if not self.loaded.projections:
+            raise Unclear("No output projection is declared.")
         found = dict(self.loaded.model.named_modules())
         return [found[name] for name in self.loaded.projections]
 
@@ -134,6 +148,7 @@ class Patient:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
+        """A new folder for a copy, for as long as the block lasts."""
         with tempfile.TemporaryDirectory(dir=self.work) as path:
             yield Path(path)
 

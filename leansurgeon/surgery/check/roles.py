@@ -78,6 +78,7 @@ def masked_heads(patient: Patient) -> str:
 
 def values(patient: Patient) -> str:
     """Without values the output projections receive nothing."""
+    patient.modules()
     largest: list[float] = []
     with patient.folder() as folder:
         loaded = patient.load(patient.write(folder, without(patient, "v")))
@@ -119,10 +120,12 @@ def rebuild(patient: Patient) -> str:
 
 
 def without(patient: Patient, role: str) -> Change:
+    """Queries, keys or values are zero."""
     return lambda spec, raw: patient.with_part(spec, raw, role, np.zeros_like)
 
 
 def moved(patient: Patient, role: str) -> Change:
+    """Queries, keys or values stand at other places."""
     return lambda spec, raw: patient.with_part(spec, raw, role, lambda old: np.roll(old, 1))
 
 

@@ -128,6 +128,7 @@ def splittable(source: Source) -> str | None:
 
 
 def names(letters: set[str]) -> str:
+    """The words for some of q, k, v."""
     words = {"q": "queries", "k": "keys", "v": "values"}
     return " and ".join(words[x] for x in "qkv" if x in letters)
 

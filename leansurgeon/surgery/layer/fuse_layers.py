@@ -110,10 +110,12 @@ def norms_of(source: Source, stage: int = 0) -> Norms:
 
 
 def gain(layer: Layer, norm: str, norms: Norms) -> Array:
+    """What a norm multiplies by, `(width,)`."""
     return layer.rest[f"{norm}.weight"] + np.float32(norms.offset)
 
 
 def shift(layer: Layer, norm: str) -> Array | None:
+    """What a norm adds, `(width,)`; None where it adds nothing."""
     return layer.rest.get(f"{norm}.bias")
 
 
@@ -202,6 +204,7 @@ def take(layer: Layer, kv_heads: Sequence[int], units: Sequence[int]) -> Layer:
 
 
 def some(values: Array | None, index: Array) -> Array | None:
+    """The chosen entries of what may be absent."""
     return None if values is None else values[index]
 
 
