@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 import reprlib
 from collections.abc import Iterable
@@ -76,6 +77,17 @@ def disk_is_full(error: BaseException) -> bool:
     """
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(f"(os error {number})" in str(error) for number in full)
+
+
+# What the system says of a name: too long, a loop of links, in a file or a place that is not this user's.
+_OF_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def refused_by_the_system(error: OSError) -> UsageError | None:
+    """The sentence for a file or folder that the system will not look at, or make; None for other errors."""
+    if error.errno not in _OF_A_NAME or error.filename is None:
+        return None
+    return UsageError(f"{error.filename} cannot be used: {os.strerror(error.errno).lower()}.", "Name another path.")
 
 
 def memory_is_short(error: BaseException) -> bool:

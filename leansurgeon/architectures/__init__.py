@@ -18,7 +18,9 @@ NEAR = 0.6  # of difflib's measure: from there on two names are called near
 @cache
 def known() -> dict[str, Architecture]:
     """Every declared family by name."""
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "presets", "infer"))
+    names = sorted(
+        m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "foreign", "presets", "infer")
+    )
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [v for m in modules for v in vars(m).values() if isinstance(v, Architecture)]
     return {a.name: a for a in found}

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
+from leansurgeon.architectures.foreign import rules_of
 from leansurgeon.architectures.limits import followed
 from leansurgeon.architectures.tensors import (
     Blocks,
@@ -144,7 +145,8 @@ class Architecture:
     def filled(self, config: Config) -> Config:
         """The config's keys with what a file may leave out, and the `switches`."""
         c = {**self.defaults, **self.flat(config)}
-        return c | {key: rule(c) for key, rule in self.switches.items()}
+        with rules_of(self.name):
+            return c | {key: rule(c) for key, rule in self.switches.items()}
 
     def blocks(self, stage: int = 0) -> Blocks:
         """The blocks of a stage, its number filled in."""
@@ -330,7 +332,8 @@ class Architecture:
         rule = self.init_std
         if isinstance(rule, Mapping):
             rule = rule.get(role) or rule[""]
-        return rule if isinstance(rule, float) else rule(config) if callable(rule) else config.get(rule)
+        with rules_of(self.name):
+            return rule if isinstance(rule, float) else rule(config) if callable(rule) else config.get(rule)
 
     # -- tensors ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture, Config, Tensor, exact_ratio
+from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.errors import UnsupportedModel, did_you_mean
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ def source_config(family: Architecture, name: str, model: nn.Module) -> Config:
     know.
     """
     kind = type(model).__name__
-    strange = family.timm.unlike(model)
+    try:
+        strange = family.timm.unlike(model)
+    except AttributeError as error:  # other blocks (parallel ones have no `attn`) lack what a plain one has
+        strange = f"blocks of the kind {type(model.blocks[0]).__name__} ({error})"
     if kind != family.timm.kind and not strange:
         raise UnsupportedModel(f"timm/{name} is of the class {kind}, and {family.name} declares {family.timm.kind}.")
     if strange:
@@ -125,15 +129,12 @@ def skeleton(name: str, args: Config | None = None) -> Any:
     if not timm.is_model(name):
         near = did_you_mean(name, timm.list_models())
         raise UnsupportedModel(f"timm has no model named '{name}'{near}.")
-    try:
-        with torch.device("meta"):
+    with library_builds(f"timm/{name}"):
+        try:
+            with torch.device("meta"):
+                return timm.create_model(name, **(args or {}))
+        except (RuntimeError, NotImplementedError):
             return timm.create_model(name, **(args or {}))
-    except (RuntimeError, NotImplementedError):
-        return timm.create_model(name, **(args or {}))
-    except TypeError as error:
-        if not args:
-            raise
-        raise UnsupportedModel(f"timm cannot build {name} with the model_args of config.json: {error}.") from None
 
 
 def plain_numbers(model: nn.Module) -> Config:

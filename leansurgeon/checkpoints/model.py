@@ -16,11 +16,14 @@ import torch
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints import companions, record, trust
+from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.family import convert_config, write_config
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.checkpoints.source import complete, read_config
+from leansurgeon.checkpoints.source import complete
+from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 
 AUTO = {
@@ -142,9 +145,11 @@ def initialise(config: Config, architecture: Architecture, seed: int) -> torch.n
         torch.manual_seed(seed)
         if architecture.library == "timm":
             config, architecture = buildable(config, architecture)
-            return create_timm(config["architecture"], **architecture.flat(config))
+            with library_builds(config["architecture"]):
+                return create_timm(config["architecture"], **architecture.flat(config))
         cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
-        return cls(cls.config_class.from_dict(config))
+        with library_builds(cls.__name__):
+            return cls(cls.config_class.from_dict(config))
 
 
 def buildable(config: Config, architecture: Architecture) -> tuple[Config, Architecture]:
@@ -179,8 +184,6 @@ def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
 
 def stored_in(folder: Path) -> torch.dtype | None:
     """The half precision in which all matrices of a folder are stored; None for fp32, or a mixture."""
-    from leansurgeon.checkpoints.weights import Weights
-
     try:
         found = {entry.dtype for entry in Weights.open(folder).entries.values() if len(entry.shape) > 1}
     except LeanSurgeonError:
@@ -238,7 +241,9 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
-    config, overrides = complete(read_config(folder)), dict(overrides or {})
+    config, overrides = read_config(folder), dict(overrides or {})
+    check_sizes(config, Weights.open(folder).shapes.values())
+    config = complete(config)
     config, architecture = buildable(config, trust.judged(architectures.of(config), config, folder))
     config = trust.with_known_classes(config, architecture)
     surgery = record.read_if_whole(folder)
@@ -272,8 +277,9 @@ def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tup
     from safetensors.torch import load_file
 
     args = dict(config.get("model_args", {}))
-    model = create_timm(config["architecture"], **args)
-    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    with library_builds(config["architecture"]):
+        model = create_timm(config["architecture"], **args)
+        model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
     labels = overrides.get("num_labels")
     if labels and labels != args.get("num_classes", 1000):
         model.reset_classifier(labels)
@@ -300,7 +306,8 @@ def load_transformers(
     if overrides.get("id2label"):
         extra |= {"id2label": overrides["id2label"], "label2id": {v: k for k, v in overrides["id2label"].items()}}
         extra.pop("num_labels", None)
-    return cls.from_pretrained(folder, dtype=torch.float32, **extra)
+    with library_builds(cls.__name__):
+        return cls.from_pretrained(folder, dtype=torch.float32, **extra)
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:

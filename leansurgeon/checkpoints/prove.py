@@ -17,9 +17,9 @@ import leansurgeon
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.checkpoints import trust
+from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
-from leansurgeon.checkpoints.source import read_config
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
 
 SCRIPT = Path(__file__).with_name("reload_check.py")

@@ -11,10 +11,11 @@ from typing import Any
 
 import leansurgeon
 from leansurgeon.checkpoints import record, trust, whereabouts
+from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.report_numbers import sentence
-from leansurgeon.checkpoints.source import Source, read_config
+from leansurgeon.checkpoints.source import Source
 
 
 def origin_of(source: Source) -> Origin:

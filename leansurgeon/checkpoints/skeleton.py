@@ -29,6 +29,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
@@ -302,7 +303,8 @@ def hollow(make: Callable[[], nn.Module]) -> nn.Module:
 def built_without_memory(config: Config, architecture: Architecture) -> nn.Module:
     """The library's model with its parameters on the meta device and its computed tables in memory."""
     if architecture.library == "timm":
-        model = hollow(lambda: create_timm(config["architecture"], **architecture.flat(config)))
+        with library_builds(config["architecture"]):
+            model = hollow(lambda: create_timm(config["architecture"], **architecture.flat(config)))
         if any(buffer.is_meta for buffer in model.buffers()):
             # Swin computes its tables on the device of its parameters; for them it is built whole for a moment.
             real = dict(create_timm(config["architecture"], **architecture.flat(config)).named_buffers())
@@ -313,7 +315,8 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
     quiet()
     cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
-    model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
+    with library_builds(cls.__name__):
+        model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
     # Every parameter was made anew on its way to the meta device, which unties what the constructor had tied.
     model.tie_weights()
     model.config.use_cache = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -22,13 +23,14 @@ from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.checkpoints import companions, trust, unpacked
+from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.reading import jsonfile, modelcard
+from leansurgeon.reading import modelcard
 from leansurgeon.shape import ParameterCount, Shape
 
 
@@ -110,9 +112,10 @@ def resolve_source(
     if source.startswith("timm/"):
         return from_timm(source.removeprefix("timm/"), weights, keep)
     path = Path(source).expanduser()
-    if path.is_dir():
+    # Not `path.is_dir()`, which raises for names that no file system takes.
+    if os.path.isdir(path):
         return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep)
-    if path.is_file():
+    if os.path.isfile(path):
         raise unpacked.of_file(path)
     near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.6)
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
@@ -161,6 +164,7 @@ def from_folder(
         companions.copy(original, path)
         config, weights = read_config(path), Weights.open(path)
         notes += ("converted from the published Crammed BERT layout",)
+    check_sizes(config, weights.shapes.values())
     config = complete(config)
     architecture = trust.judged(architectures.of(config), config, original)
     config = trust.with_known_classes(config, architecture)
@@ -230,24 +234,6 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
             "weights.",
             modelcard.where_to_get(weights.files[0].parent),
         )
-
-
-def read_config(path: Path) -> Config:
-    """config.json of a model folder. Raises `UnsupportedModel` where there is none, or none that can be used."""
-    file = path / "config.json"
-    if not file.exists():
-        raise unpacked.of_folder(path)
-    config = jsonfile.read_object(file, raising=UnsupportedModel)
-    if not trust.allowed():
-        trust.refuse_kernels(config, path)
-    if "quantization_config" in config:
-        quantised = config["quantization_config"]
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-        raise UnsupportedModel(
-            f"{path} is quantised ({method}); surgery needs plain weights.",
-            modelcard.where_to_get(path, config.get("_name_or_path")),
-        )
-    return config
 
 
 def is_timm(config: Config) -> bool:

@@ -39,6 +39,7 @@ from leansurgeon.errors import (
     Terminated,
     UsageError,
     disk_is_full,
+    refused_by_the_system,
 )
 
 EPILOG = (
@@ -57,6 +58,10 @@ class Commands(Group):
     def invoke(self, ctx: typer.Context) -> object:
         try:
             return super().invoke(ctx)
+        except OSError as error:
+            if said := refused_by_the_system(error):
+                raise said from error
+            raise
         except KeyboardInterrupt as stop:
             what = RESUMABLE.get(ctx.invoked_subcommand or "")
             kept = f"; finished {what} are kept, run the same command again" if what else ""

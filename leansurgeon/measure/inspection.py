@@ -12,8 +12,9 @@ from pathlib import Path
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.record import SurgeryRecord, read_if_whole
-from leansurgeon.checkpoints.source import Source, read_config
+from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.shape import Shape, Stage
 

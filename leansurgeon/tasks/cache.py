@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.reading import jsonfile
+from leansurgeon.reading import files, jsonfile
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 Info: TypeAlias = dict[str, Any]  # what the builder of an entry says of it; JSON holds it
 INFO = "info.json"
+HASHED = 1 << 30  # bytes up to which the content of a file, and not its size and time, stands in a key
 _PARTIAL = ".partial-"
 _STALE_SECONDS = 24 * 3600
 
@@ -63,9 +64,15 @@ def fingerprint(key: object) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content, as 64 hex digits."""
-    with path.open("rb") as file:
+    """SHA-256 of a file's content, as 64 hex digits. Raises UsageError where it cannot be read."""
+    with files.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_key(path: Path) -> Any:
+    """What stands for a file's content in a cache key: its digest, or of a large one (HASHED) name, size and time."""
+    stat = path.stat()
+    return file_digest(path) if stat.st_size <= HASHED else [str(path), stat.st_size, stat.st_mtime_ns]
 
 
 def read_info(folder: Path) -> Info:

@@ -15,7 +15,8 @@ import torch
 
 from leansurgeon import architectures
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.source import Source, complete, open_source, read_config
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.source import Source, complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.tasks.text import vocab

@@ -167,7 +167,16 @@ def save(run: Run) -> Path:
 
 
 def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
-    """Put the training where the checkpoint at `path` left it. Raises `UsageError` for one of another model."""
+    """Put the training where the checkpoint at `path` left it. Raises `UsageError` for one of another model, or one
+    that is damaged although it agrees with its manifest.
+    """
+    try:
+        _restore(run, path, state)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise checkpoint.damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     shared, own = checkpoint.read_tensors(path, run.council.rank)
     _weights_in(run.loaded.model, _part(shared, "model."), path)
     if run.trainer.average is not None:

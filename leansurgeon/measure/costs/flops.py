@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.data import inputs
 from leansurgeon.shape import Shape
 
@@ -76,7 +77,9 @@ def sample_tokens(
     if not inputs.takes_images(config, architecture):
         return tokens or inputs.default_tokens(config, architecture), 0
     _, height, width = inputs.image_size(config, architecture)
-    down, right = next(s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4)
+    down, right = next((s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4), (0, 0))
+    if not (down and right):
+        raise UnsupportedModel("The config says that the model takes images, and the weights have no patch embedding.")
     patches = (height // down) * (width // right)
     return patches + architecture.takes.special_tokens(architecture.flat(config)), patches
 
@@ -119,6 +122,9 @@ def counted(config: Config, architecture: Architecture, tokens: int | None = Non
 
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
     model = fake_model(config, architecture, mode)
+    # The counter hangs hooks on what a module is given and asks for its gradient, which a bare parameter (CaiT's class
+    # token) has none of here.
+    model.requires_grad_(False)
     choose_attention(model, "sdpa")
     tokens = tokens or inputs.default_tokens(config, architecture)
     try:

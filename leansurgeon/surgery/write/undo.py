@@ -9,7 +9,7 @@ was trained or edited after surgery is refused even where its record does not sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ import numpy as np
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.checkpoints import companions, whereabouts
+from leansurgeon.checkpoints.config import check_kinds
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.output import check_apart, output_folder
 from leansurgeon.checkpoints.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
-from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
+from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord, Taker
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
@@ -38,6 +39,7 @@ from leansurgeon.surgery.write.apply import Transfer
 SILENT = ("o", "down")  # roles whose new columns are zero
 COPIED = ("add-heads", "split-heads", "widen-mlp")  # operators that move entries and compute nothing
 UNDO = "undo-"
+METHOD = {f.name for f in fields(Method)}
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,19 @@ def plan_undo(source: Source) -> Undo:
         )
     source = follow(source) if steps.get("class_attention") else source
     was = Reshaped(source, source.architecture, before)
-    config = record.source_config
+    config, take = record.source_config, Taker(steps, "plan")
+    check_kinds(config or {})
     architecture = architectures.of(config) if config else source.architecture
     config = config or architecture.with_shape(source.config, before)
     parameters = [source.parameters, was.parameters]
     back = Plan(
         before=now,
         target=replace(was, architecture=architecture),
-        policy=steps["head_policy"],
+        policy=take("head_policy", str, "keep"),
         why=f"undone: {', '.join(step.name for step in record.steps)}, as surgery.json records it",
         init="transfer",
-        seed=steps["seed"],
-        method=Method(**steps["method"]),
+        seed=take("seed", int, 0),
+        method=Method(**{key: value for key, value in take("method", dict, {}).items() if key in METHOD}),
         calibrated=False,
         layers=tuple(range(now.depth)),
         operators=tuple(inverse(step) for step in reversed(record.steps)),

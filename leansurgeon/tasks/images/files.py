@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.reading import archives, jsonfile
+from leansurgeon.reading import archives, files, images, jsonfile
 from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks.images import tables as image_tables
 
@@ -87,7 +87,7 @@ def find(data: str, eval_data: str | None, *, hold_out: bool = True) -> Found:
         return Found(kind, places)
     root = train[0]
     if len(train) == 1 and root.is_dir():
-        split = {name.lower(): root / name for name in sorted(os.listdir(root)) if (root / name).is_dir()}
+        split = {os.path.basename(path).lower(): Path(path) for path in listing(str(root)).folders}
         folders = [next((split[n] for n in names if n in split), None) for names in (TRAIN, EVAL)]
         if all(folders) and _kind_of([folders[0]], data) in ("folder", "flat"):
             return Found(_kind_of([folders[0]], data), {"train": [folders[0]], "eval": [folders[1]]})
@@ -150,8 +150,7 @@ class Reader:
         """The encoded bytes of image `index`. Raises `OSError` where the file is shorter than it was."""
         file, start, size, *_ = (part[index] for part in self._parts[:3])
         if size == _WHOLE:
-            with open(self._path(int(file)), "rb") as whole:
-                return whole.read()
+            return files.read_bytes(Path(self._path(int(file))), images.LIMIT)
         content = os.pread(self._descriptor(int(file)), int(size), int(start))
         if len(content) != size:
             raise OSError(f"{len(content):,} bytes where {int(size):,} are expected")
@@ -181,7 +180,7 @@ def _expand(text: str) -> list[Path]:
     import glob
 
     path = Path(text).expanduser()
-    found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+    found = [path] if os.path.exists(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
     if not found:
         hint = (
             "Give a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, webdataset shards (*.tar), parquet files of the "
@@ -211,8 +210,7 @@ def _kind_of(paths: list[Path], said: str) -> str:
         return "parquet"
     if suffixes or len(paths) != 1:
         raise UsageError(f"'{said}' is neither a folder nor .tar shards nor .parquet files.")
-    with os.scandir(paths[0]) as entries:
-        return "folder" if any(entry.is_dir() for entry in entries) else "flat"
+    return "folder" if listing(str(paths[0])).folders else "flat"
 
 
 def _by_name(files: list[Path], root: Path) -> dict[str, list[Path]]:
@@ -243,9 +241,36 @@ def stamp(place: Path | Dataset) -> list[Any]:
 
 def _times_below(folder: Path | str) -> list[tuple[str, int]]:
     """(path, time of change in ns) of every folder below this one, sorted: what `_images_in` descends into."""
-    with os.scandir(folder) as entries:
-        inner = sorted((entry.path, entry.stat().st_mtime_ns) for entry in entries if entry.is_dir())
+    inner = sorted((path, os.stat(path).st_mtime_ns) for path in listing(str(folder)).folders)
     return [row for path, time_ns in inner for row in ((path, time_ns), *_times_below(path))]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder holds, each sorted by path."""
+
+    folders: list[str]
+    images: list[str]
+
+
+def listing(folder: str) -> Listing:
+    """Folders and images in a folder; what is hidden, and what is neither, is passed over. Links to folders are
+    followed. Raises UsageError for a link that leads back to a folder above it, which would have no end, and for a
+    folder that cannot be read.
+    """
+    folders, images = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if entry.is_dir():
+                    if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
+                        raise UsageError(f"The link {entry.path} leads back to a folder that it lies in.")
+                    folders.append(entry.path)
+                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.name[0] != "." and entry.is_file():
+                    images.append(entry.path)
+    except OSError as error:
+        raise UsageError(f"The folder {error.filename or folder} cannot be read: {files.why(error)}.") from None
+    return Listing(folders, images)
 
 
 def _called(places: list[Any]) -> str:
@@ -257,20 +282,15 @@ def _called(places: list[Any]) -> str:
 
 def _images_in(folder: str) -> Iterator[str]:
     """All images below a folder, sorted."""
-    inner = []
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
-            if entry.is_dir():
-                inner.append(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.name[0] != ".":
-                yield entry.path
-    for path in inner:
+    found = listing(folder)
+    yield from found.images
+    for path in found.folders:
         yield from _images_in(path)
 
 
 def _folders(places: list[Path], names: list[str] | None) -> tuple[Index, list[str]]:
     (root,) = places
-    present = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    present = [name for path in listing(str(root)).folders if (name := os.path.basename(path))[0] != "."]
     names = present if names is None else names
     strange = [name for name in present if name not in set(names)]
     if strange:

@@ -70,10 +70,10 @@ class TextClassification(base.Task):
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
             **({"classes": o.classes} if o.classes else {}),
-            "train": [disk.file_digest(path) for path in files],
+            "train": [disk.file_key(path) for path in files],
             "eval": [o.eval_fraction, o.split_seed]
             if eval_files is None
-            else [disk.file_digest(path) for path in eval_files],
+            else [disk.file_key(path) for path in eval_files],
         }
 
         def build(folder: Path) -> disk.Info:

@@ -16,10 +16,8 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks import hub
-from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.text import files as text_files
 
-_HASHED = 1 << 30  # bytes up to which a file's content, and not its size and time, stands in a cache key
 BY_HAND = "Download its parquet files on another machine and name them with the task's option `data`."
 Document = str | list[int]
 
@@ -44,8 +42,7 @@ class Corpus:
         """What the content follows from, for the name of the cache entry."""
         if self.rows is not None:
             return [hub.digest(self.rows), self.column, self.first]
-        small = [path.stat().st_size <= _HASHED for path in self.files]
-        stamps = [disk.file_digest(p) if s else image_files.stamp(p) for p, s in zip(self.files, small, strict=True)]
+        stamps = [disk.file_key(path) for path in self.files]
         tabular = any(path.suffix in tables.SUFFIXES for path in self.files)
         return stamps + ([self.column] if tabular else []) + ([self.first] if self.first else [])
 

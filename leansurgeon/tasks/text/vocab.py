@@ -84,11 +84,11 @@ def make(
     Own tokenizers have the ids 0 to 4 for [PAD] [UNK] [CLS] [SEP] [MASK], and [SEP] for the end of a document.
     """
     if kind == "model":
-        return _from_model(model_dir)
+        return load(model_dir)
     if kind.startswith(_HUB):
         return _from_hub(kind.removeprefix(_HUB))
     if kind not in KINDS:
-        return _from_model(Path(kind).expanduser())
+        return load(Path(kind).expanduser())
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -110,10 +110,18 @@ def make(
 
 
 def load(folder: Path) -> PreTrainedTokenizerBase:
-    """Read back what `save_pretrained` wrote."""
+    """The tokenizer in a folder. Raises UsageError where its files are damaged, also where only using it shows that."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer(["a b", "c"], verbose=False)
+        tokenizer(["a b", "c"], padding=tokenizer.pad_token_id is not None, truncation=True, max_length=8)
+        return tokenizer
+    except Exception as error:
+        # Tokenizer files fail in as many ways as there are formats; the first line says which.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"The tokenizer in {folder} cannot be read: {reason}") from error
 
 
 def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
@@ -216,15 +224,6 @@ def check_length(seq_len: int, model_dir: Path | None) -> None:
             raise UsageError(
                 f"The task's seq_len is {seq_len} and the model in {model_dir} has {limit} positions ({name})."
             )
-
-
-def _from_model(model_dir: Path) -> PreTrainedTokenizerBase:
-    try:
-        return load(model_dir)
-    except Exception as error:
-        # Tokenizer files fail in as many ways as there are formats; the first line says which.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"The tokenizer in {model_dir} cannot be read: {reason}") from error
 
 
 def _from_hub(name: str) -> PreTrainedTokenizerBase:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.reading import jsonfile
+from leansurgeon.reading import jsonfile, tensorfile
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ FORMAT = 1
 _SPARE = 64 * 2**20  # bytes that must be left besides the checkpoint: logs, the best model's config
 
 
+_STATE = {"recipe": dict, "origin": dict, "data": dict, "history": dict, "groups": list, "metrics_bytes": int}
 _NAME = re.compile(r"step-\d{8}")
 
 
@@ -181,8 +182,19 @@ def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: 
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors. Raises `UsageError` where it cannot be read."""
-    return jsonfile.read_object(path / STATE)
+    """What a checkpoint says beside its tensors. Raises `UsageError` where it lacks what all have."""
+    state = jsonfile.read_object(path / STATE)
+    for key, kind in _STATE.items():
+        if not isinstance(state.get(key), kind):
+            raise damaged(path, f"'{key}' in {STATE} is {jsonfile.a_kind_of(state.get(key))}")
+    if not all(isinstance(state["data"].get(split), int) for split in ("train", "eval")):
+        raise damaged(path, f"'data' in {STATE} does not count the samples")
+    return state
+
+
+def damaged(path: Path, what: str) -> UsageError:
+    """For a checkpoint that agrees with its manifest and cannot be gone on from all the same."""
+    return UsageError(f"The checkpoint {path} is damaged: {what}.", "Go on from an older one with --resume PATH.")
 
 
 def note_best(run_dir: Path, step: int | None) -> None:
@@ -207,6 +219,8 @@ def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Te
     from safetensors.torch import load_file
 
     own = path / rank_file(rank)
+    for file in (path / SHARED, *([own] if own.is_file() else [])):
+        tensorfile.read_header(file, raising=UsageError)
     return load_file(path / SHARED), load_file(own) if own.is_file() else None
 
 

@@ -1,0 +1,43 @@
+"""Where values of somebody's config meet rules and libraries that do not expect them: whatever these raise is one
+sentence about the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
+
+# What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a value that is missing or of another kind.
+_UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
+
+
+@contextmanager
+def rules_of(family: str) -> Iterator[None]:
+    """Let a family's rules read a config; raises `UnsupportedModel` where it lacks what they need."""
+    try:
+        yield
+    except _UNFIT as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UnsupportedModel(
+            f"The config does not say what a {family} model needs: {what}.", "Is config.json complete?"
+        ) from error
+
+
+@contextmanager
+def library_builds(what: str) -> Iterator[None]:
+    """Let a library build, or load, `what` from a config that it did not write; raises `UnsupportedModel` with its
+    reason where it refuses, since libraries refuse in every way there is.
+    """
+    try:
+        yield
+    except (LeanSurgeonError, MemoryError):
+        raise
+    except Exception as error:
+        if memory_is_short(error) or disk_is_full(error):
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedModel(
+            f"{what} cannot be built from its config and weights: {said[:300]}.", "Do they belong together?"
+        ) from error

@@ -1,0 +1,189 @@
+"""config.json of somebody else: read, and every value that anything here or a library relies on checked in one place,
+whatever the family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.architectures.tensors import Config
+from leansurgeon.checkpoints import trust, unpacked
+from leansurgeon.errors import UnsupportedModel, quoted
+from leansurgeon.reading import jsonfile, modelcard
+
+LARGEST = 2**31 - 1
+LAYERS = 10_000
+STAGES = 64  # numbers in a list that has one for each
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a value must be, in words and as a test; a list of such values too, where a pyramid has one a stage."""
+
+    words: str
+    test: Callable[[Any], bool]
+    several: bool = False
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is of this kind. None says nothing, and always fits."""
+        if value is None:
+            return True
+        if self.several and isinstance(value, list | tuple):
+            return len(value) <= STAGES and all(item is not None and self.test(item) for item in value)
+        return self.test(value)
+
+
+def whole(least: int, most: int = LARGEST) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e30
+
+
+def is_token(value: Any) -> bool:
+    """The id of a token, or of several; -1 is none."""
+    test = whole(-1)
+    return all(map(test, value)) if isinstance(value, list) else test(value)
+
+
+def is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def is_labels(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values())
+
+
+DEPTH = Kind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=True)
+COUNT = Kind(f"a whole number from 1 to {LARGEST:,}", whole(1), several=True)
+COUNT_OR_NONE = Kind(f"a whole number from 0 to {LARGEST:,}", whole(0), several=True)
+NUMBER = Kind("a finite number", is_number, several=True)
+SWITCH = Kind("true or false", lambda value: isinstance(value, bool) or value in (0, 1))
+TOKEN = Kind("the number of a token", is_token)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+TEXTS = Kind("a list of texts", is_texts)
+LABELS = Kind("an object of names", is_labels)
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+
+DEPTHS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
+    "depth", "depths",
+)  # fmt: skip
+WIDTHS = (  # each of which is the size of some tensor
+    "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "intermediate_size", "ffn_dim", "n_inner", "d_ff",
+    "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "embedding_size", "word_embed_proj_dim",
+)  # fmt: skip
+HEADS = (
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "num_key_value_heads", "head_dim", "d_kv",
+)  # fmt: skip
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(DEPTHS, DEPTH),
+    **dict.fromkeys((*WIDTHS, *HEADS), COUNT),
+    **dict.fromkeys(
+        (
+            "max_position_embeddings", "n_positions", "block_size", "image_size", "img_size", "patch_size",
+            "num_channels", "in_chans", "relative_attention_num_buckets", "num_landmarks", "conv_kernel_size",
+            "global_attn_every_n_layers",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        (
+            "num_labels", "num_classes", "type_vocab_size", "num_register_tokens", "segment_means_seq_len",
+            "sliding_window", "local_attention", "window_size", "max_window_layers",
+        ),
+        COUNT_OR_NONE,
+    ),
+    **dict.fromkeys(
+        (
+            "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps", "initializer_range",
+            "initializer_factor", "init_std", "rope_theta", "hidden_dropout_prob", "attention_probs_dropout_prob",
+            "attention_dropout", "dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "classifier_dropout",
+            "mlp_ratio", "mlp_ratios", "layerscale_value", "partial_rotary_factor", "logits_scaling",
+            "attention_multiplier", "query_pre_attn_scalar",
+        ),
+        NUMBER,
+    ),
+    **dict.fromkeys(
+        (
+            "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "norm_bias", "use_cache",
+            "is_encoder_decoder", "is_decoder", "add_cross_attention", "scale_decoder_outputs", "use_gated_mlp",
+            "do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_by_inverse_layer_idx",
+            "use_sliding_window", "output_attentions", "output_hidden_states", "return_dict",
+        ),
+        SWITCH,
+    ),
+    **dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id"),
+        TOKEN,
+    ),
+    **dict.fromkeys(
+        (
+            "model_type", "architecture", "hidden_act", "activation_function", "feed_forward_proj", "problem_type",
+            "dtype", "torch_dtype", "position_embedding_type", "global_pool",
+        ),
+        TEXT,
+    ),
+    **dict.fromkeys(("architectures", "layer_types"), TEXTS),
+    **dict.fromkeys(("id2label", "label2id"), LABELS),
+    **dict.fromkeys(
+        ("model_args", "pretrained_cfg", "rope_scaling", "rope_parameters", "auto_map", "arch", "vision_config"), OBJECT
+    ),
+}  # fmt: skip
+
+
+def read_config(path: Path) -> Config:
+    """config.json of a model folder. Raises `UnsupportedModel` where there is none, or none that can be used: not JSON,
+    values of the wrong kind, a quantised model.
+    """
+    file = path / "config.json"
+    if not file.exists():
+        raise unpacked.of_folder(path)
+    config = jsonfile.read_object(file, raising=UnsupportedModel)
+    if not trust.allowed():
+        trust.refuse_kernels(config, path)
+    if "quantization_config" in config:
+        quantised = config["quantization_config"]
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise UnsupportedModel(
+            f"{path} is quantised ({quoted(method)}); surgery needs plain weights.",
+            modelcard.where_to_get(path, config.get("_name_or_path")),
+        )
+    check_kinds(config)
+    return config
+
+
+def check_kinds(config: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedModel` naming the first key whose value is of another kind than every library has it."""
+    for where, values in (("", config), ("model_args.", config.get("model_args"))):
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            kind = KINDS.get(key)
+            if kind and not kind.fits(value):
+                raise UnsupportedModel(f"config.json says {where}{key} = {quoted(value)}, which is not {kind.words}.")
+
+
+def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
+    """Raises `UnsupportedModel`, with both numbers, where the config asks for more layers than there are tensors,
+    or for something wider than the widest of them: before any library builds it.
+    """
+    shapes = list(shapes)
+    widest = max((size for shape in shapes for size in shape), default=0)
+    for values in (config, config.get("model_args")):
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            numbers = [number for number in (value if isinstance(value, list | tuple) else [value]) if number]
+            if key in DEPTHS and sum(numbers) > len(shapes):
+                raise UnsupportedModel(
+                    f"config.json says {key} = {quoted(value)}, and the weights hold {len(shapes):,} tensors.",
+                    "The config does not fit its weights.",
+                )
+            if key in (*WIDTHS, *HEADS) and max(numbers, default=0) > widest:
+                raise UnsupportedModel(
+                    f"config.json says {key} = {quoted(value)}, and the largest size of any tensor is {widest:,}.",
+                    "The config does not fit its weights.",
+                )
