@@ -40,7 +40,6 @@ def run(
     from leansurgeon.report.tables.table import check_format
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
-    from leansurgeon.training.runs import folder as runfolder
 
     check_format(format)
     if gpus is not None and cpu_processes is not None:
@@ -63,6 +62,10 @@ def run(
         say(told)
     if debug:
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
+    call = ["leansurgeon", "run", recipe, *(word for one in sets or [] for word in ("--set", one))]
+    call += [] if seeds is None else ["--seeds", seeds]
+    call += ["--debug"] if debug else []
+    call += ["--workspace", str(workspace)] if workspace != Path("runs") else []
     if gpus is not None:
         from leansurgeon.training.processes.launch import check_gpus
 
@@ -75,13 +78,22 @@ def run(
         say=say,
         processes=processes,
         cpu=cpu_processes is not None,
+        begin=lambda: note(workspace / loaded.name, call, dump(loaded)),
     )
-    runfolder.write_text(workspace / loaded.name / runfolder.EXPERIMENT, dump(loaded))
     print(report.experiment_table([summary.as_dict() for summary in summaries], format="json" if as_json else format))
     say(
         f"\nRuns are in {workspace / loaded.name}; "
         f"`leansurgeon report {workspace / loaded.name}` shows this table again."
     )
+
+
+def note(folder: Path, call: list[str], recipe: str) -> None:
+    """Keep the resolved recipe beside the runs of its arms, with the command it came from: the report names both."""
+    from leansurgeon.training.runs import folder as runfolder
+
+    with runfolder.explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    runfolder.write_text(folder / runfolder.EXPERIMENT, runfolder.with_call(call, recipe))
 
 
 def seed_list(text: str) -> list[int]:

@@ -41,12 +41,13 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     processes: int = 1,
     cpu: bool = False,
+    begin: Callable[[], None] = lambda: None,
 ) -> list[Summary]:
     """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
 
     `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
-    GPUs, or CPU processes where `cpu` is set. Raises what a training raises, and `UsageError`
-    where an arm of other settings stands in the way.
+    GPUs, or CPU processes where `cpu` is set. `begin` is called when nothing speaks against it any more. Raises what a
+    training raises, and `UsageError` where an arm of other settings stands in the way.
     """
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
@@ -62,6 +63,7 @@ def run(
     for job in [] if force else jobs.values():
         check_interrupted(job)
     samples = prepare_data(recipe, say)
+    begin()
     if done:
         say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):

@@ -76,7 +76,7 @@ def of_expectations(section: Section) -> list[Note]:
         found.setdefault(one.name, []).append(one)
     return [
         Note(
-            f"The recipe expects of {name}: {', '.join(expected_text(one, section) for one in several)}.",
+            f"The recipe, as it is shipped, expects of {name}: {', '.join(expected_text(one, section) for one in several)}.",
             "quality",
             caveat=any(one.agrees is False for one in several),
         )

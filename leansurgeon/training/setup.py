@@ -313,7 +313,9 @@ def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: b
         runfolder.create(run.folder, replace=replace or checkpoint_free(run.folder))
     run.lock = runfolder.hold(run.folder)
     if found is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
-        runfolder.write_text(run.folder / runfolder.RECIPE, dump(run.recipe))
+        file = run.folder / runfolder.RECIPE
+        call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
+        runfolder.write_text(file, runfolder.with_call(call, dump(run.recipe)))
     # Torn, or beyond the one that was asked for: they will be written again.
     later = [path for path in checkpoint.all_of(run.folder) if found is not None and path.name > found.name]
     if later:

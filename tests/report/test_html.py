@@ -364,8 +364,11 @@ def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
     from leansurgeon.cli.main import app
     from leansurgeon.training.recipe import reading as recipefile
 
-    def trained(_recipe, workspace, **_):
-        (workspace / "digits-vit").mkdir(parents=True)
+    def trained(_recipe, workspace, *, begin, **_):
+        begin()  # before anything is trained
+        assert (workspace / "digits-vit" / "experiment.yaml").is_file()
+        for made in digits():
+            write(workspace / "digits-vit" / f"{made['experiment']['arm']}-s{made['seed']}", made)
         return [Summary.from_dict(made) for made in digits()]
 
     monkeypatch.setattr("leansurgeon.experiment.run", trained)
@@ -374,6 +377,10 @@ def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
     assert done.exit_code == 0
     left = recipefile.load(str(tmp_path / "digits-vit" / "experiment.yaml"))
     assert left == recipefile.load("digits-vit", ["train.duration=3ep", "seeds=[4,5]"])
+    # "Do it again" holds the --set of the first call.
+    text = page_of(tmp_path)[0].text
+    assert "leansurgeon run digits-vit --set train.duration=3ep --seeds 4,5" in text
+    assert str(tmp_path) not in text and f"--workspace '…/{'/'.join(tmp_path.parts[-3:])}'" in text
 
 
 def test_raw_and_invariant_kappa_side_by_side(tmp_path):

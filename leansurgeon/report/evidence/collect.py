@@ -19,7 +19,7 @@ from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.values import stamp, text
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
-from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, is_held
+from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
 
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
@@ -142,7 +142,7 @@ def resume_line(run: Path) -> str:
     if (run.parent / STARTS).is_dir():
         return ""  # an arm of an experiment that left no note of itself
     place = shlex.quote(str(run))
-    call = folder.call_in(folder.recipe_text(run) or "")
+    call = call_in(folder.recipe_text(run) or "")
     call = call or f"leansurgeon retrain MODEL --recipe {shlex.quote(str(run / RECIPE))}"
     return f"{call} --resume {place}" if all_of(run) else f"{call} -o {place} --resume auto"
 

@@ -12,12 +12,11 @@ from typing import Any
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.report.evidence.values import number
-from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE
+from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE, call_in
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
 POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
 LARGEST = 64 * 2**20  # bytes that are read of one file
-CALL = "# leansurgeon "  # begins the first line of a recipe that remembers the command it came from
 
 Points = tuple[tuple[float, float], ...]
 
@@ -109,12 +108,6 @@ def experiment_file(run: Path) -> ExperimentFile | None:
     path = run.parent / EXPERIMENT
     content = text_of(path) if run != Path() and path.is_file() else None
     return ExperimentFile(path, content, call_in(content)) if content is not None else None
-
-
-def call_in(recipe: str) -> str:
-    """The command that a recipe came from, as its first line says."""
-    first = recipe.split("\n", 1)[0]
-    return first.removeprefix("# ") if first.startswith(CALL) and first.isprintable() else ""
 
 
 def text_of(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from leansurgeon.report.page.blocks import Block, Code, Facts, cell, folded, tab
 from leansurgeon.report.page.cut import shortened, values_of
 from leansurgeon.report.rows.rows import Row, Section
 from leansurgeon.report.tables.columns import spread_cell
+from leansurgeon.training.runs.folder import call_in
 
 FLAGS = (("layers", "depth"), ("heads", "heads"), ("mlp-dim", "mlp_dim"))
 PRINTED = (
@@ -112,7 +113,7 @@ def experiment_command(section: Section) -> str:
     """The call that made the experiment, as it was typed where `run` noted it, with its --set and --seeds."""
     file = next((run.experiment_file for run in section.runs if run.experiment_file), None)
     if file and file.call:
-        return file.call
+        return shlex.join(shortened(word) if word.startswith("/") else word for word in shlex.split(file.call))
     known = next((seeds_of(row) for row in section.rows if row.seeds), "0")
     name = shlex.quote(file.path.name if file else section.name.split(",")[0])
     note = "the file below" if file else "and the --set of the first call, if there was one"
@@ -128,9 +129,15 @@ def again(run: Run) -> list[str]:
     lines = [shrink_command(run.cut)] if run.cut and run.cut.changes_shape else []
     if run.kind == "run":
         # The recipe of a run is resolved and holds all of its settings.
-        lines.append(f"leansurgeon retrain MODEL --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
+        lines.append(f"leansurgeon retrain {model_of(run)} --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
         lines[-1] += "" if run.summary.seed is None else f" --seed {run.summary.seed}"
     return lines
+
+
+def model_of(run: Run) -> str:
+    """What a run began with, as its own recipe notes it."""
+    call = shlex.split(call_in(run.recipe or ""))
+    return shlex.quote(shortened(call[2])) if len(call) > 2 else "MODEL"
 
 
 def shrink_command(cut: Cut) -> str:
@@ -162,8 +169,13 @@ def recipes(runs: Sequence[Run]) -> list[Block]:
     """The settings in full: the experiment's file where `run` left one, else the recipe of the first run."""
     for run in runs:
         file = run.experiment_file
-        said = file.text if file else run.recipe
+        said = without_call(file.text if file else run.recipe or "")
         if said:
             whose = "the experiment" if file else f"{run.path.name} (every run has its own in its folder)"
             return folded(f"Recipe of {whose}, with every setting", [Code(said.rstrip())])
     return []
+
+
+def without_call(recipe: str) -> str:
+    """A recipe without the command in its first line, which may name folders of this machine."""
+    return recipe.split("\n", 1)[-1] if call_in(recipe) else recipe

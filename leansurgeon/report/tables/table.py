@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from tabulate import tabulate
@@ -107,10 +108,9 @@ def _terminal(section: Section, wide: bool, kappa: bool) -> str:
 
 def _unfinished(found: Sequence[Unfinished]) -> str:
     lines = []
-    for one in found:
-        lines += wrap(one.sentence)
-        if one.resume and not one.running:
-            lines.append(f"  {one.resume}")  # whole, whatever its length: it is meant to be copied
+    for resume, several in groupby(found, key=lambda one: "" if one.running else one.resume):
+        lines += [line for one in several for line in wrap(one.sentence)]
+        lines += [f"  {resume}"] if resume else []  # whole, whatever its length: it is meant to be copied
     return "\n".join(lines)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,21 @@ def place_of(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+_CALL = "# leansurgeon "
+
+
+def with_call(words: Sequence[str], recipe: str) -> str:
+    """A recipe behind the command that it came from, as a comment that `call_in` reads."""
+    line = shlex.join(words)
+    return f"# {line}\n{recipe}" if line.isprintable() else recipe
+
+
+def call_in(recipe: str) -> str:
+    """The command that a recipe came from, as its first line says; "" where nobody noted it."""
+    first = recipe.split("\n", 1)[0]
+    return first.removeprefix("# ") if first.startswith(_CALL) and first.isprintable() else ""
 
 
 def cache_dir() -> Path:
