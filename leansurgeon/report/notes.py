@@ -74,14 +74,12 @@ def of_expectations(section: Section) -> list[Note]:
     found: dict[str, list[Expected]] = {}
     for one in expectations(section):
         found.setdefault(one.name, []).append(one)
-    return [
-        Note(
-            f"The recipe, as it is shipped, expects of {name}: {', '.join(expected_text(one, section) for one in several)}.",
-            "quality",
-            caveat=any(one.agrees is False for one in several),
-        )
-        for name, several in found.items()
-    ]
+    notes = []
+    for name, several in found.items():
+        said = ", ".join(expected_text(one, section) for one in several)
+        differs = any(one.agrees is False for one in several)
+        notes.append(Note(f"The recipe, as it is shipped, expects of {name}: {said}.", "quality", caveat=differs))
+    return notes
 
 
 def expected_text(one: Expected, section: Section) -> str:
