@@ -11,6 +11,7 @@ from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.training.runs.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -140,3 +141,18 @@ def for_device(settings: TrainingRecipe, *, cpu: bool, say: Callable[[str], None
     told = " and ".join("fp32 instead of fp16" if key == "precision" else "no compile" for key in changed)
     say(f"There is no GPU to train on: {told}.")
     return settings.model_copy(update={"train": train.model_copy(update=changed)})
+
+
+def did_it_help(summary: Summary, folder: Path) -> str | None:
+    """What a healing brought, in one sentence; None where there is nothing to compare with."""
+    before, best, task = summary.before, summary.best or summary.final, summary.task
+    if before is None or best is None or before.metric is None or best.metric is None:
+        return None
+
+    def shown(value: float) -> str:
+        return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
+
+    change = f"{task.metric_label} {shown(before.metric)} before and {shown(best.metric)} after"
+    if (best.metric > before.metric) == task.higher_is_better and best.metric != before.metric:
+        return f"It healed: {change}."
+    return f"It did not help: {change}. The model as it was is in {folder}; give it more --time, or more data."

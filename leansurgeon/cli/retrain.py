@@ -93,7 +93,7 @@ def retrain(
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
     began = perf_counter()
-    from leansurgeon.cli.healing import Asked, for_device, recipe_of
+    from leansurgeon.cli.healing import Asked, did_it_help, for_device, recipe_of
     from leansurgeon.training.processes import launch
     from leansurgeon.training.runs import folder as runfolder
 
@@ -141,6 +141,8 @@ def retrain(
             began=began,
         )
     run_dir = Path(new)
+    if data is not None and (told := did_it_help(summary, folder)):
+        say(told)
     if not launch.is_worker() or launch.rank() == 0:
         print(json.dumps(summary.as_dict()) if as_json else run_dir)
 

@@ -80,6 +80,7 @@ def test_an_encoder_without_a_head_learns_embeddings(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert recipe(tmp_path / "run")["task"]["name"] == "sentences"
+    assert "It healed" in done.stderr
     found = summary(tmp_path / "run")
     before, after = found["before"]["metric"], found["final"]["metric"]
     assert found["task"]["metric"] == "cosine" and before < 0.999 and after > before + 0.2 * (1 - before)
@@ -204,3 +205,16 @@ def test_what_does_not_go_together_is_refused(tmp_path, family, data):
     strangers.pictures(tmp_path / "images")
     done = strangers.healed(strangers.model(tmp_path / "own", family), tmp_path / data, tmp_path / "run")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("higher", "after", "helped"), [(True, 0.8, True), (True, 0.5, False), (False, 0.5, True)])
+def test_a_healing_that_hurts_is_called_so(higher, after, helped):
+    from types import SimpleNamespace
+
+    from leansurgeon.cli.healing import did_it_help
+
+    task = SimpleNamespace(percent=False, metric_label="score", higher_is_better=higher)
+    scores = [SimpleNamespace(metric=value) for value in (0.6, after)]
+    told = did_it_help(SimpleNamespace(before=scores[0], best=scores[1], final=None, task=task), Path("own/lean"))
+    assert ("did not help" in told) != helped and ("own/lean" in told) != helped
+    assert "0.6 before" in told and f"{after} after" in told
