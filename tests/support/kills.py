@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from leansurgeon.checkpoints import digests, prove, record
 from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.cli.main import main
+from leansurgeon.reading import jsonfile
 
 assert timm and torch and transformers
 
@@ -67,10 +69,8 @@ class Kills:
     def _start(self) -> int:
         child = os.fork()
         if child:
-            try:
+            with suppress(OSError):  # it may be quicker itself
                 os.setpgid(child, child)
-            except OSError:  # it was quicker itself
-                pass
             return child
         code = 70
         try:
@@ -91,7 +91,7 @@ class Kills:
 def stand_in(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tuple[dict, str]:
     """What a fresh process would say of a result, without the seconds that it takes to import torch."""
     time.sleep(0.05)
-    config = __import__("json").loads((folder / "config.json").read_text())
+    config = jsonfile.read_object(folder / "config.json")
     sizes = [torch.Size(shape).numel() for shape in Weights.open(folder).shapes.values()]
     account = Proof("a stand-in", sum(sizes), output=(1, config.get("hidden_size", 1))).as_dict()
     differences = {"rows": 1, "max_difference": 0.0, "spread": 1.0, "relative_error": 0.0, "cosine": 1.0}
