@@ -35,9 +35,9 @@ def run(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train the original, lean variants and their controls over several seeds, and compare them."""
-    from leansurgeon import experiment, report
+    from leansurgeon import experiment
     from leansurgeon.experiment import changed
-    from leansurgeon.report.tables.table import check_format
+    from leansurgeon.report.tables.table import check_format, experiment_table
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
 
@@ -80,7 +80,7 @@ def run(
         cpu=cpu_processes is not None,
         begin=lambda: note(workspace / loaded.name, call, dump(loaded)),
     )
-    print(report.experiment_table([summary.as_dict() for summary in summaries], format="json" if as_json else format))
+    print(experiment_table([summary.as_dict() for summary in summaries], format="json" if as_json else format))
     say(
         f"\nRuns are in {workspace / loaded.name}; "
         f"`leansurgeon report {workspace / loaded.name}` shows this table again."

@@ -4,7 +4,3 @@
 seeds and the size of the test set allow, `tables` prints, `charts` draws, and `page` puts all of it into one HTML file.
 A new figure of a run goes to `evidence/run.py`, a new column to `tables/columns.py`, a new chart to `charts/`.
 """
-
-from leansurgeon.report.tables.table import experiment_table
-
-__all__ = ["experiment_table"]

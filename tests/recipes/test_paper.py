@@ -235,12 +235,12 @@ def test_the_long_range_arena_trains(name, tmp_path, monkeypatch):
 
 
 def test_arms_of_d_retrieval_have_their_own_tasks_and_tables(tmp_path, monkeypatch):
-    from leansurgeon import report
+    from leansurgeon.report.tables.table import experiment_table
 
     done = train("d-retrieval", tmp_path, monkeypatch, arms=("D2-h1", "D2-h2", "D2-control", "D4-h1", "D4-h4"))
     assert done["D2-control"]["recipe"]["task"]["dimension"] == 2 and done["D4-h4"]["recipe"]["task"]["dimension"] == 4
     assert done["D4-h4"]["model"]["shape"]["stages"][0]["heads"] == 4
     assert done["D2-control"]["model"]["parameters"] == pytest.approx(done["D2-h2"]["model"]["parameters"], rel=0.01)
-    table = report.experiment_table(list(done.values()), format="table")
+    table = experiment_table(list(done.values()), format="table")
     two, four = sorted(table.split("d-retrieval, dimension ")[1:])
     assert "D2-h2 vs D2-h1" in two and "D4" not in two and "D4-h4 vs D4-h1" in four and "D2" not in four

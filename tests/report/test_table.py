@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.errors import UsageError
-from leansurgeon.report import experiment_table, humans
+from leansurgeon.report import humans
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.kappa import Bound, kappa_of
 from leansurgeon.report.rows.sections import experiment_section, sections
-from leansurgeon.report.tables.table import FORMATS, render
+from leansurgeon.report.tables.table import FORMATS, experiment_table, render
 from leansurgeon.words import WIDTH
 from tests.support.report_fixtures import ARMS, digits, kappa, perplexities, summary
 
