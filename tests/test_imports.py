@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,14 @@ def test_light_commands_do_not_import_torch(arguments, tmp_path):
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
     assert "Traceback" not in done.stderr
+
+
+def test_no_command_imports_another():
+    """What two commands share stands in a room below, or in cli/common.py and cli/help.py."""
+    commands = {p.stem for p in (PACKAGE / "cli").rglob("*.py")} - {"__init__", "common", "help", "main", "healing"}
+    for path in (PACKAGE / "cli").rglob("*.py"):
+        if path.stem in commands:
+            imported = re.findall(
+                r"from leansurgeon\.cli(?:\.\w+)*? import (\w+)|from leansurgeon\.cli\.(\w+)", path.read_text()
+            )
+            assert not {name for pair in imported for name in pair if name} & (commands - {path.stem}), path.stem

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from leansurgeon.errors import UsageError
 from leansurgeon.words import wrap
+
+EVERY = 10.0  # seconds between two lines of progress
 
 
 def say(text: str) -> None:
@@ -19,6 +24,32 @@ def say(text: str) -> None:
         return
     for line in text.split("\n"):
         print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)
+
+
+def progress(name: str, total: int) -> Callable[[], None]:
+    """A line every ten seconds: how far, and about how long still."""
+    started, told, done = time.monotonic(), time.monotonic(), 0
+
+    def step() -> None:
+        nonlocal told, done
+        done += 1
+        if time.monotonic() - told > EVERY:
+            told = time.monotonic()
+            left = (told - started) / done * (total - done)
+            say(f"{name}: {done} of {total}, about {left:.0f} s left")
+
+    return step
+
+
+def seed_list(text: str) -> list[int]:
+    """`0,1,2` as numbers. Raises `UsageError`."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"--seeds {text}: whole numbers from 0 on are needed, such as 0,1,2.")
+    found = [int(word) for word in words]
+    if len(set(found)) < len(found):
+        raise UsageError(f"--seeds {text} names a seed twice.")
+    return found
 
 
 def _allow_code(value: bool) -> bool:

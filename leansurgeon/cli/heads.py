@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, progress, say
 from leansurgeon.errors import UsageError, short
 from leansurgeon.words import wrap
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.measure.heads.document import Options, Study
-
-EVERY = 10.0  # seconds between two lines of progress
 
 
 def heads(
@@ -80,6 +76,7 @@ def heads(
     from leansurgeon.report.evidence.folder import HEADS
     from leansurgeon.report.tables.heads import describe
     from leansurgeon.training.runs import folder as runfolder
+    from leansurgeon.training.runs.sample_data import data_to_measure
 
     opened = open_source(model, allow_pickle=allow_pickle)
     if opened.weights is None:
@@ -91,7 +88,7 @@ def heads(
         say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
     if asked is not None:
         check_prune(opened, asked, out)
-    sample = sample_data(opened, data, model, samples, seed)
+    sample = data_to_measure(opened, data, model, "Importance", samples, seed, say)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     found = measured(opened, sample, options)
     document = {
@@ -165,64 +162,19 @@ def check_prune(opened: Source, asked: float, out: Path) -> None:
     prune.check(opened, asked)
 
 
-def sample_data(opened: Source, data: str | None, model: str, samples: int | None, seed: int) -> Calibration:
-    """What --data names, or the data of the run."""
-    from leansurgeon.cli.shrink import trained_on
-    from leansurgeon.measure.data import calibration, pairs
-    from leansurgeon.training.runs.folder import cache_dir
-
-    task = None if data else trained_on(model)
-    if data is None and task is None:
-        raise UsageError(
-            f"Importance needs sample data, and {model} is no run that says what it was trained on.",
-            "Give --data: text files, a folder of images, or task:NAME.",
-        )
-    try:
-        if pairs.has_two_stacks(opened):
-            return pairs.open_pairs(data or f"task:{task.name}", opened, samples=samples, seed=seed)
-        settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
-        if data:
-            return calibration.open_calibration(data, opened, **settings)
-        say(f"Sample data: task {task.name}, as in the run's recipe.")
-        return calibration.from_task(task.name, task.options, opened, **settings)
-    except UsageError as error:  # the flag has another name here
-        hint = error.hint.replace("--calibrate", "--data") if error.hint else None
-        raise UsageError(error.message.replace("--calibrate", "--data"), hint) from error
-
-
 def measured(opened: Source, sample: Calibration, options: Options) -> Study:
     """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
+    import torch
+
     from leansurgeon.checkpoints.model import load
     from leansurgeon.measure.heads.document import study
     from leansurgeon.surgery.shrink import blaming_weights
 
     say(f"Measuring on {sample.says} ...")
     with blaming_weights(opened):
-        loaded = on_device(load(opened.folder))
-        loaded.model.requires_grad_(False)
+        loaded = load(opened.folder)
+        loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
         return study(loaded, sample, options, progress)
-
-
-def on_device(loaded: Any) -> Any:
-    import torch
-
-    loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return loaded
-
-
-def progress(name: str, total: int) -> Callable[[], None]:
-    """A line every ten seconds: how far, and about how long still."""
-    started, told, done = time.monotonic(), time.monotonic(), 0
-
-    def step() -> None:
-        nonlocal told, done
-        done += 1
-        if time.monotonic() - told > EVERY:
-            told = time.monotonic()
-            left = (told - started) / done * (total - done)
-            say(f"{name}: {done} of {total}, about {left:.0f} s left")
-
-    return step
 
 
 def pruned(
@@ -261,7 +213,7 @@ def outcome(found: dict[str, Any]) -> list[str]:
     """What --prune has written."""
     from leansurgeon.checkpoints.record import Proof
     from leansurgeon.checkpoints.report_numbers import sentence
-    from leansurgeon.cli.shrink import closing
+    from leansurgeon.report.tables.decided import closing
     from leansurgeon.shape import Shape
 
     proof = Proof.from_dict(found["proof"])

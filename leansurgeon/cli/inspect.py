@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli import kappa
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
 from leansurgeon.errors import short
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.inspection import Inspection
+    from leansurgeon.measure.kappa.study import KappaDocument
     from leansurgeon.surgery.check.doctor import Check
 
 MARKS = {True: "ok", False: "WRONG", None: "not tested"}
@@ -60,7 +60,7 @@ def inspect(
 
             print("Testing the declaration on the model; it is loaded several times ...", file=sys.stderr)
             checks = examine(source)
-        conditioning = kappa.measured(source, kappa.sample_data(source, data, model, 0)) if data else kept(source)
+        conditioning = measured(source, data, model) if data else kept(source)
     if as_json:
         document = {"schema_version": 1, **found.as_dict(), "doctor": checks and [c.as_dict() for c in checks]}
         document |= {"kappa": conditioning}
@@ -68,10 +68,22 @@ def inspect(
     else:
         print("\n".join(describe(found) + (diagnosis(checks) if checks else [])))
         if conditioning:
-            print("\n".join(["", *kappa.tables(conditioning)]))
+            from leansurgeon.report.tables.kappa import tables
+
+            print("\n".join(["", *tables(conditioning)]))
     bad = any(f.level == "contradiction" for f in found.findings)
     if bad or any(c.ok is False for c in checks or ()):
         raise typer.Exit(UNFIT)
+
+
+def measured(source: Source, data: str, model: str) -> KappaDocument:
+    """Kappa on the sample data that --data names."""
+    from leansurgeon.training.runs.sample_data import data_for_kappa
+
+    sample = data_for_kappa(source, data, model, 0, say)
+    from leansurgeon.measure.kappa.study import study
+
+    return study(source, sample, progress=progress, say=say)
 
 
 def kept(source: Source) -> dict | None:

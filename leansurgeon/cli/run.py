@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import TrustRemoteCode, say
+from leansurgeon.cli.common import TrustRemoteCode, say, seed_list
 from leansurgeon.errors import UsageError
 
 
@@ -94,14 +94,3 @@ def note(folder: Path, call: list[str], recipe: str) -> None:
     with runfolder.explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     runfolder.write_text(folder / runfolder.EXPERIMENT, runfolder.with_call(call, recipe))
-
-
-def seed_list(text: str) -> list[int]:
-    """`0,1,2` as numbers. Raises `UsageError`."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise UsageError(f"--seeds {text}: whole numbers from 0 on are needed, such as 0,1,2.")
-    found = [int(word) for word in words]
-    if len(set(found)) < len(found):
-        raise UsageError(f"--seeds {text} names a seed twice.")
-    return found

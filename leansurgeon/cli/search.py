@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
-from leansurgeon.cli.run import seed_list
-from leansurgeon.cli.shrink import sample_data, trained_on
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say, seed_list
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ def samples_of(
         raise UsageError(
             "A search heals candidates on sample data, and there is none.", "Add --data FILES, or train with --recipe."
         )
-    return sample_data(opened, data, task, samples, seed)
+    return sample_data(opened, data, task, samples, seed, say)
 
 
 def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:

@@ -11,6 +11,7 @@ import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
 from leansurgeon.errors import UsageError
+from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from leansurgeon.surgery.plan.planning import Plan
     from leansurgeon.surgery.plan.wanted import Wanted
     from leansurgeon.surgery.shrink import Decided
-    from leansurgeon.training.recipe.schema import TaskChoice
 
 
 def shrink(
@@ -119,7 +119,7 @@ def shrink(
     opened = open_source(source, allow_pickle=allow_pickle, weights=init != "fresh")
     used, data = has_data and opened.learned and init != "fresh", None
     if params:
-        data = sample_data(opened, calibrate, task, calibration_samples, seed) if used else None
+        data = sample_data(opened, calibrate, task, calibration_samples, seed, say) if used else None
         wanted = by_parameters(opened, params, wanted, data, seed)
     steps = plan(opened, wanted, seed, how, calibrated=used)
     folder = out or workspace / default_name(opened.slug, steps)
@@ -127,7 +127,7 @@ def shrink(
         question(opened.name, as_json)
     check_before(steps, folder, compare=compare, has_data=has_data, writes=not dry_run, force=force)
     if used and data is None:
-        data = sample_data(opened, calibrate, task, calibration_samples, seed)
+        data = sample_data(opened, calibrate, task, calibration_samples, seed, say)
     decided = decide(steps, data, say)
     record = None
     if dry_run:
@@ -195,6 +195,7 @@ def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> di
 
 def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
     """The same for a person."""
+    from leansurgeon.report.tables.decided import closing
     from leansurgeon.report.tables.decided import table as decided_table
     from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.check import compare as comparison
@@ -248,46 +249,12 @@ def judged_on(name: str, opened: Source, folder: Path, made: SurgeryRecord, seed
     from leansurgeon.checkpoints.prove import prove
     from leansurgeon.surgery.shrink import predicts_words
 
-    other = sample_data(opened, name, None, None, seed)
+    other = sample_data(opened, name, None, None, seed, say)
     causal = predicts_words(other) and other.task.head == "causal-lm"
     batches, kind = [*other.guard, *other.heldout], "causal-lm" if causal else "plain"
     say(f"Judging on {name} ...")
     account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
     return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
-
-
-def trained_on(source: str) -> TaskChoice | None:
-    """The task of the run that left this model, as its recipe says; None where there is none."""
-    folder = Path(source).expanduser()
-    recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
-    if not recipes or not ((folder / "config.json").exists() or (folder / "model" / "config.json").exists()):
-        return None
-    from leansurgeon.training.recipe.reading import load
-
-    return load(str(recipes[0])).task
-
-
-def sample_data(
-    opened: Source, calibrate: str | None, task: TaskChoice | None, samples: int | None, seed: int
-) -> Calibration:
-    """What `--calibrate` names, or the data of the run."""
-    from leansurgeon.measure.data import calibration
-    from leansurgeon.training.runs.folder import cache_dir
-
-    if calibrate:
-        return calibration.open_calibration(calibrate, opened, cache=cache_dir(), samples=samples, seed=seed, say=say)
-    say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
-    return calibration.from_task(
-        task.name, task.options, opened, cache=cache_dir(), samples=samples, seed=seed, say=say
-    )
-
-
-def closing(folder: Path, proof: Proof) -> str:
-    lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof.loaded_with}:")
-    lines += wrap(
-        f"{proof.parameters:,} parameters, no missing and no unexpected tensors, output {list(proof.output)} is finite."
-    )
-    return "\n".join(["", *lines])
 
 
 def default_name(slug: str, steps: Plan) -> str:

@@ -13,7 +13,8 @@ import torch
 
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.cli.kappa import sample_data, tables
+from leansurgeon.report.tables.kappa import tables
+from leansurgeon.training.runs.sample_data import data_for_kappa
 from tests.support.command_line import leansurgeon
 from tests.support.report_fixtures import summary, write
 from tests.support.word_models import WORDS, sentence_encoder, words
@@ -57,7 +58,7 @@ def test_kappa_of_images_is_numpys_condition_number(saved):
     folder, _ = saved("vit")
     found = document(folder, "--data", "task:digits", "--samples", "512", "--probes", "2")
     source = open_source(str(folder))
-    hand = by_hand(folder, sample_data(source, "task:digits", str(folder), 0).heldout)
+    hand = by_hand(folder, data_for_kappa(source, "task:digits", str(folder), 0, print).heldout)
     assert found["samples"] == len(hand[0]) > 300 and found["forward_dtype"] == "float32"
     for layer, values in zip(found["layers"], hand, strict=True):
         assert layer["median"] == pytest.approx(np.median(values), rel=1e-4)
@@ -78,7 +79,7 @@ def test_a_few_sentences_stand_for_all_of_them(saved, tmp_path):
     assert few["samples"] == 8 < all_["samples"]
     mean = all_["tokens"] / all_["samples"]
     assert few["tokens"] / few["samples"] == pytest.approx(mean, rel=0.15)
-    batches = sample_data(open_source(str(folder)), str(text), str(folder), 0).heldout
+    batches = data_for_kappa(open_source(str(folder)), str(text), str(folder), 0, print).heldout
     hand = by_hand(folder, batches)
     assert [layer["median"] for layer in all_["layers"]] == pytest.approx([np.median(v) for v in hand], rel=1e-3)
 

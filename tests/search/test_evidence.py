@@ -7,8 +7,8 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli import search
-from leansurgeon.cli.shrink import sample_data
 from leansurgeon.search import evidence
+from leansurgeon.training.runs.sample_data import sample_data
 from tests.support.word_models import sentence_encoder
 
 
@@ -16,7 +16,7 @@ def test_the_samples_of_kappa_are_as_long_as_all(saved, tmp_path):
     """Guard sentences lie by their length; the first 64 would be the shortest."""
     folder, text = sentence_encoder(saved, tmp_path, 1200)
     source = open_source(str(folder))
-    data = sample_data(source, str(text), None, None, 0)
+    data = sample_data(source, str(text), None, None, 0, print)
     lengths = [int(n) for batch in data.guard for n in batch["attention_mask"].sum(1)]
     assert len(lengths) > 2 * evidence.SAMPLES
     found = evidence.gather(source, data, tmp_path / "cache")

@@ -128,8 +128,8 @@ def test_a_heal_on_half_of_the_data_has_half_of_the_fitting_steps(source, monkey
 
     asked = []
 
-    def decide(_, wanted, seed, method, data):
-        asked.append((method.fit, len(data.fit)))
+    def decide(steps, data):
+        asked.append((steps.method.fit, len(data.fit)))
         raise heals.Diverged("enough.")
 
     monkeypatch.setattr(heals, "decide", decide)
@@ -170,12 +170,12 @@ def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more
 
 def test_the_source_is_nearest_to_itself(saved, tmp_path):
     """Without labels a candidate is judged by the cosine of its outputs with the source's: 1 where nothing is cut."""
-    from leansurgeon.cli.shrink import sample_data
     from leansurgeon.search.heals import Heals
+    from leansurgeon.training.runs.sample_data import sample_data
 
     folder, text = sentence_encoder(saved, tmp_path, 40)
     encoder = open_source(str(folder))
-    bench = Heals(encoder, sample_data(encoder, str(text), None, None, 0), tmp_path / "heals")
+    bench = Heals(encoder, sample_data(encoder, str(text), None, None, 0, print), tmp_path / "heals")
     for result in bench.judged(encoder.folder).values():
         assert result.score.value == pytest.approx(1.0) and result.score.higher and result.score.label == "cosine"
 

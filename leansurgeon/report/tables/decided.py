@@ -4,10 +4,12 @@ columns.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from leansurgeon.checkpoints.record import Proof
 from leansurgeon.errors import short
 from leansurgeon.words import ranges, wrap
 
@@ -83,3 +85,12 @@ def weighed(kept: dict[str, list[int]]) -> str:
     """Heads that stay because of their weights alone."""
     rows = [[layer, short(ranges(heads), 60)] for layer, heads in kept.items()]
     return tabulate(rows, headers=["source layer", "heads kept"], disable_numparse=True) if rows else ""
+
+
+def closing(folder: Path, proof: Proof) -> str:
+    """Where a result is, and what its reload has shown."""
+    lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof.loaded_with}:")
+    lines += wrap(
+        f"{proof.parameters:,} parameters, no missing and no unexpected tensors, output {list(proof.output)} is finite."
+    )
+    return "\n".join(["", *lines])

@@ -7,14 +7,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from leansurgeon.errors import plural
+from leansurgeon.errors import plural, short
 from leansurgeon.measure.kappa.figures import ceiling
-from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, Kappa
+from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, Kappa, kappa_of
 from leansurgeon.report.humans import NONE, plain
 from leansurgeon.report.tables.columns import bound_cell, rank_cell
-from leansurgeon.words import WIDTH
+from leansurgeon.words import WIDTH, wrap
 
 NAMES = {"vo": "W_o W_v", "qk": "W_q' W_k"} | {key: f"W_{key}" for key in MATRICES}
+
+
+def describe(document: dict[str, Any]) -> list[str]:
+    """The document as a person reads it, in 80 columns."""
+    head = (
+        f"{short(document['name'], 60)}: {plural(document['samples'], 'sample')}, {plural(document['tokens'], 'token')}"
+    )
+    return [*wrap(head), "", *tables(document)]
+
+
+def tables(measured: dict[str, Any]) -> list[str]:
+    """Raw and invariant, from a document of this command or from what a run's summary keeps under `kappa`."""
+    found = kappa_of([measured])
+    if found is None:
+        return []
+    kinds = [layer.get("kind", "self") for layer in measured["layers"]]
+    intervals = [layer.get("median_interval") for layer in measured["layers"]]
+    said = [line for text in notes(measured, found) for line in wrap(text, "  ")]
+    blocks = [raw(found, kinds, intervals), beside(found, kinds), said]
+    lines: list[str] = []
+    for block in blocks:
+        lines += ["", *block] if lines and block else block
+    return lines
 
 
 def raw(kappa: Kappa, kinds: Sequence[str], intervals: Sequence[list | None]) -> list[str]:

@@ -1,0 +1,117 @@
+"""Everything that `leansurgeon kappa` measures of a checkpoint, in one document that JSON can hold. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.measure.data.batches import rows_of, thin
+from leansurgeon.measure.data.calibration import Batch, Calibration
+from leansurgeon.measure.heads import sites
+from leansurgeon.measure.kappa import invariant, jacobian
+from leansurgeon.measure.kappa.blocks import Mask
+from leansurgeon.measure.kappa.figures import ModelKappa
+
+SAMPLES, PROBES = 256, 16
+HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+Progress = Callable[[str, int], Callable[[], None]]
+
+
+class KappaDocument(ModelKappa):
+    """The figures of a model with what they were measured on; kept as `kappa.json`."""
+
+    schema_version: int
+    kind: str
+    name: str
+    family: str
+    shape: dict[str, Any]
+    data: DataNamed
+    options: dict[str, Any]
+
+
+class DataNamed(TypedDict):
+    """The sample data: its name, what it says of itself, and its digest."""
+
+    name: str
+    says: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A loaded model whose passes are counted, and which may have no head."""
+
+    loaded: Loaded
+    done: Callable[[], None]
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.loaded.model
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.loaded.architecture
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
+
+    @property
+    def projections(self) -> list[str]:
+        return self.loaded.projections
+
+    def forward(self, batch: Batch) -> object:
+        """Whatever the model says of a batch."""
+        self.done()
+        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
+        return self.model(batch["pixel_values"]) if self.architecture.library == "timm" else self.model(**inputs)
+
+
+def study(
+    opened: Source,
+    sample: Calibration,
+    *,
+    samples: int = SAMPLES,
+    probes: int = PROBES,
+    precision: str = "fp32",
+    progress: Progress = lambda name, total: lambda: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> KappaDocument:
+    """Load the model and measure it on held-out samples. Raises what `invariant.measure` raises."""
+    loaded = load(opened.folder)
+    loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
+    kinds = [site.kind for site in sites.sites(loaded)]
+    batches = thin(sample.heldout, samples)
+    size = sum(map(rows_of, batches))
+    passes = len(batches) + (min(jacobian.SAMPLES, size) * (probes + 1) if probes else 0)
+
+    def mask(batch: Batch) -> Mask:
+        real: Tensor | None = sample.mask(batch)
+        if "decoder_input_ids" not in batch:
+            return real
+        written = batch["labels"] != -100  # behind an answer stand tokens that fill up
+        return [real if kind == "encoder" else written for kind in kinds]
+
+    say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
+    watched = _Watched(loaded, progress("forward passes", passes))
+    half = HALVES[precision]
+    found = invariant.measure(watched, batches, mask, size, probes=probes, half=half)
+    for layer, kind in zip(found["layers"], kinds, strict=True):
+        layer["kind"] = kind
+    return {
+        "schema_version": 1,
+        "kind": "kappa",
+        "name": opened.name,
+        "family": opened.architecture.name,
+        "shape": opened.shape.as_dict(),
+        "data": {"name": sample.name, "says": sample.says, "sha256": sample.digest},
+        "options": {"samples": samples, "probes": probes, "precision": precision},
+        **found,
+    }

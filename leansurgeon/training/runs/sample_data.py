@@ -1,0 +1,84 @@
+"""Sample data of a command: what the user names, or what the run that left the model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
+from leansurgeon.training.runs.folder import cache_dir
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.training.recipe.schema import TaskChoice
+
+Say = Callable[[str], None]
+
+
+def trained_on(source: str) -> TaskChoice | None:
+    """The task of the run that left this model, as its recipe says; None where there is none."""
+    folder = Path(source).expanduser()
+    recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
+    if not recipes or not ((folder / "config.json").exists() or (folder / "model" / "config.json").exists()):
+        return None
+    from leansurgeon.training.recipe.reading import load
+
+    return load(str(recipes[0])).task
+
+
+def sample_data(
+    opened: Source, named: str | None, task: TaskChoice | None, samples: int | None, seed: int, say: Say
+) -> Calibration:
+    """What the user has `named`, else data of the `task`. Raises `UsageError` for data that is not there or unfit."""
+    from leansurgeon.measure.data import calibration
+
+    settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+    if named:
+        return calibration.open_calibration(named, opened, **settings)
+    say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
+    return calibration.from_task(task.name, task.options, opened, **settings)
+
+
+def data_to_measure(
+    opened: Source, named: str | None, model: str, what: str, samples: int | None, seed: int, say: Say
+) -> Calibration:
+    """The same for `what` is measured, where the flag is --data; a model of two stacks gets pairs of texts.
+
+    Raises `UsageError` where nothing is named and `model` is no run either.
+    """
+    from leansurgeon.measure.data import calibration, pairs
+
+    task = None if named else trained_on(model)
+    if named is None and task is None:
+        raise UsageError(
+            f"{what} needs sample data, and {model} is no run that says what it was trained on.",
+            "Give --data: text files, a folder of images, or task:NAME.",
+        )
+    try:
+        if pairs.has_two_stacks(opened):
+            return pairs.open_pairs(named or f"task:{task.name}", opened, samples=samples, seed=seed)
+        settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+        if named:
+            return calibration.open_calibration(named, opened, **settings)
+        say(f"Sample data: task {task.name}, as in the run's recipe.")
+        return calibration.from_task(task.name, task.options, opened, **settings)
+    except UsageError as error:  # the flag has another name here
+        hint = error.hint.replace("--calibrate", "--data") if error.hint else None
+        raise UsageError(error.message.replace("--calibrate", "--data"), hint) from error
+
+
+def data_for_kappa(opened: Source, data: str | None, model: str, seed: int, say: Say) -> Calibration:
+    """The same for kappa: of what surgery would fit on, as little as can be is read.
+
+    Raises `UsageError` for a preset, which has nothing to measure, and where there is no data.
+    """
+    if opened.weights is None:
+        raise UsageError(
+            f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
+            f"`leansurgeon shrink {model} --init fresh -o FOLDER` makes a model of it; give that folder.",
+        )
+    if not opened.learned:
+        say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
+    return data_to_measure(opened, data, model, "Kappa", 2, seed, say)
