@@ -82,6 +82,7 @@ class Plan:
         return {
             "source": self.source.name,
             "architecture": self.architecture.name,
+            **({"inferred": dict(self.architecture.evidence)} if self.architecture.evidence else {}),
             "head_policy": self.policy,
             "why": self.why,
             "init": self.init,
