@@ -26,9 +26,10 @@ def known() -> dict[str, Architecture]:
     return {a.name: a for a in found}
 
 
-def of(config: Config) -> Architecture:
+def of(config: Config, tower: str | None = None) -> Architecture:
     """The family of a `config.json`, by its `model_type` (transformers) or `architecture` (timm, where `*` may stand in
-    a declaration). What nobody declared and transformers knows is inferred and proven (`infer/`), once.
+    a declaration). What nobody declared and transformers knows is inferred and proven (`infer/`), once; `tower` names
+    one part of a model of several: text, vision or audio.
 
     Raises `UnsupportedModel`: with the nearest known family, or with what inference found in the way.
     """
@@ -36,7 +37,7 @@ def of(config: Config) -> Architecture:
     if found := declared(config):
         return found
     if not timm and (model_type == infer.DECOUPLED or known_to_transformers(model_type)):
-        return infer.architecture(config)
+        return infer.architecture(config, tower)
     candidates = [a for a in known().values() if (a.library == "timm") == timm]
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
     near = difflib.get_close_matches(model_type, names, n=1, cutoff=NEAR)

@@ -131,11 +131,14 @@ class Architecture:
     counters: tuple[str, ...] = ()
     index_lists: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    section: str = ""  # the part of the config that describes the blocks, in a model of several towers
 
     # -- reading ---------------------------------------------------------------------------------
 
     def flat(self, config: Config) -> Config:
         """The keys of the model itself (timm keeps them in `model_args`)."""
+        if self.section:
+            return config[self.section]
         return config.setdefault("model_args", {}) if self.library == "timm" else config
 
     @property

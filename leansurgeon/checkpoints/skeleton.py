@@ -332,7 +332,14 @@ def names_in_files(model: nn.Module, library: str) -> dict[str, str]:
 
     numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
     with scratch() as folder:
-        model.save_pretrained(folder, state_dict=numbers)
+        try:
+            model.save_pretrained(folder, state_dict=numbers)
+        except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
+            raise UnsupportedModel(
+                f"{type(model).__name__} holds several tensors of its files as one (experts), so it cannot be run "
+                "block by block.",
+                "Without --calibrate, layers are dropped and heads added all the same.",
+            ) from None
         saved = load_file(Path(folder) / "model.safetensors")
     strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
     if strange:

@@ -22,17 +22,19 @@ DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py
 _found: dict[str, Architecture] = {}  # of this process, by digest of the config
 
 
-def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The declaration of a config's family. Raises `UnsupportedModel` with what stands in the way."""
+def architecture(config: Mapping[str, Any], tower: str | None = None) -> Architecture:
+    """The declaration of a config's family; of a model of several towers that of one (text, where there is one).
+    Raises `UnsupportedModel` with what stands in the way.
+    """
     from leansurgeon.architectures.infer import cache
 
     if config.get("model_type") == DECOUPLED:
         from leansurgeon.architectures.infer.widened import native
 
         return decoupled(architecture(native(dict(config))))
-    key = cache.config_digest(config)
+    key = cache.config_digest(config, tower)
     if key not in _found:
-        _found[key] = cache.read_declaration(key) or _inferred(config, key)
+        _found[key] = cache.read_declaration(key) or _inferred(config, key, tower)
     return _found[key]
 
 
@@ -64,7 +66,7 @@ def sample(config: Mapping[str, Any]) -> dict[str, Any]:
         return inputs.example(library.model_class(full), full, vocab=vocab)
 
 
-def _inferred(config: Mapping[str, Any], key: str) -> Architecture:
+def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Architecture:
     from leansurgeon.architectures.infer import bind, cache, explore, library
 
     model_type = config["model_type"]
@@ -76,7 +78,7 @@ def _inferred(config: Mapping[str, Any], key: str) -> Architecture:
     )
     with library.quietly():
         full = library.whole(config)
-    found = explore.explore(config)
+    found = explore.explore(config, tower)
     if found.trouble or not found.stages:
         raise UnsupportedModel(
             f"'{model_type}' has no declaration, and none could be inferred: {found.trouble}.",

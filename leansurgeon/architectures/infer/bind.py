@@ -41,10 +41,11 @@ def declaration(finding: Finding, full: Config) -> Architecture:
     )
     prefix = getattr(model, "base_model_prefix", "") + "."
     prefix = prefix if any(s.layer.startswith(prefix) for s in finding.stages) else ""
+    own = full[finding.section] if finding.section else full
     stages, refused, blocks = [], {}, []
     for stage in finding.stages:
-        block = block_of(stage, shapes, full)
-        bound = Bound(stage, block, full)
+        block = block_of(stage, shapes, own)
+        bound = Bound(stage, block, own)
         stages.append(bound.blocks(prefix))
         blocks.append(block)
         refused |= bound.refused
@@ -55,7 +56,7 @@ def declaration(finding: Finding, full: Config) -> Architecture:
     ]
     prefixes = (prefix, "") if prefix else ("", getattr(model, "base_model_prefix", "") + ".")
     uneven = any(
-        len(layers) != full[s.depth_key]
+        len(layers) != own[s.depth_key]
         for s, b in zip(finding.stages, blocks, strict=True)
         for layers in b.layers.values()
     )
@@ -88,6 +89,7 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         uneven=uneven,
         refused=refused,
         evidence=evidence,
+        section=finding.section,
         decoupled=MODEL_TYPE if widened else None,
         shared=("heads",) if widened else (),
         heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",

@@ -38,7 +38,7 @@ FIELDS = (
         "plain",
     ),
     *("counters", "index_lists", "uneven", "refused", "evidence", "heads_entangled", "heads_unsplittable"),
-    *("heads_divide_width", "decoupled", "shared"),
+    *("heads_divide_width", "decoupled", "shared", "section"),
 )
 
 
@@ -48,11 +48,17 @@ def folder() -> Path:
     return Path(root) / "families"
 
 
-def config_digest(config: Mapping[str, Any]) -> str:
-    """A name for what is asked: this config, of this library, by this code."""
+def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
+    """A name for what is asked: this config (and tower of it), of this library, by this code."""
     said = {k: v for k, v in config.items() if k not in UNSAID}
     labels = len(config.get("id2label") or {}) or None
-    parts = [json.dumps(said, sort_keys=True, default=str), str(labels), version("transformers"), own_digest()]
+    parts = [
+        json.dumps(said, sort_keys=True, default=str),
+        str(labels),
+        str(tower),
+        version("transformers"),
+        own_digest(),
+    ]
     parts.append(modelling_digest(str(config.get("model_type"))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

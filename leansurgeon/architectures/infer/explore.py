@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,14 +9,13 @@ from typing import Any
 
 import torch
 
-from leansurgeon.architectures.infer import cuts, inputs, tiny
+from leansurgeon.architectures.infer import cuts, inputs, tiny, traits
 from leansurgeon.architectures.infer.differences import Axis, Level, Shapes, effect, levels, numbers, shapes
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import (
     LARGEST,
     Library,
     Unbuildable,
-    difference,
     memory_names,
     outputs,
     quietly,
@@ -28,8 +26,20 @@ from leansurgeon.architectures.infer.units import Trial, conv1d, explained, head
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 
+TOWERS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}
 
-def explore(config: Mapping[str, Any]) -> Finding:
+
+def section_of(config: Mapping[str, Any], tower: str | None) -> str:
+    """The part of a config that describes a tower: the one asked for, else that of text, else the only one; empty
+    where the model is one piece.
+    """
+    parts = [k for k in TOWERS.values() if isinstance(config.get(k), dict)]
+    if tower:
+        return TOWERS[tower] if TOWERS[tower] in parts else ""
+    return parts[0] if parts else ""
+
+
+def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
     """Everything that is known of the family of a `config.json` afterwards. Never raises for what a library does."""
     started = time.monotonic()
     with quietly(), torch.random.fork_rng(devices=[]):
@@ -39,9 +49,17 @@ def explore(config: Mapping[str, Any]) -> Finding:
             small, attempt = built(library, full)
         except Unbuildable as error:
             return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
-        search = Search(library, probed(library, small))
-        found = search.finding()
-    return replace(found, attempt=attempt, seconds=round(time.monotonic() - started, 2))
+        section = section_of(small, tower)
+        if section:
+            library, small = replace(library, outer=small, section=section), small[section]
+        found = Search(library, probed(library, small)).finding()
+    return replace(
+        found,
+        model_type=full["model_type"],
+        section=section,
+        attempt=attempt,
+        seconds=round(time.monotonic() - started, 2),
+    )
 
 
 def built(library: Library, full: Config) -> tuple[Config, int]:
@@ -74,7 +92,7 @@ def probed(library: Library, small: Config) -> Config:
             if effect(library, small, base, {key: value}):
                 try:
                     model = library.build(tried)
-                    outputs(model, inputs.example(model, tried))
+                    outputs(model, inputs.example(model, library.joined(tried)))
                 except Unbuildable:
                     continue
                 small = tried
@@ -98,18 +116,21 @@ class Search:
         self.library, self.config, self.names = library, config, aliases(config)
         self.base: Shapes = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
-        self.trial = Trial.of(library, config, self.levels, inputs.example)
+        self.trial = Trial.of(library, config, self.levels, self.example)
         self.memory = memory_names(library, self.trial.model)
         self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
         self.turned = conv1d(self.trial.model)
         self.known: dict[tuple, Effect | None] = {}
+
+    def example(self, model: torch.nn.Module, config: Config) -> dict[str, torch.Tensor]:
+        return inputs.example(model, self.library.joined(config))
 
     def finding(self) -> Finding:
         """The whole of it."""
         size = sum(p.numel() for p in self.trial.model.parameters())
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
         stages = [self.stage(level) for level in self.levels]
-        stages = [self.described(stage, level) for stage, level in zip(stages, self.levels, strict=True)]
+        stages = [traits.described(self, stage, level) for stage, level in zip(stages, self.levels, strict=True)]
         tables = dict(self.trial.model.named_buffers())
         return Finding(
             self.config["model_type"],
@@ -117,7 +138,7 @@ class Search:
             tuple(stages),
             trouble,
             parameters=size,
-            causal=self.is_causal(),
+            causal=traits.is_causal(self.trial),
             buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.placed(n)),
             notes=tuple(self.troubles),
         )
@@ -168,76 +189,16 @@ class Search:
     def depth_trouble(self, level: Level) -> str:
         if level.outside:
             return "a tensor outside the blocks has a part for every layer"
-        trouble = cuts.depth_trouble(self.library, self.config, level, inputs.example)
+        trouble = cuts.depth_trouble(self.library, self.config, level, self.example)
         if trouble:
             return trouble
         deep = max(level.depth + 2, cuts.period(self.config) + 3)
         config = cuts.deeper(self.config, level, min(deep, 13))
         other = replace(level, depth=config[level.key])
         try:
-            return cuts.depth_trouble(self.library, config, other, inputs.example, seed=7) or ""
+            return cuts.depth_trouble(self.library, config, other, self.example, seed=7) or ""
         except Unbuildable as error:
             return f"at depth {other.depth} no model of it runs: {error}"
-
-    # -- what else surgery wants to know -------------------------------------------------------------
-
-    def described(self, stage: Stage, level: Level) -> Stage:
-        """Where projections are in memory, what stands before what, and which keys follow the layers."""
-        memory, found = self.memory, []
-        tables = dict(self.trial.model.named_buffers())
-        buffers = {p[1] for n, at in memory.items() if at in tables and (p := self.trial.placed(n))}
-        for template in stage.heads.sinks if stage.heads else ():
-            at = next(
-                (
-                    memory.get(level.layer.format(i=i) + template)
-                    for i in range(level.depth)
-                    if level.layer.format(i=i) + template in memory
-                ),
-                None,
-            )
-            path = at and re.sub(re.escape(level.modules).replace(r"\{i\}", r"\d+"), level.modules, at).removesuffix(
-                ".weight"
-            )
-            found += [path] if path and "{i}" in path else []
-        words = {w for axes in (stage.heads.axes if stage.heads else {}).values() for _, w in axes}
-        config = self.config
-        return replace(
-            stage,
-            projections=tuple(found),
-            buffers=tuple(sorted(buffers)),
-            norm=self.norm(stage, level),
-            standard=bool(words) and words <= {"q", "kv", "q+kv+kv", "heads*qkv"},
-            counters=tuple(k for k in cuts.COUNTERS if isinstance(config.get(k), int) and len(self.levels) == 1),
-            index_lists=tuple(k for k in cuts.INDEX_LISTS if isinstance(config.get(k), list) and len(self.levels) == 1),
-        )
-
-    def norm(self, stage: Stage, level: Level) -> str:
-        """ "pre" where a block whose projections say nothing passes on what it receives."""
-        sinks = [t for part in (stage.heads, stage.mlp) if part for t in part.sinks]
-        if not (stage.heads and stage.mlp):
-            return "post"
-        start, state = level.layer.format(i=1), dict(self.trial.state)
-        for template in sinks:
-            for name in (template, template.removesuffix("weight") + "bias"):
-                if start + name in state:
-                    state[start + name] = torch.zeros_like(state[start + name])
-        try:
-            with cuts.passed_over(self.trial.model, level, [1]):
-                without = outputs(self.trial.model, self.trial.inputs)
-            return "pre" if difference(without, self.trial.run(self.config, state)) <= cuts.EQUAL else "post"
-        except Unbuildable:
-            return "post"
-
-    def is_causal(self) -> bool:
-        """Whether the last token changes nothing before it."""
-        ids = self.trial.inputs.get("input_ids")
-        out = self.trial.output
-        if ids is None or len(self.trial.inputs) > 1 or out.dim() != 3 or out.shape[1] != ids.shape[1]:
-            return False
-        other = ids.clone()
-        other[:, -1] = (ids[:, -1] + 3) % 60 + 10
-        changed = outputs(self.trial.model, {"input_ids": other})
-        return difference(out[:, :-1], changed[:, :-1]) <= cuts.EQUAL < difference(out, changed)
 
     # -- heads ---------------------------------------------------------------------------------------
 
@@ -293,6 +254,8 @@ class Search:
         width = self.config.get(stage.width_key)
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
+        if self.library.section:
+            return replace(stage, heads_trouble="head_dim is width // heads in its library, and it is part of a model")
         now = Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width)
         plain = heads == kv
         more, fewer = (heads + 2, heads - 2) if plain else (heads + kv, heads - kv)

@@ -59,6 +59,7 @@ class Finding:
     attempt: int = 0
     parameters: int = 0
     seconds: float = 0.0
+    section: str = ""  # the part of the config that describes the tower
     causal: bool = False
     buffers: tuple[str, ...] = ()  # outside the blocks
     notes: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ class Finding:
             "inferred": True,
             "model_type": self.model_type,
             "class": self.cls,
+            **({"tower": self.section} if self.section else {}),
             "proven_on_parameters": self.parameters,
             "proven": self.proven,
             "refused": [

@@ -14,7 +14,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -138,16 +138,25 @@ def floats_as_words(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Library:
-    """One class of the library; configs are dictionaries as in `config.json`."""
+    """One class of the library; configs are dictionaries as in `config.json`. With a `section` they are that part of
+    the config `outer`, which stays as it is: one tower of a model of several.
+    """
 
     cls: type[nn.Module]
+    outer: Mapping[str, Any] = field(default_factory=dict)
+    section: str = ""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Library:
         return cls(model_class(config))
 
+    def joined(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of the whole model."""
+        return {**self.outer, self.section: dict(config)} if self.section else dict(config)
+
     def settings(self, config: Mapping[str, Any]) -> Any:
         """The config as an object of the library. Raises `Unbuildable`."""
+        config = self.joined(config)
         try:
             made = config_class(config["model_type"]).from_dict(plain(config))
             made._attn_implementation, made.use_cache = "eager", False

@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,8 @@ def through_the_product(name: str, library: Any, small: dict[str, Any], scratch:
     model.save_pretrained(scratch / "source")
     source = open_source(str(scratch / "source"))
     arch, shape = source.architecture, source.shape
+    if arch.section:
+        found, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
     refused = refusals(arch)
     row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
     keep = kept(shape) if "depth" not in refused else None

@@ -1,0 +1,81 @@
+"""What surgery wants to know of a stage besides its units: where projections are in memory, what stands before what,
+which keys follow the layers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from leansurgeon.architectures.infer import cuts
+from leansurgeon.architectures.infer.differences import Level
+from leansurgeon.architectures.infer.finding import Stage
+from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
+from leansurgeon.architectures.infer.units import Trial
+
+if TYPE_CHECKING:
+    from leansurgeon.architectures.infer.explore import Search
+
+
+def described(search: Search, stage: Stage, level: Level) -> Stage:
+    """Where projections are in memory, what stands before what, and which keys follow the layers."""
+    memory, found = search.memory, []
+    tables = dict(search.trial.model.named_buffers())
+    buffers = {p[1] for n, at in memory.items() if at in tables and (p := search.trial.placed(n))}
+    for template in stage.heads.sinks if stage.heads else ():
+        at = next(
+            (
+                memory.get(level.layer.format(i=i) + template)
+                for i in range(level.depth)
+                if level.layer.format(i=i) + template in memory
+            ),
+            None,
+        )
+        path = at and re.sub(re.escape(level.modules).replace(r"\{i\}", r"\d+"), level.modules, at).removesuffix(
+            ".weight"
+        )
+        found += [path] if path and "{i}" in path else []
+    words = {w for axes in (stage.heads.axes if stage.heads else {}).values() for _, w in axes}
+    config = search.config
+    return replace(
+        stage,
+        projections=tuple(found),
+        buffers=tuple(sorted(buffers)),
+        norm=norm(search, stage, level),
+        standard=bool(words) and words <= {"q", "kv", "q+kv+kv", "heads*qkv"},
+        counters=tuple(k for k in cuts.COUNTERS if isinstance(config.get(k), int) and len(search.levels) == 1),
+        index_lists=tuple(k for k in cuts.INDEX_LISTS if isinstance(config.get(k), list) and len(search.levels) == 1),
+    )
+
+
+def norm(search: Search, stage: Stage, level: Level) -> str:
+    """ "pre" where a block whose projections say nothing passes on what it receives."""
+    sinks = [t for part in (stage.heads, stage.mlp) if part for t in part.sinks]
+    if not (stage.heads and stage.mlp):
+        return "post"
+    start, state = level.layer.format(i=1), dict(search.trial.state)
+    for template in sinks:
+        for name in (template, template.removesuffix("weight") + "bias"):
+            if start + name in state:
+                state[start + name] = torch.zeros_like(state[start + name])
+    try:
+        with cuts.passed_over(search.trial.model, level, [1]):
+            without = outputs(search.trial.model, search.trial.inputs)
+        return "pre" if difference(without, search.trial.run(search.config, state)) <= cuts.EQUAL else "post"
+    except Unbuildable:
+        return "post"
+
+
+def is_causal(trial: Trial) -> bool:
+    """Whether the last token changes nothing before it."""
+    ids = trial.inputs.get("input_ids")
+    out = trial.output
+    if ids is None or len(trial.inputs) > 1 or out.dim() != 3 or out.shape[1] != ids.shape[1]:
+        return False
+    other = ids.clone()
+    other[:, -1] = (ids[:, -1] + 3) % 60 + 10
+    changed = outputs(trial.model, {"input_ids": other})
+    return difference(out[:, :-1], changed[:, :-1]) <= cuts.EQUAL < difference(out, changed)
