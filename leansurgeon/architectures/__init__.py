@@ -10,7 +10,7 @@ from functools import cache
 
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, UsageError
 
 NEAR = 0.6  # of difflib's measure: from there on two names are called near
 
@@ -35,6 +35,8 @@ def of(config: Config, tower: str | None = None) -> Architecture:
     """
     timm, model_type = named(config)
     if found := declared(config):
+        if tower:
+            raise UsageError(f"--tower {tower}: this {found.name} is no model of several towers.")
         return found
     if not timm and (model_type == infer.DECOUPLED or known_to_transformers(model_type)):
         return infer.architecture(config, tower)

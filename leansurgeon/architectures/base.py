@@ -119,8 +119,7 @@ class Architecture:
     # Whether every block is full attention of all tokens with all tokens and an MLP on each of them, so that its
     # operations follow from its tensors.
     plain: bool = True
-    # In words that follow the family's name: why its heads do not stand alone, and why, though they do, they cannot
-    # become heads of another size.
+    # In words that follow the family's name: why its heads do not stand alone, or cannot have another size.
     heads_entangled: str = ""
     heads_unsplittable: str = ""
     # Numbers of the shape that may not change (`depth`, `heads`, `mlp_dim`), and why ("its slopes depend on them").
@@ -131,15 +130,14 @@ class Architecture:
     counters: tuple[str, ...] = ()
     index_lists: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    section: str = ""  # the part of the config that describes the blocks, in a model of several towers
+    section: str = ""  # the part of the config that describes this tower
 
     # -- reading ---------------------------------------------------------------------------------
 
     def flat(self, config: Config) -> Config:
         """The keys of the model itself (timm keeps them in `model_args`)."""
-        if self.section:
-            return config[self.section]
-        return config.setdefault("model_args", {}) if self.library == "timm" else config
+        place = self.section or ("model_args" if self.library == "timm" else "")
+        return config.setdefault(place, {}) if place else config
 
     @property
     def stores_head_dim(self) -> bool:

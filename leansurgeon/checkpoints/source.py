@@ -89,22 +89,30 @@ def open_source(
     config_changes: Config | None = None,
     weights: bool = True,
     keep: ExitStack | None = None,
+    tower: str | None = None,
 ) -> Source:
     """Resolve SOURCE. `config_changes` overrides config keys of a preset; `weights=False` asks a timm or preset source
-    for its shape only.
+    for its shape only; `tower` names the part of a model of several that surgery is for.
 
     A checkpoint that has to be converted is converted into a temporary folder, which lives as long as the Source (or
     as `keep`, where the caller wants it gone at a certain point). Raises `UsageError` for an unknown name and
     `UnsupportedModel` for a source that cannot be read.
     """
     held = keep or ExitStack()
-    opened = resolve_source(source, allow_pickle, config_changes, weights, held)
+    opened = resolve_source(source, allow_pickle, config_changes, weights, held, tower)
     return opened if keep is not None else replace(opened, held=held)
 
 
 def resolve_source(
-    source: str, allow_pickle: bool, config_changes: Config | None, weights: bool, keep: ExitStack
+    source: str,
+    allow_pickle: bool,
+    config_changes: Config | None,
+    weights: bool,
+    keep: ExitStack,
+    tower: str | None = None,
 ) -> Source:
+    if tower and (source in PRESETS or source.startswith("timm/")):
+        raise UsageError(f"--tower {tower}: {source} has one tower only.")
     if source in PRESETS:
         return from_preset(PRESETS[source], config_changes or {})
     if config_changes:
@@ -114,7 +122,7 @@ def resolve_source(
     path = Path(source).expanduser()
     # Not `path.is_dir()`, which raises for names that no file system takes.
     if os.path.isdir(path):
-        return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep)
+        return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep, tower=tower)
     if os.path.isfile(path):
         raise unpacked.of_file(path)
     near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.6)
@@ -125,7 +133,7 @@ def resolve_source(
             f"{what} '{source}'" + (f" (did you mean '{near[0]}'?)." if near else "."),
             "Presets: " + ", ".join(PRESETS) + ".",
         )
-    return from_hub(source, allow_pickle, keep)
+    return from_hub(source, allow_pickle, keep, tower)
 
 
 def from_preset(preset: Preset, changes: Config) -> Source:
@@ -143,7 +151,13 @@ def from_preset(preset: Preset, changes: Config) -> Source:
 
 
 def from_folder(
-    path: Path, *, name: str | None = None, kind: str = "folder", allow_pickle: bool = False, keep: ExitStack
+    path: Path,
+    *,
+    name: str | None = None,
+    kind: str = "folder",
+    allow_pickle: bool = False,
+    keep: ExitStack,
+    tower: str | None = None,
 ) -> Source:
     name = name or str(path)
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
@@ -166,7 +180,7 @@ def from_folder(
         notes += ("converted from the published Crammed BERT layout",)
     check_sizes(config, weights.shapes.values())
     config = complete(config)
-    architecture = trust.judged(architectures.of(config), config, original)
+    architecture = trust.judged(architectures.of(config, tower), config, original)
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
     specs = match(architecture, config, weights.shapes)
@@ -352,7 +366,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
     return from_folder(folder, name=f"timm/{name}", kind="timm", keep=keep)
 
 
-def from_hub(name: str, allow_pickle: bool, keep: ExitStack) -> Source:
+def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None = None) -> Source:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
@@ -364,7 +378,7 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack) -> Source:
             f"'{name}' is neither a preset nor a folder, and the hub does not give it ({type(error).__name__}).",
             "Check the name and the network, or download it elsewhere and give its folder.",
         ) from None
-    return from_folder(folder, name=name, kind="hub", allow_pickle=allow_pickle, keep=keep)
+    return from_folder(folder, name=name, kind="hub", allow_pickle=allow_pickle, keep=keep, tower=tower)
 
 
 def temporary(keep: ExitStack) -> Path:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +74,15 @@ def let_go() -> None:
     _until_the_end.close()
 
 
+class Tower(StrEnum):
+    """The parts of a model of several."""
+
+    text = "text"
+    vision = "vision"
+    audio = "audio"
+
+
+WhichTower = Annotated[Tower | None, typer.Option("--tower", help="Which part of a model of several is meant.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
 TrustRemoteCode = Annotated[
     bool,

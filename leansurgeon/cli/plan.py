@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower
 from leansurgeon.errors import short
 
 DEFAULT_BATCH = 32
@@ -59,6 +59,7 @@ def plan(
         typer.Option(help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -95,7 +96,7 @@ def plan(
         setting.check()
     # With --json and memory, torch counts the operations too.
     with ExitStack() as keep:
-        opened = open_source(source, allow_pickle=allow_pickle, weights=False, keep=keep)
+        opened = open_source(source, allow_pickle=allow_pickle, tower=tower and tower.value, weights=False, keep=keep)
         found = costs(opened, wanted, setting, card, cross_check=as_json and setting is not None)
     print(
         json.dumps({"schema_version": 1, **found.as_dict()})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower, hold, say
 from leansurgeon.errors import UsageError
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
@@ -92,6 +92,7 @@ def shrink(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -116,7 +117,7 @@ def shrink(
         raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
     if (judge and not (proof and has_data)) or (judge and dry_run):
         raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
-    opened = open_source(source, allow_pickle=allow_pickle, weights=init != "fresh")
+    opened = open_source(source, allow_pickle=allow_pickle, tower=tower and tower.value, weights=init != "fresh")
     used, data = has_data and opened.learned and init != "fresh", None
     if params:
         data = sample_data(opened, calibrate, task, calibration_samples, seed, say) if used else None

@@ -29,14 +29,10 @@ from leansurgeon.architectures.infer.words import Numbers, Place, head_words, ml
 TOWERS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}
 
 
-def section_of(config: Mapping[str, Any], tower: str | None) -> str:
-    """The part of a config that describes a tower: the one asked for, else that of text, else the only one; empty
-    where the model is one piece.
-    """
-    parts = [k for k in TOWERS.values() if isinstance(config.get(k), dict)]
-    if tower:
-        return TOWERS[tower] if TOWERS[tower] in parts else ""
-    return parts[0] if parts else ""
+def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
+    """The parts of a config that describe towers, the one asked for or all; one empty name where it is one piece."""
+    parts = [TOWERS[tower]] if tower else list(TOWERS.values())
+    return [k for k in parts if isinstance(config.get(k), dict)] or [""]
 
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
@@ -49,10 +45,15 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
             small, attempt = built(library, full)
         except Unbuildable as error:
             return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
-        section = section_of(small, tower)
-        if section:
-            library, small = replace(library, outer=small, section=section), small[section]
-        found = Search(library, probed(library, small)).finding()
+        for section in sections_of(small, tower):
+            part, own = (
+                (replace(library, outer=small, section=section), small[section]) if section else (library, small)
+            )
+            found = Search(part, probed(part, own)).finding()
+            if found.proven["depth"]:
+                break
+        if tower and not section:
+            found = replace(found, stages=(), trouble=f"it has no tower of its own for {tower}")
     return replace(
         found,
         model_type=full["model_type"],
@@ -163,12 +164,12 @@ class Search:
         return self.known[at]
 
     def named(self, names: tuple[str, ...], level: Level) -> list[str]:
-        """Keys of such a name, those that share a word with the stage's depth first."""
+        """Keys of such a name, those that share a word with the stage's depth first, then in the order of `names`."""
         found = [k for k in numbers(self.config) if self.general(k) in names]
         side = next((s for s in ("encoder", "decoder") if s in level.key or f"{s}." in level.layer), "")
         other = {"encoder": "decoder", "decoder": "encoder"}.get(side, " ")
         found = [k for k in found if not k.startswith(other)] or found
-        return sorted(found, key=lambda k: not (side and k.startswith(side)))
+        return sorted(found, key=lambda k: (not (side and k.startswith(side)), names.index(self.general(k))))
 
     def inside(self, effect: Effect | None, level: Level) -> dict[Axis, int]:
         """The part of an effect that lies in the blocks of a stage."""

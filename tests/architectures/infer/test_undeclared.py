@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.check.undeclared import checked
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
 from tests.support.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
@@ -108,3 +111,20 @@ def test_a_declaration_is_inferred_once(tmp_path, monkeypatch, capsys):
 
 def test_declared_families_are_not_inferred():
     assert not architectures.of({"model_type": "llama"}).evidence
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3"])
+def test_the_text_tower_of_a_model_of_several(name):
+    row = checked(name)
+    assert row.built and not row.refused and row.difference < 3e-5, row
+
+
+def test_the_other_towers_stay_as_they_are(tmp_path):
+    small_model("llava", tmp_path / "source")
+    shrunk(tmp_path / "source", tmp_path / "cut", layers="3")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
+    vision = [name for name in before if "language_model" not in name and "lm_head" not in name]
+    assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
+    assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
+    with pytest.raises(UnsupportedModel, match="not reached"):
+        plan(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))

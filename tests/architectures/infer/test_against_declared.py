@@ -1,0 +1,54 @@
+"""What inference finds of the families that are declared by hand, held against the declarations: every tensor by its
+name in the file, every axis in which heads or MLP units stand.
+"""
+
+import json
+
+import pytest
+import transformers
+from safetensors import safe_open
+
+from leansurgeon import architectures
+from leansurgeon.architectures import infer
+from leansurgeon.architectures.match import match
+from leansurgeon.checkpoints.source import complete
+from tests.conftest import FAMILIES
+
+# Those that cover the layouts: apart, stacked, interleaved, transposed, shared key/value heads, two stages, experts of
+# none; one process a family would cost more than it shows.
+HELD = ["llama", "qwen3", "gemma", "bert", "distilbert", "gpt2", "gpt_neox", "opt", "vit", "dinov2", "bart", "electra"]
+
+
+def words(axes: tuple[str, ...], plain: bool) -> list[str]:
+    """Axes with heads or units in them as words, all others as nothing; plain attention has one kind of heads."""
+    found = [a if any(w in a for w in ("q", "kv", "heads", "mlp")) else "" for a in axes]
+    return [{"kv": "q"}.get(a, a) if plain else a for a in found]
+
+
+@pytest.mark.parametrize("family", HELD)
+def test_the_same_axes(family, tmp_path):
+    config_class, model_class, numbers = FAMILIES[family]
+    config = getattr(transformers, config_class)(**numbers)
+    getattr(transformers, model_class)(config).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        sizes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    by_hand, inferred = architectures.declared(config), infer.architecture(infer.completed(config))
+    assert inferred.evidence and not by_hand.evidence
+    theirs = {s.name: s for s in match(by_hand, complete(config), sizes)}
+    ours = {s.name: s for s in match(inferred, infer.completed(config), sizes)}
+    shape = by_hand.shape(config)
+    assert inferred.shape(infer.completed(config)) == shape
+    plain = all(stage.heads == stage.kv_heads for stage in shape.stages)
+    seen = 0
+    for name, spec in theirs.items():
+        if spec.layer is None:
+            continue
+        assert ours[name].layer == spec.layer, name
+        there, here = words(spec.axes, plain), words(ours[name].axes, plain)
+        for a, b in zip(there, here, strict=True):
+            refused = ("heads" if "mlp" not in a else "mlp_dim") in inferred.refused
+            assert a == b or (refused and not b), (name, there, here, dict(inferred.refused))
+            seen += bool(b)
+    assert seen > 2 * shape.depth
+    assert "depth" not in inferred.refused
