@@ -78,7 +78,13 @@ def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRe
         raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
     check_time(asked.time)
     name = asked.recipe or bound_recipe(folder)
-    sets = [*asked.sets, *([f"train.duration={asked.time}"] if asked.time else [])]
+    sets = list(asked.sets)
+    if asked.time:
+        sets.append(f"train.duration={asked.time}")
+        train = reading.load_training(name, asked.sets, transferred=has_learned(folder)).train
+        if isinstance(train.schedule.warmup, str):  # epochs or steps, of which nobody knows how many there will be
+            sets.append("train.schedule.warmup=0.1")
+            say(f"--time {asked.time}: the warm-up of {train.schedule.warmup} becomes a tenth of the time.")
     sets += ["train.new_tokenizer=true"] if asked.new_tokenizer else []
     sets += [f"train.lora.rank={asked.lora}"] if asked.lora else []
     settings = reading.load_training(name, sets, transferred=has_learned(folder))

@@ -218,3 +218,14 @@ def test_a_healing_that_hurts_is_called_so(higher, after, helped):
     told = did_it_help(SimpleNamespace(before=scores[0], best=scores[1], final=None, task=task), Path("own/lean"))
     assert ("did not help" in told) != helped and ("own/lean" in told) != helped
     assert "0.6 before" in told and f"{after} after" in told
+
+
+def test_a_recipe_takes_a_time_whatever_its_warm_up(tmp_path):
+    from leansurgeon.cli.healing import Asked, recipe_of
+
+    lean = strangers.model(tmp_path / "own", "vit")
+    said = []
+    wish = ("train.schedule.warmup=3st", "train.duration=9st")
+    made = recipe_of(lean, Asked(recipe="digits-vit", time="5m", sets=wish), said.append)
+    assert (made.train.duration, made.train.schedule.warmup) == ("5m", 0.1) and "3st" in said[0]
+    assert recipe_of(lean, Asked(recipe="digits-vit", sets=wish), said.append).train.schedule.warmup == "3st"
