@@ -94,7 +94,8 @@ def retrain(
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
     began = perf_counter()
     from leansurgeon.cli.healing import Asked, did_it_help, for_device, recipe_of
-    from leansurgeon.training.processes import launch
+    from leansurgeon.training.processes.launch import check_gpus
+    from leansurgeon.training.processes.rank import is_worker, rank
     from leansurgeon.training.runs import folder as runfolder
 
     if gpus is not None and cpu_processes is not None:
@@ -119,31 +120,32 @@ def retrain(
     processes = gpus or cpu_processes or 1
     cpu = cpu_processes is not None
     settings = for_device(settings, cpu=cpu, say=say)
-    if gpus is not None and not (dry_run or launch.is_worker()):
-        launch.check_gpus(gpus)
+    if gpus is not None and not (dry_run or is_worker()):
+        check_gpus(gpus)
     if dry_run or eval_only:
         from leansurgeon.training import preview
 
         show = preview.dry_run if dry_run else preview.evaluation
         show(settings, folder, processes, cpu=cpu, limit_batches=limit_batches, as_json=as_json, say=say)
         return
-    new = launch.agree(str(_run_folder(out, workspace, settings, folder, resume)), cpu=cpu)
+    run_dir = _run_folder(out, workspace, settings, folder, resume)
+    from leansurgeon.training.together import train_on
+
     with sigterm_as_exception():
-        summary = launch.train_on(
+        summary = train_on(
             processes,
             settings,
             folder,
-            Path(new),
+            run_dir,
             cpu=cpu,
             resume=resume,
             resume_anyway=resume_anyway,
             limit_batches=limit_batches,
             began=began,
         )
-    run_dir = Path(new)
     if data is not None and (told := did_it_help(summary, folder)):
         say(told)
-    if not launch.is_worker() or launch.rank() == 0:
+    if not is_worker() or rank() == 0:
         print(json.dumps(summary.as_dict()) if as_json else run_dir)
 
 
@@ -175,7 +177,7 @@ def sigterm_as_exception() -> Iterator[None]:
 
 def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, folder: Path, resume: str) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
-    from leansurgeon.training.processes import launch
+    from leansurgeon.training.processes.rank import rank
     from leansurgeon.training.runs import folder as runfolder
 
     if resume not in ("auto", "never"):
@@ -188,7 +190,7 @@ def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, fol
     if out is not None:
         return out
     new = runfolder.new_run(workspace, settings.name, settings.train.seed)
-    if launch.rank() > 0:
+    if rank() > 0:
         return new  # rank 0 says which
     from leansurgeon.training.runs.resume import interrupted
 

@@ -16,7 +16,7 @@ def carry_out_job(job: Job) -> Summary:
     import torch
 
     from leansurgeon.surgery.shrink import carry_out
-    from leansurgeon.training.processes.launch import train_on
+    from leansurgeon.training.together import train_on
 
     torch.set_num_threads(job.threads)
     changes = job.experiment.source_config or None

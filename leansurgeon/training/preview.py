@@ -10,22 +10,28 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, plural
-from leansurgeon.training import plan, setup, starting
+from leansurgeon.training import plan, setup, starting, together
 from leansurgeon.training.data import feed
 from leansurgeon.training.data.limit import Limited
 from leansurgeon.training.data.synthetic import Synthetic
-from leansurgeon.training.evaluate import evaluate
-from leansurgeon.training.processes import engine, launch
+from leansurgeon.training.processes import engine
+from leansurgeon.training.processes.rank import rank
 from leansurgeon.training.recipe import reading as recipefile
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.recipe.settings import Train
-from leansurgeon.training.update import distill
-from leansurgeon.training.update.step import Scored
-from leansurgeon.training.watch import flops
+from leansurgeon.training.watch import flops, guards
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from leansurgeon.checkpoints.model import Loaded
+    from leansurgeon.tasks import Task
 
 LONG = 10.0  # seconds
 
@@ -39,7 +45,7 @@ def dry_run(
     limit_batches: int | None,
     as_json: bool,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> None:
     """Print the resolved recipe (stdout) and the plan with its costs (stderr), then try one step; or all as JSON.
 
     The data is prepared, since its size decides the steps. Where that fails, it is said, and sizes and shapes come from
@@ -56,12 +62,40 @@ def dry_run(
     sized = not missing or task.sized
     processes = max(processes, accelerator.num_processes)
     scheme = plan.make(recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized)
-    first = task.batch("train", _rows(scheme.micro), seed=recipe.train.seed, epoch=0)
+    first = task.batch("train", np.arange(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
+    numbers = _numbers(recipe, scheme, task, loaded, per_sample, sized) | {"device": engine.device_name(accelerator)}
+    if rank() == 0 and not as_json:
+        sys.stdout.write(recipefile.dump(recipe))
+        sys.stdout.flush()
+        _show(numbers, say)
+        say(f"Trying one micro batch of {len(first['labels'])} ...")
+    less = f"Try --set train.micro_batch={max(1, scheme.micro // 2)}."
+    with guards.memory_explained(accelerator, lambda: (f"a micro batch of {scheme.micro}", less)):
+        tried = _tried(recipe, model_dir, task, loaded, accelerator, scheme, first)
+    if rank() > 0:
+        return
+    if not as_json:
+        _show(tried, say)
+        return
+    plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
+    document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
+    print(json.dumps(document | {"recipe": recipe.model_dump(mode="json")}))
+
+
+Numbers = dict[str, int | float | str | None]  # by the name that is shown
+
+
+def _numbers(
+    recipe: TrainingRecipe, scheme: plan.Plan, task: Task, loaded: Loaded, per_sample: float | None, sized: bool
+) -> Numbers:
+    """What the training comes to; None where it is not known: of a training by the clock, or where data is missing and
+    its size is not published.
+    """
+    every = plan.parse_duration(recipe.train.eval.every)
     known = not scheme.timed and (sized or plan.parse_duration(recipe.train.duration).unit == "st")
-    steps, every = scheme.steps if known else None, plan.parse_duration(recipe.train.eval.every)
-    numbers = {
-        "data": f"synthetic: {missing}" if missing else "prepared",
+    steps = scheme.steps if known else None
+    return {
         "steps": steps,
         "steps_per_epoch": scheme.steps_per_epoch if sized else None,
         "epochs": scheme.epochs if sized and not scheme.timed else None,
@@ -79,13 +113,19 @@ def dry_run(
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "flops_per_step": per_sample and per_sample * scheme.batch,
         "flops": per_sample and steps and per_sample * scheme.position(steps),
-        "device": engine.device_name(accelerator),
     }
-    if launch.rank() == 0 and not as_json:
-        sys.stdout.write(recipefile.dump(recipe))
-        sys.stdout.flush()
-        _show({key: value for key, value in numbers.items() if key != "data"}, say)
-        say(f"Trying one micro batch of {len(first['labels'])} ...")
+
+
+def _tried(
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    task: Task,
+    loaded: Loaded,
+    accelerator: Accelerator,
+    scheme: plan.Plan,
+    first: feed.Batch,
+) -> Numbers:
+    """The loss of the first step and the time of the second, each of one micro batch."""
     micro = plan.make(_alone(recipe, scheme), len(first["labels"]), 1)
     trainer, _, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
     batch, losses, seconds = feed.to_device(first, accelerator.device), [], []
@@ -94,26 +134,17 @@ def dry_run(
         loss_sum, count, _ = trainer.step(len(seconds), [batch]).tolist()
         seconds.append(time.perf_counter() - clock)
         losses.append(loss_sum / max(1.0, count))
-    tried = {"first_loss": losses[0], "micro_step_ms": 1000 * seconds[-1]}
-    numbers |= tried
-    if launch.rank() > 0:
-        return numbers
-    if as_json:
-        document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": numbers}
-        print(json.dumps(document | {"recipe": recipe.model_dump(mode="json")}))
-    else:
-        _show(tried, say)
-    return numbers
+    return {"first_loss": losses[0], "micro_step_ms": 1000 * seconds[-1]}
 
 
-def _show(numbers: dict[str, Any], say: Callable[[str], None]) -> None:
+def _show(numbers: Numbers, say: Callable[[str], None]) -> None:
     for key, value in numbers.items():
         if value is not None:
             text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
             say(f"{key.replace('_', ' '):>18}  {text}")
 
 
-def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tuple[Any, str | None]:
+def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tuple[Task, str | None]:
     """The recipe's task with its data, or what stands in for it and why."""
     task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
     try:
@@ -133,56 +164,18 @@ def evaluation(
     limit_batches: int | None,
     as_json: bool,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> None:
     """Print what the model in `model_dir` reaches on the evaluation data: one line, or one JSON document."""
-    told = launch.evaluate_on(processes, recipe, model_dir, cpu=cpu, limit_batches=limit_batches, say=say)
-    if launch.rank() > 0:
-        return told
+    told = together.evaluate_on(processes, recipe, model_dir, cpu=cpu, limit_batches=limit_batches, say=say)
+    if rank() > 0:
+        return
     if as_json:
-        print(json.dumps({"schema_version": 1, "model": str(model_dir), "task": recipe.task.name} | told))
-        return told
+        document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
+        print(json.dumps(document | {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}))
+        return
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
-    value = told["metrics"][metric.key]
-    shown = f"{100 * value:.2f} %" if metric.percent else f"{value:.4g}"
-    print(f"{metric.label} {shown}, loss {told['loss']:.4f}, {plural(told['samples'], 'sample')}")
-    return told
-
-
-def evaluate_model(
-    recipe: TrainingRecipe,
-    model_dir: Path,
-    *,
-    cpu: bool = False,
-    limit_batches: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Loss, samples and metrics of the model on the evaluation data, by all processes of the group together."""
-    accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
-    with accelerator.local_main_process_first():
-        task = setup.prepared_task(recipe, model_dir, say)
-    if limit_batches is not None:
-        task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
-    train = recipe.train
-    loaded = starting.loaded(recipe, model_dir, task)
-    loaded.model.to(accelerator.device)
-    # Where a task has no labels, the teacher judges.
-    judge = distill.of_recipe(train, loaded, task, model_dir, accelerator.device) if _features(task) else None
-    scored = Scored(
-        loaded, task, precision=train.precision, distillation=judge, sparse_prediction=train.sparse_prediction
-    )
-    scored.to(accelerator.device)
-    result = evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
-    return {"loss": result.loss, "samples": result.samples, "metrics": result.metrics}
-
-
-def _features(task: Any) -> bool:
-    return task.head == distill.FEATURES
-
-
-def _rows(count: int) -> Any:
-    import numpy as np
-
-    return np.arange(count)
+    shown = f"{100 * told.metric:.2f} %" if metric.percent else f"{told.metric:.4g}"
+    print(f"{metric.label} {shown}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}")
 
 
 def _alone(recipe: TrainingRecipe, scheme: plan.Plan) -> Train:

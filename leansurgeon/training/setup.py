@@ -15,8 +15,9 @@ from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
 from leansurgeon.training.data.feed import to_device
 from leansurgeon.training.data.limit import Limited
-from leansurgeon.training.processes import engine, launch, shards
+from leansurgeon.training.processes import engine, shards
 from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.processes.rank import rank
 from leansurgeon.training.processes.signals import Stops
 from leansurgeon.training.recipe.reading import dump
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -70,10 +71,11 @@ def ready(
 ) -> Run:
     """A training at its first step, or where its checkpoint left it. A training that is refused leaves no folder."""
     trackers.check(recipe.train.trackers)
-    if launch.rank() == 0 and resume_from == resume.NEVER:
+    if rank() == 0 and resume_from == resume.NEVER:
         runfolder.check_free(run_dir, replace=replace)
     accelerator = engine.start(cpu=cpu, train=recipe.train, say=progress.say)
     council = Council(accelerator.num_processes, accelerator.process_index)
+    run_dir = Path(council.share(lambda: str(run_dir)))  # its name may have the time in it
     origin = council.share(lambda: resume.origin_of(model_dir))
     how = {"resume": resume_from, "anyway": resume_anyway, "replace": replace, "say": progress.say}
     found = council.share(lambda: resume.point(run_dir, recipe, origin, **how))

@@ -26,8 +26,9 @@ from leansurgeon.training import budget, judge, setup, state
 from leansurgeon.training.data import feed
 from leansurgeon.training.due import Due, after_step, by_clock
 from leansurgeon.training.finish import finish
-from leansurgeon.training.processes import launch, signals
+from leansurgeon.training.processes import signals
 from leansurgeon.training.processes.agree import lost_others
+from leansurgeon.training.processes.rank import rank
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -69,7 +70,7 @@ def train(
     """
     seed = recipe.train.seed if seed is None else seed
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
-    progress = Progress(0, say, quiet=launch.rank() > 0)
+    progress = Progress(0, say, quiet=rank() > 0)
     run = setup.ready(
         recipe,
         Path(model_dir),

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
-from leansurgeon.training.processes import launch
+from leansurgeon.training.processes.rank import rank
 from tests import conftest
 from tests.support import training_interrupted as cut
 
@@ -62,12 +62,12 @@ def test_a_wrong_option_ends_a_dry_run_all_the_same(models, tmp_path):
 
 def _evaluated(model, folder) -> None:
     """What each process of an evaluation does, for 360 digits in batches of 50: five here, three there."""
-    from leansurgeon.training.preview import evaluate_model
+    from leansurgeon.training.evaluation import evaluate_model
     from leansurgeon.training.recipe.reading import load_training
 
     recipe = load_training("digits-vit", ["train.eval.batch=50"], transferred=False)
-    told = evaluate_model(recipe, model, cpu=True)
-    (folder / f"told-{launch.rank()}").write_text(json.dumps(told))
+    told = evaluate_model(recipe, model, cpu=True)._asdict()
+    (folder / f"told-{rank()}").write_text(json.dumps(told))
 
 
 def test_each_sample_counts_once_on_any_number_of_processes(models, tmp_path):

@@ -41,7 +41,7 @@ def main(folder: Path) -> int:
 
 
 def _work(job: dict, folder: Path) -> None:
-    from leansurgeon.training.preview import evaluate_model
+    from leansurgeon.training.evaluation import evaluate_model
     from leansurgeon.training.processes.launch import ANSWER
     from leansurgeon.training.recipe.schema import TrainingRecipe
     from leansurgeon.training.runs.summary import Part
@@ -54,7 +54,7 @@ def _work(job: dict, folder: Path) -> None:
         return
     told = evaluate_model(recipe, model_dir, **options)
     if _rank() == "0":
-        (folder / ANSWER).write_text(json.dumps(told))
+        (folder / ANSWER).write_text(json.dumps(told._asdict()))
 
 
 def _rank() -> str:

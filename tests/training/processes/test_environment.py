@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from leansurgeon.training.processes import environment, launch
+from leansurgeon.training.processes import environment
 from leansurgeon.training.train import train
 from tests import conftest
 from tests.support import training_interrupted as cut
@@ -94,12 +94,11 @@ def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean,
 
 
 def _load_on(folder) -> None:
-    """A process of a group that agrees on a name, starts, and leaves the weights that it would begin with."""
+    """A process of a group that starts, and leaves the weights that it would begin with."""
     from leansurgeon import checkpoints
     from leansurgeon.training.processes import engine
 
     os.environ |= LAUNCHED
-    launch.agree("name", cpu=True)
     engine.start(cpu=True)
     torch.manual_seed(0)
     weights = checkpoints.load(folder / "model", "image-classification", {"num_labels": 3}).model.state_dict()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.errors import UsageError
+from leansurgeon.training import together
 from leansurgeon.training.processes import launch
 from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
@@ -58,7 +59,7 @@ def test_a_failed_worker_is_one_sentence_with_its_exit_code(tmp_path):
 import sys
 from pathlib import Path
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.training.processes.launch import train_on
+from leansurgeon.training.together import train_on
 from tests.support.training_standin import recipe
 folder = Path(sys.argv[1])
 try:
@@ -89,7 +90,7 @@ def test_more_gpus_than_there_are(monkeypatch):
 def test_a_worker_never_starts_workers(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("leansurgeon.training.train.train", lambda *a, **k: seen.append(a) or {})
+    monkeypatch.setattr("leansurgeon.training.together.train", lambda *a, **k: seen.append(a) or {})
     monkeypatch.setattr(launch, "run_workers", lambda *a: pytest.fail("nested"))
-    launch.train_on(4, recipe(), tmp_path, tmp_path / "run")
+    together.train_on(4, recipe(), tmp_path, tmp_path / "run")
     assert len(seen) == 1

@@ -1,0 +1,80 @@
+"""One training or evaluation on several processes: here, or in processes that are started for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.training.evaluate import Evaluation
+from leansurgeon.training.evaluation import evaluate_model
+from leansurgeon.training.processes import launch
+from leansurgeon.training.processes.rank import is_worker
+from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.summary import Part, Summary
+from leansurgeon.training.setup import prepared_task
+from leansurgeon.training.train import train
+
+
+def train_on(
+    processes: int,
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    run_dir: Path,
+    *,
+    seed: int | None = None,
+    experiment: Part | None = None,
+    say: Callable[[str], None] | None = None,
+    cpu: bool = False,
+    **options: Any,
+) -> Summary:
+    """`train.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
+    are those of `train` that say how to resume and how much to do.
+
+    With one process, or inside a worker, this is `train.train` itself. The data is prepared here, before there is a
+    process group whose patience it could exceed. Raises what a worker raised.
+    """
+    if processes == 1 or is_worker():
+        return train(recipe, model_dir, run_dir, seed=seed, experiment=experiment, say=say, cpu=cpu, **options)
+    if not cpu:
+        launch.check_gpus(processes)
+    if options.get("resume", "never") == "never":
+        runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
+    prepared_task(recipe, model_dir, say or _talk)
+    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed}
+    options |= {"experiment": experiment and experiment.as_dict()}
+    with scratch() as folder:
+        launch.carry_out("train", processes, recipe, model_dir, options | {"cpu": cpu}, Path(folder), Path(run_dir))
+    return summary.read(Path(run_dir))
+
+
+def evaluate_on(
+    processes: int,
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    *,
+    cpu: bool = False,
+    limit_batches: int | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """`evaluation.evaluate_model` on `processes` processes, as `train_on` has it."""
+    options = {"cpu": cpu, "limit_batches": limit_batches}
+    if processes == 1 or is_worker():
+        return evaluate_model(recipe, model_dir, say=say or _talk, **options)
+    if not cpu:
+        launch.check_gpus(processes)
+    prepared_task(recipe, model_dir, say or _talk)
+    with scratch() as folder:
+        trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
+        launch.carry_out("evaluate", processes, recipe, model_dir, options, Path(folder), trace)
+        return Evaluation(**json.loads((Path(folder) / launch.ANSWER).read_text(encoding="utf-8")))
+
+
+def _talk(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
