@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
+UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMGT]iB|ms|s|min|h)(?![\w]))")  # the blank between a number and its unit
 FORMULA = ("=", "+", "-", "@")
 
 
 def wrap(text: str, indent: str = "") -> list[str]:
-    """Lines of at most 80 columns; what is longer in one piece (a path) stays whole."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Lines of at most 80 columns; what is longer in one piece (a path) stays whole, and a number keeps its unit."""
+    together = UNIT.sub("\u00a0", text)
+    lines = textwrap.wrap(together, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -311,6 +311,12 @@ def test_a_drawing_for_the_page_has_words_variables_for_colours_and_no_reach_out
     assert "lean, 152,394: 98.43 %" in said
 
 
+def test_the_drawing_names_every_series(charts):
+    for key in ("parameters", "metric", "loss", "kappa-median"):
+        words = [e.text for e in ElementTree.fromstring(svg(charts[key])).iter() if e.tag.endswith("}text")]
+        assert words.count("original") == words.count("lean") == words.count("control") == 1, key
+
+
 def test_places_in_the_drawing_are_in_proportion():
     """The renderer itself: four points at equal steps of a logarithmic axis, larger ones higher up, all inside."""
     found = [Series("a", tuple(Point(i, 10.0**i) for i in range(4)), joined=False)]

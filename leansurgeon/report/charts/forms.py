@@ -94,7 +94,7 @@ def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> dict[str,
         labelLimit=0,
         symbolSize=90,
         columnPadding=16,
-        **({"symbolDash": [1, 0]} if marks else {}),
+        **({"symbolStrokeWidth": 0} if marks else {}),  # the dashes of a line would be drawn around its mark
     )
     legend = {"title": None, "legend": key if len(domain) > 1 else None}
     bare = {"title": None, "legend": None}
