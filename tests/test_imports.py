@@ -76,6 +76,31 @@ def test_imports_point_downwards(path):
     assert imported_rooms(path) <= allowed
 
 
+# Files of others are read in the room `reading` alone. What is left are words between processes of ours, and the
+# account of a program that stands by itself.
+READERS = {"json": ("load", "loads"), "yaml": ("load", "safe_load"), "torch": ("load",), "pickle": ("load", "loads")}
+READERS |= {"Image": ("open",), "tarfile": ("open",), "gzip": ("open",), "zipfile": ("ZipFile",)}
+READERS |= {"parquet": ("ParquetFile", "read_schema", "read_table")}
+BETWEEN_OURS = {
+    "training/processes/worker.py",
+    "training/processes/launch.py",
+    "tasks/long_range/listops_trees.py",
+    "tasks/long_range/pathfinder_draw.py",
+    "checkpoints/reload_check.py",
+    "checkpoints/prove.py",
+    "experiment/side_by_side.py",
+}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_of_others_are_read_in_one_room(path):
+    if room_of(path) == "reading" or str(path.relative_to(PACKAGE)) in BETWEEN_OURS:
+        return
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    read = [f"{f.value.id}.{f.attr}" for f in calls if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name)]
+    assert not [call for call in read if (parts := call.split("."))[1] in READERS.get(parts[0], ())]
+
+
 LIGHT = [
     ["--help"],
     ["shrink", "--help"],

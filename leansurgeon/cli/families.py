@@ -12,6 +12,7 @@ import typer
 
 from leansurgeon.cli.common import say
 from leansurgeon.errors import UsageError
+from leansurgeon.reading import files, jsonfile
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.check.undeclared import Row
@@ -43,7 +44,7 @@ def families(
     names = types or all_types()
     found: dict[str, Row] = {}
     if state and state.exists():
-        rows = [Row(**json.loads(line)) for line in state.read_text().splitlines()]
+        rows = [Row(**jsonfile.parse(line, str(state))) for line in files.read_text(state, jsonfile.LIMIT).splitlines()]
         found = {row.name: row for row in rows if row.name in names}
     left = [name for name in names if name not in found]
     for number, row in enumerate(tried(left, jobs), len(found) + 1):

@@ -20,6 +20,8 @@ from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.tensors import Blocks
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import jsonfile
 
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
 # What a declaration that was inferred may hold; all else keeps its default.
@@ -88,8 +90,8 @@ def _digest(files: list[Path]) -> str:
 
 def read_declaration(key: str) -> Architecture | None:
     try:
-        return from_json(json.loads((folder() / f"{key}.json").read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+        return from_json(jsonfile.read(folder() / f"{key}.json"))
+    except (UsageError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
@@ -73,8 +73,11 @@ def of_transformers(source: Source) -> dict[str, Any]:
 
 
 def preprocessor(source: Source) -> dict[str, Any]:
-    """The image processor's settings; empty where the folder has none that can be read."""
-    return jsonfile.read_object_if_whole(source.folder / "preprocessor_config.json") or {} if source.folder else {}
+    """The image processor's settings; empty where the folder has none. Raises `UnsupportedModel` for damaged ones: the
+    model would silently be shown other pixels.
+    """
+    file = source.folder / "preprocessor_config.json" if source.folder else None
+    return jsonfile.read_object(file, raising=UnsupportedModel) if file and file.exists() else {}
 
 
 def normalisation(said: dict[str, Any], channels: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ library, and compared with a cut made by hand in memory.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,9 @@ from typing import Any
 
 from leansurgeon import architectures
 from leansurgeon.architectures.limits import refusals
+from leansurgeon.checkpoints.config import read_config
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading import jsonfile
 from leansurgeon.shape import Shape
 
 SEED, DEPTH = 23, 7  # other than those that inference proves with
@@ -56,7 +57,7 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
     """`gpt2?scale_attn_by_inverse_layer_idx=true` as a type and flags of its config."""
     model_type, _, flags = name.partition("?")
     pairs = (flag.partition("=") for flag in flags.split("&") if flag)
-    return model_type, {key: json.loads(value) for key, _, value in pairs}
+    return model_type, {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
 
 
 def checked(name: str) -> Row:
@@ -167,7 +168,7 @@ def by_plain_library(model: Any, folder: Path, arch: Any) -> Any:
     if arch.library == "leansurgeon":
         from leansurgeon.checkpoints.model import transformers_class
 
-        name = json.loads((folder / "config.json").read_text())["architectures"][0]
+        name = read_config(folder)["architectures"][0]
         loaded, info = transformers_class(arch, name).from_pretrained(folder, **how)
     else:
         loaded, info = type(model).from_pretrained(folder, **how)

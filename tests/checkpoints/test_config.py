@@ -1,0 +1,80 @@
+"""Values of a config.json: of the right kind for every family, and of a size that the weights bear out."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from leansurgeon.checkpoints.config import KINDS, check_kinds, check_sizes
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel
+from tests import conftest
+
+WRONG = [
+    {"architecture": 5},
+    {"rms_norm_eps": {}},
+    {"initializer_range": "1e9"},
+    {"architectures": [5]},
+    {"architectures": "BertModel"},
+    {"num_hidden_layers": 10**9},
+    {"num_hidden_layers": True},
+    {"num_hidden_layers": 4.0},
+    {"hidden_size": -32},
+    {"hidden_size": float("nan")},
+    {"pad_token_id": "x"},
+    {"layer_norm_eps": float("inf")},
+    {"tie_word_embeddings": "x"},
+    {"id2label": ["a"]},
+    {"id2label": {"0": {}}},
+    {"model_args": [1]},
+    {"model_args": {"embed_dim": "32"}},
+    {"model_args": {"depths": [2, None]}},
+]
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_a_value_of_the_wrong_kind_is_named(change):
+    with pytest.raises(UnsupportedModel) as refused:
+        check_kinds({"model_type": "bert", "hidden_size": 32} | change)
+    key = next(iter(change))
+    assert key in refused.value.message and len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("family", conftest.FAMILIES)
+def test_what_a_library_writes_is_of_the_right_kind(family):
+    import transformers
+
+    config_class, _, numbers = conftest.FAMILIES[family]
+    config = getattr(transformers, config_class)(**numbers).to_dict()
+    check_kinds(config)
+    assert KINDS.keys() & config.keys()
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"])
+def test_a_size_that_the_weights_do_not_bear_out_is_refused_at_once(key, saved):
+    folder, model = saved("llama")
+    config = json.loads((folder / "config.json").read_text())
+    check_sizes(config, [tuple(p.shape) for p in model.parameters()])
+    (folder / "config.json").write_text(json.dumps(config | {key: 9_999}))
+    began = time.monotonic()
+    with pytest.raises(UnsupportedModel, match="9999"):
+        open_source(str(folder))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_18x2_224", "vit_pwee_patch16_reg1_gap_256"])
+def test_timm_models_whose_blocks_have_no_attn_are_refused_by_name(name):
+    with pytest.raises(UnsupportedModel, match=f"timm/{name}.*Parallel"):
+        open_source(f"timm/{name}", weights=False)
+
+
+def test_a_library_that_refuses_a_config_is_one_sentence(saved):
+    from leansurgeon.checkpoints.model import load
+
+    folder, _ = saved("llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "no-such-function"}))
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*no-such-function"):
+        load(folder)

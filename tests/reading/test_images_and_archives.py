@@ -1,0 +1,131 @@
+"""Images, tar archives and gzip files: what is whole is read, what is malformed or without measure is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import tarfile
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import archives, files, images
+from leansurgeon.tasks.images import files as image_files
+
+
+def encoded(kind: str, size: tuple[int, int] = (8, 6)) -> bytes:
+    out = io.BytesIO()
+    pixels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size[::-1])
+    Image.fromarray(pixels, "L").save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", images.FORMATS)
+def test_images_are_what_pillow_reads(kind):
+    content = encoded(kind)
+    theirs = Image.open(io.BytesIO(content)).convert("RGB")
+    assert np.array_equal(np.asarray(images.decode(content, "RGB", "x")), np.asarray(theirs))
+
+
+def bomb() -> bytes:
+    """A PNG of 10 gigapixels in a few bytes."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+# A file that asks Pillow to start Ghostscript, whatever its name says.
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"GIF89a", encoded("PNG")[:40], bomb(), POSTSCRIPT, bytes(100)])
+def test_what_is_no_image_is_one_sentence(content):
+    with pytest.raises(UsageError, match=r"picture\.png"):
+        images.decode(content, "RGB", "picture.png")
+
+
+def test_damaged_images_never_raise_anything_else():
+    rng = np.random.default_rng(0)
+    for kind in images.FORMATS:
+        for _ in range(30):
+            content = bytearray(encoded(kind))
+            for place in rng.integers(0, len(content), 6):
+                content[place] = rng.integers(256)
+            try:
+                images.decode(bytes(content), "L", "x")
+            except UsageError as error:
+                assert len(str(error)) < 500
+
+
+def test_links_of_an_image_folder(tmp_path):
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for place in (root / "a", elsewhere):
+        place.mkdir(parents=True)
+        (place / "1.png").write_bytes(encoded("PNG"))
+    (root / "b").symlink_to(elsewhere)
+    found = image_files.find(str(root), None)
+    assert len(image_files.listing(str(root)).folders) == 2 and found.key()
+    os.mkfifo(root / "a" / "2.png")
+    assert image_files.listing(str(root / "a")).images == [str(root / "a" / "1.png")]
+    for target in ("..", ".", "/", "c"):
+        (root / "a" / "c").symlink_to(target)
+        with pytest.raises(UsageError, match="/c "):
+            image_files.find(str(root), None).key()
+        (root / "a" / "c").unlink()
+
+
+def packed(path, *items: tuple[str, bytes], mode: str = "w:gz") -> None:
+    with tarfile.open(path, mode) as tar:
+        for name, content in items:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_members_that_are_wanted_and_one_that_is_too_large(tmp_path):
+    packed(tmp_path / "a.tar.gz", ("x/1.txt", b"one"), ("x/2.bin", b"two"))
+    assert list(archives.members(tmp_path / "a.tar.gz", lambda name: name.endswith(".txt"), 10)) == [
+        ("x/1.txt", b"one")
+    ]
+    packed(tmp_path / "b.tar.gz", ("unwanted", bytes(10**7)), ("1.txt", b"one"))
+    with pytest.raises(UsageError, match="10,000,000 bytes, more than the 1,000"):
+        list(archives.members(tmp_path / "b.tar.gz", lambda name: name == "1.txt", 1000))
+
+
+def test_damaged_archives_are_one_sentence(tmp_path):
+    packed(tmp_path / "a.tar.gz", *((f"{i}.txt", os.urandom(500)) for i in range(20)))
+    whole = (tmp_path / "a.tar.gz").read_bytes()
+    for content in (b"", whole[: len(whole) // 2], bytes(2000), b"\x1f\x8b" + whole[9:], whole[:30] + b"x" * 400):
+        (tmp_path / "a.tar.gz").write_bytes(content)
+        try:
+            list(archives.members(tmp_path / "a.tar.gz", lambda name: True, 1000))
+        except UsageError as error:
+            assert str(tmp_path) in str(error)
+
+
+def test_gzip_to_a_limit(tmp_path):
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"abc"))
+    assert archives.read_gzip(tmp_path / "x.gz", 3) == b"abc"
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(50_000_000)))
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="more than 1,000 bytes"):
+        archives.read_gzip(tmp_path / "x.gz", 1000)
+    assert time.monotonic() - began < 2
+    for content in (b"", b"x", gzip.compress(b"abc" * 1000)[:-20]):
+        (tmp_path / "x.gz").write_bytes(content)
+        if content:
+            with pytest.raises(UsageError):
+                archives.read_gzip(tmp_path / "x.gz", 10_000)
+    with pytest.raises(UsageError):
+        files.read_bytes(tmp_path / "none.gz", 10)
