@@ -189,6 +189,8 @@ def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> di
     if record is None:
         return found
     found["proof"] = record.proof and record.proof.as_dict()
+    if record.judged:
+        found["judged"] = {name: other.as_dict() for name, other in record.judged.items()}
     if record.starts:
         found["compare"] = {name: start.as_dict() for name, start in record.starts.items()}
     return found
