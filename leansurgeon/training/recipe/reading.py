@@ -139,10 +139,9 @@ def dump(recipe: Recipe) -> str:
 
 
 def brief(recipe: TrainingRecipe) -> str:
-    """The YAML of what was set, without what is as it is by default: for a person to read."""
-    return yaml.safe_dump(
-        recipe.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True, default_flow_style=None
-    )
+    """The YAML of what was set, in lines of a terminal, without what is as it is by default: for a person to read."""
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=70)
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
