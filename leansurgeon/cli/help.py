@@ -40,7 +40,7 @@ EXAMPLES = {
     "kappa": ["leansurgeon kappa my-model --data texts/"],
     "heads": ["leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned"],
     "bench": ["leansurgeon bench digits-vit --sweep-heads 4,8"],
-    "inspect": ["leansurgeon inspect digits-vit"],
+    "inspect": ["leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"],
     "diff": ["leansurgeon diff vit-b deit-b"],
     "undo": ["leansurgeon undo runs/lean -o back"],
     "families": ["leansurgeon families granite gptj", "leansurgeon families --state rows.jsonl -o families.md"],

@@ -36,6 +36,10 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    infer: Annotated[
+        bool,
+        typer.Option("--infer", help="Print the declaration that is inferred for its family, with what was proven."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -53,6 +57,9 @@ def inspect(
             source = open_source(model, allow_pickle=allow_pickle, weights=bool(data), keep=keep)
         except UnsupportedModel as error:
             raise inspection.explain(model, error) from None
+        if infer:
+            print(inferred(source, as_json=as_json))
+            return
         found = inspection.inspect(source)
         checks = None
         if doctor:
@@ -74,6 +81,20 @@ def inspect(
     bad = any(f.level == "contradiction" for f in found.findings)
     if bad or any(c.ok is False for c in checks or ()):
         raise typer.Exit(UNFIT)
+
+
+def inferred(source: Source, *, as_json: bool) -> str:
+    """The declaration that is inferred for a source's family, also where one was written by hand."""
+    from leansurgeon.architectures import infer
+    from leansurgeon.architectures.infer.printing import as_source
+    from leansurgeon.errors import UnsupportedModel
+
+    if source.architecture.library != "transformers":
+        raise UnsupportedModel("Families of transformers are inferred, and this is none.")
+    made = infer.architecture(infer.completed(source.config))
+    if as_json:
+        return json.dumps({"schema_version": 1, **made.evidence, "refused": dict(made.refused)})
+    return as_source(made)
 
 
 def measured(source: Source, data: str, model: str) -> KappaDocument:

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
+from leansurgeon.architectures.infer.printing import as_source
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.check.undeclared import checked
@@ -107,6 +108,15 @@ def test_a_declaration_is_inferred_once(tmp_path, monkeypatch, capsys):
     assert not capsys.readouterr().err  # read from the cache, silently
     infer._found.clear()
     assert architectures.of(config | {"use_bias": False}) != first  # another flag, another declaration
+
+
+def test_a_printed_declaration_is_one(tmp_path):
+    small_model("starcoder2", tmp_path / "source")
+    opened = open_source(str(tmp_path / "source"))
+    made: dict = {}
+    exec(compile(as_source(opened.architecture), "printed", "exec"), made)
+    printed = made["STARCODER2"]
+    assert list(printed.tensors(opened.config)) == list(opened.architecture.tensors(opened.config))
 
 
 def test_declared_families_are_not_inferred():

@@ -1,0 +1,81 @@
+"""An inferred declaration as the text of a hand-written one, with what was proven and what is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.tensors import Blocks, Keys, Tensor
+
+KINDS = {"depth": "layers", "heads": "heads", "mlp_dim": "MLP"}
+FOLLOW = ("per_layer", "counters", "index_lists")  # config keys that follow the layers
+
+
+def as_source(made: Architecture) -> str:
+    """A module for `architectures/`: numbers that the config names elsewhere stand in it as plain integers."""
+    name = re.sub(r"\W", "_", made.name).upper()
+    block = [blocks_text(blocks) for blocks in made.stages]
+    lines = [
+        f'"""{made.name}: inferred from the library\'s own model.',
+        "",
+        *said(made),
+        '"""',
+        "",
+        "from leansurgeon.architectures.base import Architecture, Keys, Tensor",
+        "from leansurgeon.architectures.tensors import Blocks",
+        "",
+        f"{name} = Architecture(",
+        *(f"    {key}={getattr(made, key)!r}," for key in ("name", "library", "model_types")),
+        f"    keys={keys_text(made.keys)},",
+        *(f"    {key}={getattr(made, key)!r}," for key in ("norm", "causal", "positions", "prefixes", "tied")),
+        *(
+            f"    {key}={getattr(made, key)!r},"
+            for key in ("per_layer", "counters", "index_lists")
+            if getattr(made, key)
+        ),
+        "    outer=(",
+        *(f"        {tensor_text(t)}," for t in made.outer),
+        "    ),",
+        "    stages=(",
+        *(line for text in block for line in text),
+        "    ),",
+        ")",
+    ]
+    return "\n".join(lines)
+
+
+def said(made: Architecture) -> list[str]:
+    """What was proven, what is refused and why, line by line."""
+    found = []
+    for kind, word in KINDS.items():
+        reason = made.refused.get(kind)
+        found.append(f"{word}: {'refused: ' + reason if reason is not None else 'proven'}")
+    if made.decoupled:
+        found.append("Heads keep their size by the modelling file that travels.")
+    if made.uneven:
+        found.append("Layers are of several kinds; a tensor says in `layers` which of this model have it.")
+    return found
+
+
+def blocks_text(blocks: Blocks) -> list[str]:
+    keys = keys_text(blocks.keys) if blocks.keys else None
+    return [
+        f"        Blocks({blocks.layer!r}, (",
+        *(f"            {tensor_text(t)}," for t in blocks.block),
+        f"        ), {blocks.projection!r}, {keys}),",
+    ]
+
+
+def tensor_text(tensor: Tensor) -> str:
+    more = "".join(f", {key}={getattr(tensor, key)!r}" for key in ("group", "layers") if getattr(tensor, key))
+    return f"Tensor({tensor.name!r}, {tensor.role!r}, {tensor.axes!r}{more})"
+
+
+def keys_text(keys: Keys) -> str:
+    given = {f.name: getattr(keys, f.name) for f in fields(keys)}
+    default = Keys("", "", "")
+    more = "".join(
+        f", {k}={v!r}" for k, v in given.items() if v != getattr(default, k) and k not in ("depth", "heads", "width")
+    )
+    return f"Keys({keys.depth!r}, {keys.heads!r}, {keys.width!r}{more})"
