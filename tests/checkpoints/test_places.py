@@ -52,7 +52,8 @@ def test_texts(said, kept):
 def test_nothing_that_is_written_holds_the_path(saved, tmp_path):
     folder, _ = saved("vit")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": str(tmp_path / "x")}))
+    remote = {"AutoModel": f"{tmp_path}--evil.X"}
+    (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": str(tmp_path / "x"), "auto_map": remote}))
     assert leansurgeon("shrink", folder, "--heads", "8", "-o", tmp_path / "wide").returncode == 0
     assert leansurgeon("shrink", tmp_path / "wide", "--heads", "16", "-o", tmp_path / "wider").returncode == 0
     assert leansurgeon("undo", tmp_path / "wide", "-o", tmp_path / "back").returncode == 0

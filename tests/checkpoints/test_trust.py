@@ -127,6 +127,8 @@ def test_the_flag_runs_it_and_the_record_names_it(saved, tmp_path, mark):
     assert record["source"]["code"] == {"decoupled_bert.py": hashlib.sha256(code).hexdigest()}
     assert (tmp_path / "out" / "decoupled_bert.py").read_bytes() == code  # what was proven is what travels
     assert leansurgeon("inspect", folder).returncode == 3  # the next command has no flag
+    assert leansurgeon("undo", tmp_path / "out", "-o", tmp_path / "back", "--trust-remote-code").returncode == 0
+    assert (tmp_path / "back" / "decoupled_bert.py").read_bytes() == code
 
 
 def test_a_file_that_is_ours_is_taken_from_the_package(saved, tmp_path, monkeypatch):

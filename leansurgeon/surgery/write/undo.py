@@ -119,6 +119,8 @@ def plan_undo(source: Source) -> Undo:
     config, take = record.source_config, Taker(steps, "plan")
     check_kinds(config or {})
     architecture = architectures.of(config) if config else source.architecture
+    if architecture.name == source.architecture.name:
+        architecture = replace(architecture, code=source.architecture.code)  # what is trusted travels back, too
     config = config or architecture.with_shape(source.config, before)
     parameters = [source.parameters, was.parameters]
     back = Plan(
