@@ -70,7 +70,13 @@ def shrink(
         str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).", show_default=False)
     ] = None,
     more_heads: Annotated[str, typer.Option(help="add: silent new heads. split: children of the old ones.")] = "add",
-    heal: Annotated[bool, typer.Option("--heal/--no-heal", help="Refit output projections on sample data.")] = True,
+    heal: Annotated[
+        str, typer.Option(help="On sample data: closed refits, local also fits the blocks around a cut; none.")
+    ] = "local",
+    no_heal: Annotated[bool, typer.Option("--no-heal", help="The same as --heal none.", hidden=True)] = False,
+    heal_time: Annotated[
+        str | None, typer.Option(help="Longest time of the local fit, such as 90s or 5m.", show_default=False)
+    ] = None,
     fit: Annotated[int, typer.Option(help="Local fitting steps for every changed layer, such as 150.")] = 0,
     balance: Annotated[
         bool, typer.Option("--balance", help="Even out values and outputs by an exact change of basis.")
@@ -109,7 +115,8 @@ def shrink(
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     wanted.check()
-    how = Method(method, keep, more_heads, heal, fit, balance, uncalibrated)
+    healing, longest = "none" if no_heal else heal, seconds(heal_time, "--heal-time")
+    how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
     task = None if calibrate or uncalibrated or init == "fresh" else trained_on(source)
     has_data = bool(calibrate or task)
     how.check(has_data)
@@ -258,6 +265,21 @@ def judged_on(name: str, opened: Source, folder: Path, made: SurgeryRecord, seed
     say(f"Judging on {name} ...")
     account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
     return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
+
+
+def seconds(text: str | None, flag: str) -> float | None:
+    """`90s`, `5m` or `1h` as seconds. Raises `UsageError`."""
+    from leansurgeon.training.recipe.durations import parse_duration
+
+    if text is None:
+        return None
+    try:
+        found = parse_duration(text).seconds
+    except ValueError:
+        found = None
+    if found is None:
+        raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")
+    return found
 
 
 def default_name(slug: str, steps: Plan) -> str:

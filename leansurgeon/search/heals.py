@@ -86,7 +86,7 @@ class Heals:
         """Scores on both halves of a candidate that is cut and refitted now."""
         if candidate.shape == self.source.shape:
             return self.judged(self.source.folder)
-        method = Method(fit=round(self.fit * share))
+        method = Method(heal="closed", fit=round(self.fit * share))
         steps = plan(self.source, candidate.wanted, self.seed, method, calibrated=True)
         decided = decide(steps, part_of(self.data, share))
         with scratch() as place:

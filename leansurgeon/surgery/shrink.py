@@ -55,7 +55,13 @@ def decide(steps: Plan, calibration: Calibration | None = None, say: Say = lambd
     from leansurgeon.surgery.walk.calibrated import calibrate
     from leansurgeon.surgery.walk.ground import Options
 
-    options = Options(criterion=method.layers, keep=kept_numbers(method.keep), heal=method.heal, fit=method.fit)
+    options = Options(
+        criterion=method.layers,
+        keep=kept_numbers(method.keep),
+        heal=method.heal,
+        heal_time=method.heal_time,
+        fit=method.fit,
+    )
     say(f"Calibrating on {calibration.says} ...")
     with blaming_weights(source):
         outcome = calibrate(steps, calibration, options, say)

@@ -156,7 +156,9 @@ def shrink_command(cut: Cut) -> str:
     words += [
         flag for key, flag in (("balance", "--balance"), ("uncalibrated", "--uncalibrated")) if method.get(key) is True
     ]
-    words += ["--no-heal"] if method.get("heal") is False else []
+    healed = "none" if method.get("heal") is False else method.get("heal")
+    words += ["--heal", healed] if healed in ("none", "closed") else []
+    words += ["--heal-time", f"{method['heal_time']:g}s"] if method.get("heal_time") else []
     words += ["--fit", str(method["fit"])] if method.get("fit") else []
     words += ["--class-attention"] if cut.class_attention else []
     if cut.choice and (cut.choice.data_name or cut.choice.data_says):

@@ -4,6 +4,7 @@ init     transfer keeps what can be kept; fresh starts the whole model afresh (t
          keeps all but q, k and v where heads change their size; naive is the silent trap (a config edit), which
          only `--compare` builds, to show what it costs
 layers   how the layers to keep are chosen; auto takes the best of several by calibration data, evenly without it
+heal     none; closed refits output projections; local then fits the blocks around every cut together, in a growing span
 more     what more heads of the same size are: `add` (silent new heads) or `split` (children of the old ones)
 """
 
@@ -25,23 +26,36 @@ LAYERS = {
     "greedy": True,
     "fuse": True,
 }
+HEALS = ("none", "closed", "local")
 INITS = ("transfer", "fresh", "fresh-attention", "naive")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
-    """`keep` is a list of layers (`0,2,4-9`) instead of a choice. `heal` refits output projections on calibration
-    data, `fit` is the number of local fitting steps for every layer, `balance` changes the basis of values and
-    outputs. `uncalibrated` accepts a split of heads from the weights alone.
+    """`keep` is a list of layers (`0,2,4-9`) instead of a choice. `heal` says how calibration data
+    heals (True and False of older records: closed, none), `heal_time` how many seconds a local fit may take, `fit` is
+    the number of local fitting steps for every layer, `balance` changes the basis of values and outputs.
+    `uncalibrated` accepts a split of heads from the weights alone.
     """
 
     layers: str = "auto"
     keep: str | None = None
     more: str = "add"
-    heal: bool = True
+    heal: str | bool = "local"
     fit: int = 0
     balance: bool = False
     uncalibrated: bool = False
+    heal_time: float | None = None
+
+    def __repr__(self) -> str:
+        """Only what is not usual: finished experiments are known again by it, so what it says must not change."""
+        old = ("layers", "keep", "more", "heal", "fit", "balance", "uncalibrated")
+        values = {name: getattr(self, name) for name in old}
+        if values["heal"] in ("closed", "none"):
+            values["heal"] = values["heal"] == "closed"
+        words = [f"{name}={value!r}" for name, value in values.items()]
+        words += [f"heal_time={self.heal_time!r}"] if self.heal_time is not None else []
+        return f"Method({', '.join(words)})"
 
     def check(self, calibrated: bool) -> None:
         """Refuse what cannot be before a source is opened. Raises `UsageError`."""
@@ -53,6 +67,10 @@ class Method:
             raise UsageError(f"--more-heads {self.more}: give add or split.")
         if self.keep is not None and self.layers != "auto":
             raise UsageError(f"--keep says which layers stay, and --method {self.layers} chooses them; give one.")
+        if healing(self.heal) not in HEALS:
+            raise UsageError(f"--heal {self.heal}{did_you_mean(self.heal, HEALS)}: give one of {', '.join(HEALS)}.")
+        if self.heal_time is not None and healing(self.heal) != "local":
+            raise UsageError(f"--heal-time is for a local fit, and --heal {self.heal} does none.")
         if self.fit < 0:
             raise UsageError(f"--fit {self.fit}: a number of steps is needed, such as 150.")
         if calibrated and self.uncalibrated:
@@ -64,6 +82,11 @@ class Method:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def healing(asked: str | bool) -> str:
+    """`none`, `closed` or `local`; older records and recipes say False or True."""
+    return asked if isinstance(asked, str) else "closed" if asked else "none"
 
 
 def kept_numbers(text: str | None) -> tuple[int, ...] | None:

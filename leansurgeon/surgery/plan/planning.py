@@ -22,7 +22,7 @@ from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.plan import balance, drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.drop_layers import Choice
-from leansurgeon.surgery.plan.method import LAYERS, Method
+from leansurgeon.surgery.plan.method import LAYERS, Method, healing
 from leansurgeon.surgery.plan.operator import Operator
 from leansurgeon.surgery.plan.wanted import Wanted, resolve
 
@@ -214,10 +214,12 @@ def operators(
     if "fresh" in kinds and (method.fit or LAYERS[method.layers]):
         asked = "--fit" if method.fit else f"--method {method.layers}"
         raise UsageError(f"{asked} needs heads that have learned something, and here q, k, v start afresh.")
-    healing = calibrated and "near" in kinds and "fresh" not in kinds
-    if healing and method.heal:
+    needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
+    if needs_healing and healing(method.heal) != "none":
         steps.append(HEAL)
-    if healing and method.fit:
+    if needs_healing and healing(method.heal) == "local" and any(step.name == "drop-layers" for step in steps):
+        steps.append(LOCAL)
+    if needs_healing and method.fit:
         steps.append(
             Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
         )
@@ -226,6 +228,9 @@ def operators(
     return tuple(steps)
 
 
+LOCAL = Operator(
+    "fit-locally", "near", "fit the blocks around every cut together, in a span that grows while the guard gains"
+)
 HEAL = Operator("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
 
 

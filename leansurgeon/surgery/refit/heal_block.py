@@ -51,6 +51,7 @@ class Site:
     fit: Samples
     guard: Samples
     ridges: Sequence[float] = heal.RIDGES
+    exact: bool = True  # sums of products in float64; else in float32, piece by piece
 
     @property
     def block(self) -> nn.Module:
@@ -81,7 +82,7 @@ def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> h
     """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
     give is what is missing over the scale; what an error there counts is the scale again.
     """
-    sums = equations(module, samples.hidden[0].device, scale.double() ** 2)
+    sums = equations(module, samples.hidden[0].device, scale.double() ** 2, exact=site.exact)
     safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
     for b in range(len(samples)):
         with inputs_of(module) as seen:
@@ -93,9 +94,12 @@ def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> h
     return sums
 
 
-def equations(module: nn.Module, device: torch.device, worth: Tensor | None = None) -> heal.NormalEquations:
+def equations(
+    module: nn.Module, device: torch.device, worth: Tensor | None = None, *, exact: bool = True
+) -> heal.NormalEquations:
     outputs, inputs = handles.weight_of(module).shape
-    return heal.NormalEquations(inputs, outputs, constant=module.bias is not None, device=device, worth=worth)
+    constant = module.bias is not None
+    return heal.NormalEquations(inputs, outputs, constant=constant, device=device, worth=worth, exact=exact)
 
 
 def refit_projection(site: Site, module: nn.Module, scale: Tensor) -> heal.Refit:
@@ -186,7 +190,7 @@ def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
 
 def norm_moments(site: Site, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm) -> heal.NormalEquations:
     """The sums of the post-norm form (see above)."""
-    sums = equations(down, samples.hidden[0].device)
+    sums = equations(down, samples.hidden[0].device, exact=site.exact)
     gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
     for b in range(len(samples)):
         with inputs_of(down) as seen, inputs_of(norm) as summed:

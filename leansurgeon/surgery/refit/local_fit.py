@@ -8,7 +8,7 @@ result stays only if samples that took no part in the fitting confirm it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import cos, isfinite, pi
 from time import perf_counter
@@ -22,6 +22,23 @@ from leansurgeon.surgery.refit.heal_block import Samples, Site
 
 STEPS, RATE = 150, 1e-3
 WARMUP = 5  # steps
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How long fitting may take: `seconds` from `start` on; None: as long as it takes."""
+
+    seconds: float | None = None
+    start: float = field(default_factory=perf_counter)
+
+    @property
+    def gone(self) -> float:
+        """The share of the time that has gone; 1 or more: it is over."""
+        return 0.0 if self.seconds is None else (perf_counter() - self.start) / max(self.seconds, 1e-9)
+
+    def part(self, share: float) -> Clock:
+        """A clock for so much of what is left."""
+        return Clock() if self.seconds is None else Clock(share * max(0.0, self.seconds * (1 - self.gone)))
 
 
 @dataclass(frozen=True)
@@ -65,12 +82,18 @@ def fit_examples(
     steps: int = STEPS,
     rate: float = RATE,
     seed: int = 0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    pace: Callable[[int, int], float] | None = None,
+    cast: Callable[[], AbstractContextManager] = nullcontext,
+    clock: Clock | None = None,
 ) -> Fitted:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
 
-    Adam at `rate` after a short warm-up, falling as a cosine to zero; the order of batches is drawn by `seed`, every
-    batch once before one comes again. Where the error on `guard` is not lower at the end (or a number is not finite),
-    the parameters are put back bit for bit. Gradients and `requires_grad` flags are left as they were found.
+    Adam at `rate` times `pace(step, steps)`, by default after a short warm-up falling as a cosine to zero. `cast` gives
+    the numbers in which products are taken; where the `clock` runs, the pace is at least that of the time gone. The
+    order of batches is drawn by `seed`, every batch once before one comes again. Where the error on `guard` is not
+    lower at the end (or a number is not finite), the parameters are put back bit for bit. Gradients and `requires_grad`
+    flags are left as they were found.
     Raises `UsageError` without samples to fit or to guard, or for steps and rates that are not positive.
     """
     if not fit or not guard:
@@ -82,12 +105,15 @@ def fit_examples(
     start = perf_counter()
     before = relative_error(forward, guard)
     saved = [p.detach().clone() for p in parameters]
-    sound = True
+    sound, pace, clock, done = True, pace or schedule, clock or Clock(), 0
     with trainable(parameters), torch.enable_grad():
-        optimizer = torch.optim.Adam(parameters, lr=rate)
+        optimizer = torch.optim.Adam(parameters, lr=rate, betas=betas)
         for step, number in zip(range(steps), order(len(fit), seed), strict=False):
-            optimizer.param_groups[0]["lr"] = rate * schedule(step, steps)
-            loss = mean_error(forward, fit[number])
+            if (late := clock.gone) >= 1:
+                break
+            optimizer.param_groups[0]["lr"] = rate * pace(max(step, int(late * steps)), steps)
+            with cast():
+                loss = mean_error(forward, fit[number])
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             sound = bool(torch.isfinite(loss.detach()))
             if not sound:
@@ -95,13 +121,14 @@ def fit_examples(
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
+            done = step + 1
     after = relative_error(forward, guard) if sound else float("inf")
     kept = after < before  # false for a number that is none
     if not kept:
         with torch.no_grad():
             for parameter, old in zip(parameters, saved, strict=True):
                 parameter.copy_(old)
-    return Fitted(steps, before, after, kept, perf_counter() - start)
+    return Fitted(done, before, after, kept, perf_counter() - start)
 
 
 def fit_block(site: Site, steps: int = STEPS) -> dict[str, float | int | bool]:

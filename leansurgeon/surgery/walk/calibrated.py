@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
@@ -34,13 +33,15 @@ from leansurgeon.surgery.refit.block import check_finite, outputs_of
 from leansurgeon.surgery.walk import choose_layers, make_fused
 from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
 from leansurgeon.surgery.walk.changes import divides_heads, is_near, ranges
+from leansurgeon.surgery.walk.edits import edits_in
 from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View
+from leansurgeon.surgery.walk.grow import fit_locally
 from leansurgeon.surgery.walk.judge import judge
-from leansurgeon.surgery.walk.student import Edits, Student
+from leansurgeon.surgery.walk.student import Student
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
 CLOSE = 1.05  # a set of layers within this factor of the best one's trial score is tried on all of the data, too
-TRIAL = {"fit": 12_288, "guard": 4_096}  # tokens on which sets of layers compete
+TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,15 @@ def calibrate(
         tried: list[dict[str, Any]] = []
         if len(chosen) > 1:
             say(f"Trying {len(chosen)} sets of layers ...")
-            winner, _ = compete(ground, part, chosen, held, tried)
+            winner, *_ = compete(ground, part, chosen, held, tried)
             winner.edits.close()
             chosen = finalists(chosen, [t["judged_by"] for t in tried])
-        best, *others = chosen
-        winner, score = compete(ground, View.of(calibration, None), [*ways_of(ground, best), *others], held, tried)
+        whole, (best, *others) = View.of(calibration, None), chosen
+        winner, score, teacher = compete(ground, whole, [*ways_of(ground, best), *others], held, tried)
+        local = {}
+        if winner.marks:
+            local = fit_locally(ground, whole, winner, teacher, edits_in(ground.options.scratch, held), score)
+            score = local.pop("score")
         undo.pop_all()
     record = {
         "calibration": calibration.as_dict(),
@@ -87,7 +92,8 @@ def calibrate(
         "layers": list(winner.kept),
         "evidence": evidence,
         "candidates": tried,
-        "healing": {"attention": winner.candidate.attention, "later": winner.candidate.later, **score},
+        "healing": {"attention": winner.candidate.attention, "later": winner.candidate.later, **score}
+        | ({"local": local} if local else {}),
         "decisions": winner.record,
         "changed_tensors": len(winner.edits),
         "seconds": round(time.monotonic() - started, 1),
@@ -134,6 +140,8 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any
     if criterion != "auto" or after.depth <= HALF * before.depth:  # far from it, spacing is the worst
         sets["even"] = drop_layers.evenly_per_stage(before, after, period)
         sets["last-of-each"] = drop_layers.evenly_per_stage(before, after, period, last=True)
+    if criterion == "auto":
+        sets |= choose_layers.blocks(evidence, period)
     found = [c for c in candidates(criterion, sets) if not drop_layers.misplaced(ground.source, c.kept)]
     if not found:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
@@ -153,6 +161,8 @@ def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:
     if not ground.heals or ground.source.architecture.norm != "pre":
         return [best]
     found = ways(best)
+    if ground.options.grows and best.kept != tuple(range(ground.plan.before.depth)):
+        return [way for way in found if not way.later]  # the local fit does what refits of later layers do, and more
     if all(is_near(ground.plan, i) for i in best.kept):  # every layer is healed in any case
         found = [way for way in found if not way.later]
     return found
@@ -169,9 +179,11 @@ def finalists(chosen: list[Candidate], scores: list[float]) -> list[Candidate]:
 
 def compete(
     ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[dict[str, Any]]
-) -> tuple[Student, dict[str, Any]]:
-    """Carry out the candidates side by side; the best on the guard stays, the changes of the others are let go."""
-    students = [Student(ground, view, c, edits_folder(ground.options, held)) for c in chosen]
+) -> tuple[Student, dict[str, Any], Stream]:
+    """Carry out the candidates side by side. The best on the guard stays, with its score and the teacher's stream of
+    the guard behind the last block; the changes of the others are let go.
+    """
+    students = [Student(ground, view, c, edits_in(ground.options.scratch, held)) for c in chosen]
     teacher = walk(ground, view, students)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
     tried += [asdict(s.candidate) | score | {"data": view.seen} for s, score in zip(students, scores, strict=True)]
@@ -179,11 +191,7 @@ def compete(
     for i, student in enumerate(students):
         if i != best:
             student.edits.close()
-    return students[best], scores[best]
-
-
-def edits_folder(options: Options, held: ExitStack) -> Edits:
-    return Edits(held.enter_context(scratch(options.scratch)))
+    return students[best], scores[best], teacher
 
 
 def walk(ground: Ground, view: View, students: list[Student]) -> Stream:

@@ -27,6 +27,7 @@ from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
 from leansurgeon.surgery.walk.changes import ranges
 
 Masks = Sequence[Tensor | None]
+BLOCKS = 40  # contiguous blocks that are tried at most
 Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
 
 
@@ -155,6 +156,18 @@ def by_angle(found: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -
         for start, size in zip(later[rank][1], sizes, strict=True):
             gone.update(range(start, start + size))
     return without(found.stages, gone)
+
+
+def blocks(found: Evidence, period: int = 1, most: int = BLOCKS) -> dict[str, tuple[int, ...]]:
+    """Every contiguous block that may go, where one stage alone loses layers: its first layer in words, and the layers
+    that stay. The angle only orders them, and leaves out what is beyond the first `most`.
+    """
+    losing = [(stage, n) for stage, n in zip(found.stages, found.lost, strict=True) if n]
+    if len(losing) != 1:
+        return {}
+    stage, n = losing[0]
+    ordered = sorted((cost, start) for (start,), cost in placings(found, stage, [n], period) if start > stage.start)
+    return {f"block {i}-{i + n - 1}": without(found.stages, set(range(i, i + n))) for _, i in ordered[:most]}
 
 
 def placings(found: Evidence, stage: range, sizes: list[int], period: int) -> list[tuple[tuple[int, ...], float]]:

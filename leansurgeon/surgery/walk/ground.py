@@ -21,6 +21,7 @@ from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.data.batches import Batch, inner
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Shape
+from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.walk.changes import is_near
 
@@ -31,15 +32,25 @@ PARTS = ("fit", "guard")
 @dataclass(frozen=True)
 class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
-    names them; `heal` refits; `fit` is the number of local fitting steps per layer.
+    names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
+    `heal_time` seconds); `fit` is the number of local fitting steps per layer.
     """
 
     criterion: str = "auto"
     keep: tuple[int, ...] | None = None
-    heal: bool = True
+    heal: str | bool = "closed"
     fit: int = 0
     device: str = "cpu"
     scratch: Path | None = None
+    heal_time: float | None = None
+
+    @property
+    def refits(self) -> bool:
+        return healing(self.heal) != "none"
+
+    @property
+    def grows(self) -> bool:
+        return healing(self.heal) == "local"
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ class Ground:
         """Whether there is anything to heal."""
         layers = range(self.plan.before.depth)
         changed = self.plan.before.depth != self.plan.after.depth or any(is_near(self.plan, i) for i in layers)
-        return self.options.heal and changed
+        return self.options.refits and changed
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""

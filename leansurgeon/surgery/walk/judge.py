@@ -26,11 +26,14 @@ def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream
     for b, batch in enumerate(view.batches["guard"]):
         mask = view.masks["guard"][b]
         target = output(teacher, b)
+        said = None  # the teacher's log probabilities, the same for all students
         for student, tally in zip(students, tallies, strict=True):
             logits = output(student, b)
             labelled = teacher.predicts and not regression and classes_of(logits, batch)
             score = ground.calibration.score(logits, batch) if labelled else None
-            tally.add(logits, target, mask, score)
+            if score is not None and said is None:
+                said = torch.log_softmax(flat(target, mask).float(), -1)
+            tally.add(logits, target, mask, score, said)
     return [tally.as_dict() for tally in tallies]
 
 
@@ -58,15 +61,24 @@ class Tally:
     scored: float = 0.0
     predicts: bool = True  # every batch has had a score
 
-    def add(self, logits: Tensor, target: Tensor, mask: Tensor | None, score: tuple[float, float] | None) -> None:
-        """One batch; `score` is loss sum and count, None where the outputs are no predictions of its labels."""
+    def add(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        mask: Tensor | None,
+        score: tuple[float, float] | None,
+        said: Tensor | None,
+    ) -> None:
+        """One batch; `score` is loss sum and count, None where the outputs are no predictions of its labels; `said`
+        then are the log probabilities of `target` at the real tokens.
+        """
         self.predicts &= score is not None
         a, b = (flat(x, mask) for x in (logits, target))
         rows = max(1, 2**22 // a.shape[-1])
-        for x, y in zip(a.split(rows), b.split(rows), strict=True):
+        for start, (x, y) in enumerate(zip(a.split(rows), b.split(rows), strict=True)):
             if self.predicts:
-                p, q = torch.log_softmax(y.double(), -1), torch.log_softmax(x.double(), -1)
-                self.divergence += float((p.exp() * (p - q)).sum())
+                p, q = said[start * rows : (start + 1) * rows], torch.log_softmax(x.float(), -1)
+                self.divergence += float((p.exp() * (p - q)).sum(-1).double().sum())
             self.error += float(relative_error(y, x).sum())
         self.rows += len(a)
         if score:

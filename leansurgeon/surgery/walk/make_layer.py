@@ -171,7 +171,7 @@ def split(
         targets_BTW=attention_goals(lesson, work) if lesson.layer == kept else None,
         score_scale=canonical.score_scale(source, number),
         score_gain=None if canonical.scale_is_derived(source) else 1.0,
-        ridge=RIDGE if ground.options.heal else None,
+        ridge=RIDGE if ground.options.refits else None,
         refine=REFINE if ground.options.fit else 0,
     )
     stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,35 +18,13 @@ from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_o
 from leansurgeon.surgery.refit.heal_block import Norm, Samples, Site
 from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
+from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import Ground, Lesson, View
+from leansurgeon.surgery.walk.grow import marks
 from leansurgeon.surgery.walk.make_fused import make_fused
 from leansurgeon.surgery.walk.make_layer import make
 from leansurgeon.surgery.write.apply import Transfer
 from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
-
-
-class Edits(Mapping[str, np.ndarray]):
-    """Changed tensors of the result in float32, by file name, on disk. `close` removes them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.files = folder, {}
-
-    def put(self, name: str, values: np.ndarray) -> None:
-        file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
-        np.save(file, np.ascontiguousarray(values, np.float32))
-        self.files[name] = file
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return np.load(self.files[name], mmap_mode="r")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Student:
@@ -73,11 +50,23 @@ class Student:
         self.record: list[dict[str, Any]] = []
         self.ends = ends(self.kept, plan.before)
         self.behind_gap = behind_gap(self.kept, plan.before)
+        self.last_healed = self.last_to_heal()
+        grows = ground.options.grows and view.seen == "all"
+        self.marks = marks(self.kept, self.ends, self.behind_gap, ground) if grows else []
 
     @property
     def until(self) -> int | None:
         """The source layer behind which the next new layer stands."""
         return self.ends[self.at] if self.at < len(self.kept) else None
+
+    def last_to_heal(self) -> int:
+        """The last new layer that is made or refitted (-1: none); behind it only the guard is looked at."""
+        firsts = [j for j, kept in enumerate(self.kept) if self.is_cut(j) or is_near(self.ground.plan, kept)]
+        return len(self.kept) - 1 if firsts and self.candidate.later else max(firsts, default=-1)
+
+    def is_cut(self, at: int) -> bool:
+        """Whether a new layer stands for more than its own source layer, or behind a gap."""
+        return self.ends[at] != self.kept[at] or self.kept[at] in self.behind_gap
 
     def tensors(self, layer: int) -> dict[str, np.ndarray]:
         """The tensors of a new layer as `apply` would write them without calibration."""
@@ -99,31 +88,52 @@ class Student:
 
     def take(self, lesson: Lesson) -> None:
         """Make the next new layer; `lesson` is what the teacher shows at the last layer that it stands for."""
-        kept, layer = self.kept[self.at], lesson.layer
+        kept = self.kept[self.at]
         if kept in self.behind_gap:
             self.faithful = False
-        cut = kept != layer or kept in self.behind_gap
+        cut = self.is_cut(self.at)
         near = is_near(self.ground.plan, kept)
+        self.mark(lesson)
         if self.faithful and not cut and not near:
             outputs = lesson.outputs  # nothing has changed what this layer computes
             self.keep_split()
         else:
             self.cut |= cut
-            outputs = self.heal(lesson, kept, cut, near)
+            made = cut or near or self.heals(cut, near)
+            outputs = self.heal(lesson, kept, cut, near) if made else self.pass_through()
         self.faithful = outputs is lesson.outputs
-        for part, hidden in outputs.items():
-            self.streams[part].advance(list(hidden))
+        if self.at >= self.last_healed:
+            self.streams.pop("fit", None)
+        for part, stream in self.streams.items():
+            stream.advance(list(outputs[part]))
         self.at += 1
 
+    def mark(self, lesson: Lesson) -> None:
+        """Note what a local fit around the cuts will need."""
+        for mark in self.marks:
+            if mark.first == self.at:
+                mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
+            if self.at in mark.ends:
+                mark.goals[self.at] = lesson.outputs
+
+    def pass_through(self) -> Mapping[str, list[Tensor]]:
+        """What the next layer gives as it is, with nothing to heal."""
+        self.skeleton.fill(self.at, self.tensors(self.at))
+        outputs = {part: stream.run(self.at) for part, stream in self.streams.items()}
+        self.skeleton.empty(self.at)
+        check_finite(outputs["guard"], f"behind new layer {self.at}")
+        self.keep_split()
+        return outputs
+
     def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
-        """Make, refit and fit the next layer; what it gives by part. Behind the last only the guard is looked at."""
+        """Make, refit and fit the next layer; what it gives by part."""
         options = self.ground.options
         plain = self.fill_plain()
         samples = {
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks[part])
             for part, stream in self.streams.items()
         }
-        site = Site(self.at, samples["fit"], samples["guard"])
+        site = Site(self.at, samples["fit"], samples["guard"], exact=self.view.seen == "all")
         decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": lesson.layer}
         if kept in self.candidate.fused or near:
             decided |= self.make(lesson, site, kept)
@@ -134,15 +144,14 @@ class Student:
         if options.fit and (cut or near):
             with torch.enable_grad():
                 decided["fit"] = local_fit.fit_block(site, options.fit)
-        last = self.at + 1 == len(self.kept)
-        outputs = {part: s.stream.run(self.at, s.hidden) for part, s in samples.items() if part == "guard" or not last}
+        parts = [part for part in samples if part == "guard" or self.at < self.last_healed]
+        outputs = {part: samples[part].stream.run(self.at, samples[part].hidden) for part in parts}
         for found in outputs.values():
             check_finite(found, f"behind new layer {self.at}")
         decided["error_after"] = round(heal_block.error(site, site.guard, outputs["guard"]), 6)
         self.keep_changes(plain)
         self.skeleton.empty(self.at)
-        if cut or near or healed:
-            self.record.append(decided)
+        self.record.append(decided)
         return outputs
 
     def fill_plain(self) -> dict[str, bytes]:
@@ -155,7 +164,7 @@ class Student:
         others.
         """
         way = cut or self.ground.source.architecture.norm == "pre"
-        return self.ground.options.heal and way and (cut or near or (self.cut and self.candidate.later))
+        return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
     def refit(self, lesson: Lesson, site: Site, cut: bool, near: bool) -> dict[str, Any] | None:
         found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)

@@ -1,0 +1,186 @@
+"""Grow a local fit around the cuts of a finished candidate (`refit.span_fit`), where the model's output gains by it.
+
+During the walk the student notes where it stood before every cut (`Mark`) and what the source gave behind the blocks
+that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept; what the whole model
+says then is held against what it said before on the guard samples, and the better stays. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
+from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
+from leansurgeon.surgery.refit.span_fit import LEAST_GAIN, PHASES, STEP_TOKENS, fit_span
+from leansurgeon.surgery.walk.changes import ranges
+from leansurgeon.surgery.walk.edits import Edits
+from leansurgeon.surgery.walk.ground import PARTS, Ground, View
+from leansurgeon.surgery.walk.judge import judge
+
+
+@dataclass
+class Mark:
+    """One cut of a candidate: the new layer before it, the new layers that may end a span, the student's streams
+    before the first, and what the source gives behind each of the others (known when the walk is over).
+    """
+
+    first: int
+    ends: tuple[int, ...]
+    streams: dict[str, Stream] = field(default_factory=dict)
+    goals: dict[int, Mapping[str, list[Tensor]]] = field(default_factory=dict)
+
+
+def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Ground) -> list[Mark]:
+    """The cuts of a candidate whose new layer j stands for source layers `kept[j]` to `until[j]`; `gaps` are kept
+    layers that stand behind a gap at the start of their stage. A span reaches no other cut and no other stage.
+    """
+    cuts = [j for j, (start, end) in enumerate(zip(kept, until, strict=True)) if start != end or start in gaps]
+    found = []
+    for number, first in enumerate(cuts):
+        stage = next(s for s in ranges(ground.plan.after) if first in s)
+        limit = min(stage.stop, cuts[number + 1] if number + 1 < len(cuts) else stage.stop) - 1
+        ends = range(first + 1, limit + 1, 2) if limit > first else (first,)
+        found.append(Mark(first, tuple(ends)[: len(PHASES)]))
+    return found
+
+
+class Growing:
+    """The local fit of one candidate. `plain(layer)` gives a new layer's tensors as they are written without edits."""
+
+    def __init__(self, ground: Ground, view: View, student: Any, edits: Edits, clock: Clock) -> None:
+        self.ground, self.view, self.student, self.edits, self.clock = ground, view, student, edits, clock
+        self.skeleton = student.skeleton
+
+    def fill(self, layer: int) -> None:
+        """A block of the result with all that was changed so far."""
+        tensors = self.student.tensors(layer)
+        for held in (self.student.edits, self.edits):
+            tensors |= {name: held[name] for name in tensors if name in held}
+        self.skeleton.fill(layer, tensors)
+
+    def advance(self, stream: Stream, until: int) -> Stream:
+        """The stream behind the blocks before `until`; the stream that is given stays where it is."""
+        stream = copy(stream)
+        while stream.at < until:
+            layer = stream.at
+            self.fill(layer)
+            stream.advance(stream.run())
+            self.skeleton.empty(layer)
+        return stream
+
+    def run(self) -> list[dict[str, Any]]:
+        """Fit around every cut, from the first to the last; the numbers."""
+        record, behind = [], None
+        for mark in self.student.marks:
+            if behind is not None:  # an earlier cut has changed what stands before this one
+                mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
+            record.append({"first": mark.first, "spans": self.grow(mark)})
+            behind = mark
+        return record
+
+    def grow(self, mark: Mark) -> list[dict[str, Any]]:
+        """Fit the span of one cut, longer and longer while the guard gains."""
+        pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
+        filled: list[int] = []
+        found: list[dict[str, Any]] = []
+        for phase, end in zip(PHASES, mark.ends, strict=False):
+            while len(filled) <= end - mark.first:
+                self.fill(mark.first + len(filled))
+                filled.append(mark.first + len(filled))
+            fitted = self.fit(filled, {part: p.examples(mark.goals[end][part]) for part, p in pieces.items()}, phase)
+            self.ground.say(
+                f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
+                f"{fitted.before:.4f} before, {min(fitted.before, fitted.after):.4f} now"
+            )
+            found.append({"until": end, **fitted.as_dict()})
+            if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
+                break
+        for layer in filled:
+            for name, values in self.skeleton.read(layer).items():
+                if name in self.student.outs:
+                    self.edits.put(name, values)
+            self.skeleton.empty(layer)
+        return found
+
+    def fit(self, layers: list[int], examples: dict[str, list[Example]], phase: Any) -> Fitted:
+        def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
+            for layer in layers:
+                hidden = stream.call(batch, hidden, layer)
+            return hidden
+
+        parameters = [p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1]
+        with torch.enable_grad():
+            return fit_span(forward, parameters, examples["fit"], examples["guard"], phase, self.clock.part(0.5))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Samples of one part in pieces of about STEP_TOKENS tokens: the hidden states before a span, and masks."""
+
+    stream: Stream
+    sizes: list[list[int]]  # rows of the pieces of every batch
+    hidden: list[Tensor]
+    masks: list[Tensor | None]
+
+    @classmethod
+    def of(cls, growing: Growing, mark: Mark, part: str) -> Pieces:
+        batches, before = growing.view.batches[part], mark.streams[part]
+        sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
+        small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]
+        masks = [growing.ground.calibration.mask(batch) for batch in small]
+        return cls(Stream(growing.skeleton, small), sizes, split(before.hidden, sizes), masks)
+
+    def examples(self, goals: list[Tensor]) -> list[Example]:
+        parts = zip(self.hidden, split(goals, self.sizes), self.masks, strict=True)
+        return [Example(h, goal, mask, {"stream": self.stream, "batch": b}) for b, (h, goal, mask) in enumerate(parts)]
+
+
+def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
+    """Rows of the pieces of a batch. A batch whose hidden states are not rows of samples stays whole."""
+    rows = rows_of(batch)
+    if hidden.dim() < 3 or len(hidden) != rows:
+        return [rows]
+    each = max(1, STEP_TOKENS * hidden.shape[-1] // hidden[0].numel())
+    return [min(each, rows - start) for start in range(0, rows, each)]
+
+
+def slices(sizes: list[int]) -> list[slice]:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
+    """Hidden states of batches as those of their pieces; what is whole stays as it is."""
+    return [
+        part
+        for state, size in zip(states, sizes, strict=True)
+        for part in (state.split(size) if len(size) > 1 else [state])
+    ]
+
+
+def fit_locally(
+    ground: Ground, view: View, student: Any, teacher: Stream, edits: Edits, score: dict[str, Any]
+) -> dict[str, Any]:
+    """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
+    where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
+    """
+    ground.say("Local fit ...")
+    growing = Growing(ground, view, student, edits, Clock(ground.options.heal_time))
+    spans = growing.run()
+    first = student.marks[0]
+    behind = growing.advance(first.streams["guard"], ground.plan.after.depth)
+    (now,) = judge(ground, view, teacher, [behind])
+    kept = now["judged_by"] < score["judged_by"]
+    if kept:
+        for name in edits:
+            student.edits.put(name, edits[name])
+    edits.close()
+    return {"cuts": spans, "kept": kept, "before": score["judged_by"], "after": now["judged_by"],
+            "score": now if kept else score}  # fmt: skip

@@ -1,0 +1,161 @@
+"""The growing local fit: what it gains on samples it has not seen, when it stops, and what it leaves alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery.plan.method import Method, healing
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.refit.local_fit import Clock, Example
+from leansurgeon.surgery.refit.span_fit import Phase, fit_span, pace
+from leansurgeon.surgery.shrink import decide
+from leansurgeon.surgery.walk.calibrated import calibrate
+from leansurgeon.surgery.walk.choose_layers import Evidence, blocks
+from leansurgeon.surgery.walk.ground import Ground, Options
+from leansurgeon.surgery.walk.grow import marks, row_sizes, split
+from tests.surgery.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path):  # noqa: F811
+    folder, data = trained(family)
+    closed, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "closed", keep=(0, 1, 3))
+    local, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "local", keep=(0, 1, 3), heal="local")
+    assert error(local, folder, data) < 0.8 * error(closed, folder, data)
+    found = outcome.record["healing"]["local"]
+    assert (
+        found["kept"] and found["after"] < found["before"] and outcome.record["healing"]["judged_by"] == found["after"]
+    )
+    (at,) = found["cuts"]
+    assert at["first"] == 1 and [span["until"] for span in at["spans"]] == [2]
+    touched = {name.split("layer.")[1][0] if family == "bert" else name.split(".")[2] for name in outcome.edits}
+    assert touched == {"1", "2"}  # the layer before the cut and the one behind it
+
+
+def test_no_time_leaves_the_closed_form_to_the_bit(trained):  # noqa: F811
+    folder, data = trained("gpt2")
+    steps = plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True)
+    found = {}
+    for heal, seconds in (("closed", None), ("local", 0.0)):
+        outcome = calibrate(steps, data, Options(keep=(0, 1, 3), heal=heal, heal_time=seconds))
+        chosen = outcome.record["healing"]
+        found[heal] = {name: np.array(values) for name, values in outcome.edits.items()}, chosen
+        outcome.close()
+    spans = found["local"][1]["local"]["cuts"][0]["spans"]
+    assert [(span["steps"], span["kept"]) for span in spans] == [(0, False)] and not found["local"][1]["local"]["kept"]
+    if found["closed"][1]["later"] is False and found["closed"][1]["attention"] == found["local"][1]["attention"]:
+        assert found["closed"][0].keys() == found["local"][0].keys()
+        assert all(np.array_equal(found["closed"][0][name], found["local"][0][name]) for name in found["closed"][0])
+
+
+def test_a_decided_plan_heals_locally_by_default_and_says_so(trained):  # noqa: F811
+    folder, data = trained("vit")
+    decided = decide(plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), data)
+    assert "local" in decided.record["healing"]
+    assert [o.name for o in decided.plan.operators] == ["drop-layers", "heal", "fit-locally"]
+    decided.close()
+
+
+def test_every_block_is_tried_after_its_refit(trained):  # noqa: F811
+    folder, data = trained("gpt2")
+    outcome = calibrate(plan(open_source(str(folder)), Wanted(layers="2"), calibrated=True), data)
+    tried = [c for c in outcome.record["candidates"] if c["data"] == "part"]
+    assert {(0, 1), (0, 3)} <= {tuple(c["kept"]) for c in tried}  # the blocks 2-3 and 1-2
+    best = min(tried, key=lambda c: c["judged_by"])
+    close = [c["kept"] for c in tried if c["judged_by"] <= 1.05 * best["judged_by"]]
+    assert outcome.layers in [tuple(kept) for kept in close]
+    outcome.close()
+
+
+def test_blocks_are_ordered_by_angle_and_leave_the_first_layer():
+    angle = {(i, 2): cost for i, cost in enumerate((0.1, 0.5, 0.3, 0.4, 0.2))}
+    found = Evidence([0.0] * 6, angle, [2], [range(6)])
+    assert list(blocks(found)) == ["block 4-5", "block 2-3", "block 3-4", "block 1-2"]
+    assert blocks(found)["block 2-3"] == (0, 1, 4, 5) and len(blocks(found, most=2)) == 2
+    assert blocks(replace(found, lost=[2, 1], stages=[range(6), range(6, 9)])) == {}  # two stages lose layers
+
+
+def ground_of(*stages):
+    """A plan's shape after, which is all that marks ask for."""
+    plan = type("Plan", (), {"after": Shape(tuple(Stage(n, 2, 4, 2, 8, 8) for n in stages))})
+    return type("Ground", (), {"plan": plan})
+
+
+def test_spans_end_before_the_next_cut_and_with_their_stage():
+    kept, until = (0, 1, 4, 5, 7, 8, 9), (0, 3, 4, 6, 7, 8, 9)
+    found = marks(kept, until, set(), ground_of(7))
+    assert [(m.first, m.ends) for m in found] == [(1, (2,)), (3, (4, 6))]
+    found = marks((0, 3, 4), (2, 3, 4), set(), ground_of(1, 2))  # the stage ends with the layer before the cut
+    assert [(m.first, m.ends) for m in found] == [(0, (0,))]
+    assert [m.first for m in marks((1, 2), (1, 2), {1}, ground_of(2))] == [0]  # leading layers went
+
+
+def test_pieces_keep_rows_together():
+    batch = {"input_ids": torch.zeros(5, 512, dtype=torch.long)}
+    assert row_sizes(batch, torch.zeros(5, 512, 8)) == [2, 2, 1]
+    assert row_sizes(batch, torch.zeros(40, 64, 8)) == [5]  # hidden states of windows are no rows of samples
+    parts = split([torch.arange(5)[:, None], torch.arange(3)[:, None]], [[2, 2, 1], [3]])
+    assert [p[:, 0].tolist() for p in parts] == [[0, 1], [2, 3], [4], [0, 1, 2]]
+
+
+def test_the_pace_rises_and_falls_in_straight_lines():
+    found = [pace(step, 100) for step in range(100)]
+    assert found[0] == 0.1 and found[9] == found[10] == 1.0 and found[55] == pytest.approx(0.5)
+    assert found[99] == pytest.approx(1 / 90)
+
+
+def linear(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(4, 6, 8, generator=generator)
+    truth = torch.randn(8, 8, generator=torch.Generator().manual_seed(9))
+    return Example(x, x @ truth)
+
+
+def test_a_span_that_does_not_gain_is_put_back_after_a_gentler_try():
+    weight = torch.eye(8)
+    good = fit_span(lambda h: h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(160, 0.05))
+    assert good.kept and good.after < 0.2 * good.before
+    kept = weight.clone()
+    tries = []
+    bad = fit_span(
+        lambda h: tries.append(1) or h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(4, 1e6), Clock()
+    )
+    assert not bad.kept and torch.equal(weight, kept)
+    assert len(tries) == 2 * (4 + 2)  # steps, and the guard before and after, twice
+
+
+def test_the_clock_ends_fitting_early():
+    weight = torch.eye(8)
+    done = fit_span(lambda h: h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(160, 0.05), Clock(0.0))
+    assert done.steps == 0 and torch.equal(weight, torch.eye(8))
+    assert Clock().part(0.5).seconds is None and Clock(0.0).gone >= 1
+    half = Clock(100.0).part(0.5)
+    assert 49 < half.seconds <= 50
+
+
+def test_older_words_for_healing_are_understood():
+    assert [healing(word) for word in (True, False, "local")] == ["closed", "none", "local"]
+    usual = "Method(layers='auto', keep=None, more='add', heal=True, fit=0, balance=False, uncalibrated=False)"
+    assert repr(Method(heal=True)) == repr(Method(heal="closed")) == usual  # finished experiments are known by it
+    assert repr(Method()) != usual
+    with pytest.raises(UsageError, match="none, closed, local"):
+        Method(heal="closd").check(True)
+    with pytest.raises(UsageError, match="--heal-time"):
+        Method(heal="closed", heal_time=60.0).check(True)
+    assert not Options(heal=False).refits and Options().refits and not Options().grows
+
+
+def test_ground_has_no_cuts_to_mark_where_all_layers_stay(trained):  # noqa: F811
+    folder, data = trained("vit")
+    outcome = calibrate(
+        plan(open_source(str(folder)), Wanted(mlp_dim="24"), calibrated=True), data, Options(heal="local")
+    )
+    assert "local" not in outcome.record["healing"]
+    outcome.close()
+    assert Ground(plan(open_source(str(folder)), Wanted(mlp_dim="24"), calibrated=True), data).heals
