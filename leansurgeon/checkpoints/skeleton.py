@@ -65,6 +65,7 @@ class Skeleton:
         self.slots = self._slots(names_in_files(self.model, architecture.library))
         self.blocks = [self._find_block(i) for i in range(self.depth)]
         self.absent: tuple[str, ...] = ()
+        self.work = 0  # tokens that have gone through a block; three times as much where gradients came back
 
     @property
     def depth(self) -> int:

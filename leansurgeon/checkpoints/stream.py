@@ -78,6 +78,7 @@ class Stream:
         on.
         """
         layer = self.at if layer is None else layer
+        self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden)
         return out if isinstance(out, Tensor) else out[0]
 

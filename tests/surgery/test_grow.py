@@ -139,6 +139,21 @@ def test_the_clock_ends_fitting_early():
     assert 49 < half.seconds <= 50
 
 
+def test_work_is_counted_in_passes_of_the_source(trained):  # noqa: F811
+    """One pass through four blocks; of three new layers one is run for its reach, sums and errors."""
+    folder, data = trained("vit")
+    steps = plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True)
+    counted = []
+    for heal in ("none", "closed", "local"):
+        outcome = calibrate(steps, data, Options(keep=(0, 1, 3), heal=heal))
+        counted.append(outcome.record["passes"])
+        outcome.close()
+    assert 1 < counted[0] < 1.5 < counted[1] < 5
+    (fitted,) = outcome.record["healing"]["local"]["cuts"][0]["spans"]
+    batches = 24 + 6  # each one piece
+    assert counted[2] > 1 + 3 * 2 * fitted["steps"] / (4 * batches)
+
+
 def test_older_words_for_healing_are_understood():
     assert [healing(word) for word in (True, False, "local")] == ["closed", "none", "local"]
     usual = "Method(layers='auto', keep=None, more='add', heal=True, fit=0, balance=False, uncalibrated=False)"

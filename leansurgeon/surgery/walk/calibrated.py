@@ -96,6 +96,7 @@ def calibrate(
         | ({"local": local} if local else {}),
         "decisions": winner.record,
         "changed_tensors": len(winner.edits),
+        "passes": round(ground.passes(), 2),
         "seconds": round(time.monotonic() - started, 1),
     }
     return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)

@@ -18,7 +18,7 @@ from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.measure.data.batches import Batch, inner
+from leansurgeon.measure.data.batches import Batch, inner, rows_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import healing
@@ -122,6 +122,18 @@ class Ground:
         layers = range(self.plan.before.depth)
         changed = self.plan.before.depth != self.plan.after.depth or any(is_near(self.plan, i) for i in layers)
         return self.options.refits and changed
+
+    def passes(self) -> float:
+        """What was done so far, in forward passes of the source over the samples to fit and to guard: blocks and tokens
+        counted, embeddings and heads left out, a training step as three passes.
+        """
+        skeletons = [self.teacher, *self.results.values()]
+        skeletons += [vars(self)[name] for name in ("workshop", "wide") if name in vars(self)]
+        batches = [batch for part in PARTS for batch in getattr(self.calibration, part)]
+        first = Stream(self.teacher, batches[:1]).hidden[0]
+        each = first.numel() / first.shape[-1] / rows_of(batches[0])  # tokens of an image
+        tokens = sum(b["input_ids"].numel() if "input_ids" in b else each * rows_of(b) for b in batches)
+        return sum(skeleton.work for skeleton in skeletons) / (self.plan.before.depth * tokens)
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""
