@@ -29,6 +29,7 @@ ORDER = [
     "words",
     "ending",
     "streams",
+    "progress",
 ]
 GROUND = {"models": set(), "tasks": {"errors", "reading"}}
 USES_GROUND = {

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon.errors import plural
+from leansurgeon.progress import duration_text
 from leansurgeon.training.data import feed, order
 from leansurgeon.training.data.limit import Sampled
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.watch.progress import duration_text
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import leansurgeon
+from leansurgeon.progress import duration_text
 from leansurgeon.training import judge
 from leansurgeon.training.evaluate import all_reduced, still_falling
 from leansurgeon.training.processes import engine
@@ -20,7 +21,6 @@ from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.watch import final, speed
-from leansurgeon.training.watch.progress import duration_text
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.progress import phase
 from leansurgeon.training import starting, state
 from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.processes import engine
@@ -45,15 +47,16 @@ def evaluated(run: Run) -> Evaluation:
 def _evaluation(run: Run) -> Evaluation:
     """The evaluation itself. Raises `Diverged`, or where the recipe wants it `RollBack`."""
     train = run.recipe.train
+    batches = math.ceil(run.task.size("eval") / train.eval.batch / run.council.processes)
+    options = {"batch": train.eval.batch, "workers": train.workers}
     try:
-        return evaluate(
-            run.judged,
-            run.task,
-            run.trainer.accelerator,
-            batch=train.eval.batch,
-            check=run.stops.raise_if_asked,
-            workers=train.workers,
-        )
+        with phase("evaluating", batches, "batches/s", run.progress) as advance:
+
+            def before_batch() -> None:
+                run.stops.raise_if_asked()
+                advance()
+
+            return evaluate(run.judged, run.task, run.trainer.accelerator, check=before_batch, **options)
     except Diverged as error:
         if run.history.done and train.nan == "rollback":
             raise guards.RollBack(run.history.done - 1, error.message) from None

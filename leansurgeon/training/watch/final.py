@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import plural
+from leansurgeon.progress import duration_text
 from leansurgeon.training import budget, testing
 from leansurgeon.training.processes.signals import Wish
 from leansurgeon.training.watch import measures
-from leansurgeon.training.watch.progress import duration_text
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run

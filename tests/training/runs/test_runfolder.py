@@ -6,15 +6,17 @@ import errno
 import io
 import json
 import os
+import re
 
 import pytest
 import torch
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.progress import Screen, duration_text, phase, rate_text
 from leansurgeon.training.data import feed
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.watch import memory
-from leansurgeon.training.watch.progress import Progress, duration_text, rate_text
+from leansurgeon.training.watch.progress import Progress
 
 
 def test_a_folder_that_could_not_be_written_leaves_the_old_one(tmp_path):
@@ -102,7 +104,8 @@ def test_progress_rewrites_its_line_on_a_terminal_only():
             progress.step(step, **shown)
         progress.say("evaluated")
         progress.step(20, **shown)
-    assert terminal.getvalue().count("\n") == 1 and terminal.getvalue().count("\r") == 8
+    drawn = terminal.getvalue()
+    assert drawn.count("\r") >= 5 and drawn.index("step 5/20") < drawn.index("evaluated\n")
     lines = file.getvalue().splitlines()
     assert lines == [
         "step 1/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  eta 3m07s",
@@ -119,6 +122,26 @@ def test_progress_rewrites_its_line_on_a_terminal_only():
     Progress(1, stream=quiet, quiet=True).say("nothing")
     assert quiet.getvalue() == ""
     assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
+
+
+def test_a_phase_is_shown_where_it_takes_longer_than_a_moment():
+    for seconds, lines in ((0.1, []), (4.0, ["Evaluating: 3/5  0.2 batches/s  eta 8s"])):
+        now, file = [0.0], io.StringIO()
+        screen = Screen(stream=file, clock=lambda now=now: now[0])
+        with phase("Evaluating", 5, "batches/s", screen) as advance:
+            for _ in range(5):
+                now[0] += seconds
+                advance()
+        assert file.getvalue().splitlines() == lines
+
+
+def test_colours_are_left_out_where_nobody_wants_them(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for wanted in (True, False):
+        monkeypatch.delenv("NO_COLOR", raising=False) if wanted else monkeypatch.setenv("NO_COLOR", "1")
+        terminal = _Terminal()
+        Screen(stream=terminal).show("half", 0.5)
+        assert bool(re.search(r"\x1b\[(?:9\d|3\d)", terminal.getvalue())) == wanted
 
 
 def test_peak_memory_sees_what_was_held_and_freed():
