@@ -284,7 +284,9 @@ def test_ticks_are_few_and_inside(low, high):
     assert 1 <= len(found) <= 6 and all(low - 1e-12 <= t <= high + 1e-12 for t in found)
 
 
-@pytest.mark.parametrize("low, high", [(23, 1200), (1e-4, 2.5), (0.9, 1.1), (25, 90), (1e3, 1e12)], ids=str)
+@pytest.mark.parametrize(
+    "low, high", [(23, 1200), (1e-4, 2.5), (0.9, 1.1), (25, 90), (1e3, 1e12), (1e300, 1.7e308)], ids=str
+)
 def test_log_ticks_are_few_and_near(low, high):
     found = log_ticks(low, high)
     assert 2 < len(found) <= 12 and all(low / 1.11 <= t <= high * 1.11 for t in found)
