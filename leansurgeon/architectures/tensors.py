@@ -153,7 +153,15 @@ def fill(pattern: str, stage: int) -> str:
 
 
 # Constants that older libraries saved with the weights; today's compute them, so they are left out.
-BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "position_ids", "embeddings.token_type_ids")
+BUFFERS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    "rotary_emb.inv_freq",
+    "position_ids",
+    "embeddings.token_type_ids",
+)
 
 
 def is_count(value: object) -> bool:
