@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.weights import Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
-from leansurgeon.surgery.refit.span_fit import LEAST_GAIN, PHASES, STEP_TOKENS, fit_span
+from leansurgeon.surgery.refit.span_fit import LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
 from leansurgeon.surgery.walk.changes import ranges
 from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
@@ -51,10 +54,23 @@ def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Gro
     return found
 
 
-class Growing:
-    """The local fit of one candidate. `plain(layer)` gives a new layer's tensors as they are written without edits."""
+class Walked(Protocol):
+    """What a finished candidate (`student.Student`) brings: its cuts, its changes, the names of all its tensors, and
+    the tensors of a new layer as they are written without changes.
+    """
 
-    def __init__(self, ground: Ground, view: View, student: Any, edits: Edits, clock: Clock) -> None:
+    skeleton: Skeleton
+    marks: list[Mark]
+    edits: Edits
+    outs: dict[str, Out]
+
+    def tensors(self, layer: int) -> dict[str, np.ndarray]: ...
+
+
+class Growing:
+    """The local fit of one candidate; what it changes goes to `edits`."""
+
+    def __init__(self, ground: Ground, view: View, student: Walked, edits: Edits, clock: Clock) -> None:
         self.ground, self.view, self.student, self.edits, self.clock = ground, view, student, edits, clock
         self.skeleton = student.skeleton
 
@@ -109,7 +125,7 @@ class Growing:
             self.skeleton.empty(layer)
         return found
 
-    def fit(self, layers: list[int], examples: dict[str, list[Example]], phase: Any) -> Fitted:
+    def fit(self, layers: list[int], examples: dict[str, list[Example]], phase: Phase) -> Fitted:
         def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
             for layer in layers:
                 hidden = stream.call(batch, hidden, layer)
@@ -166,7 +182,7 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 
 
 def fit_locally(
-    ground: Ground, view: View, student: Any, teacher: Stream, edits: Edits, score: dict[str, Any]
+    ground: Ground, view: View, student: Walked, teacher: Stream, edits: Edits, score: dict[str, Any]
 ) -> dict[str, Any]:
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
