@@ -128,3 +128,9 @@ def test_what_cannot_be_is_one_sentence(arguments, code, says, leansurgeon, save
     found, out, err = leansurgeon("heads", *given.split())
     assert found == code and says in err and not out, err
     assert "Traceback" not in err and not (tmp_path / "out").exists()
+
+
+def test_data_without_a_name_is_no_data(leansurgeon, saved):
+    folder, _ = saved("vit")
+    code, _, err = leansurgeon("heads", folder, "--data", "")
+    assert code == 2 and "--data" in err

@@ -51,7 +51,7 @@ def data_to_measure(
     from leansurgeon.measure.data import calibration, pairs
 
     task = None if named else trained_on(model)
-    if named is None and task is None:
+    if not named and task is None:
         raise UsageError(
             f"{what} needs sample data, and {model} is no run that says what it was trained on.",
             "Give --data: text files, a folder of images, or task:NAME.",
