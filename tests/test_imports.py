@@ -152,3 +152,40 @@ def test_no_command_imports_another():
                 r"from leansurgeon\.cli(?:\.\w+)*? import (\w+)|from leansurgeon\.cli\.(\w+)", path.read_text()
             )
             assert not {name for pair in imported for name in pair if name} & (commands - {path.stem}), path.stem
+
+
+def module_of(path: Path) -> str:
+    parts = ("leansurgeon", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_circle_ties_files_to_each_other():
+    """Every import counts, also one inside a function or for types alone; the standard library finds the circles."""
+    from graphlib import CycleError, TopologicalSorter
+
+    modules = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    found.add(whole if whole in modules else node.module)
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        graph[name] = (found & set(modules)) - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+FULL = 16  # files a person can look over; one family a file is another matter
+FAMILIES = {PACKAGE / "architectures", PACKAGE / "models"}
+
+
+def test_no_folder_is_too_full():
+    folders = {path.parent for path in PACKAGE.rglob("*.py")} - FAMILIES
+    full = {str(f.relative_to(PACKAGE)): n for f in folders if (n := len(list(f.glob("*.py")))) > FULL}
+    assert not full

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from leansurgeon.architectures.tensors import Config
+from leansurgeon.architectures.tensors import Blocks, Config, Tensor
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Shape
-
-if TYPE_CHECKING:
-    from leansurgeon.architectures.base import Architecture
 
 NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp_dim": ("mlp_dim",)}
 CANNOT = {"depth": "Layers cannot be dropped", "heads": "Heads cannot change", "mlp_dim": "The MLP cannot change"}
@@ -18,7 +15,26 @@ CAN = {"depth": "layers can be dropped", "heads": "heads can change", "mlp_dim":
 ALL_HEADS = "its query and key norms run over all heads"
 
 
-def refusals(architecture: Architecture, *, keeps: bool = True) -> dict[str, str]:
+class Limited(Protocol):
+    """The part of an `Architecture` that is looked at here."""
+
+    @property
+    def block(self) -> tuple[Tensor, ...]:
+        """Tensors of a layer."""
+        ...
+
+    @property
+    def stages(self) -> tuple[Blocks, ...]:
+        """The same for every stage of its own."""
+        ...
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """What the declaration says may not change, and why."""
+        ...
+
+
+def refusals(architecture: Limited, *, keeps: bool = True) -> dict[str, str]:
     """What may not change, and why: what a declaration says, and what follows from the roles of its tensors where the
     result `keeps` what the model has learned.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -15,12 +15,19 @@ from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.units import Trial
-
-if TYPE_CHECKING:
-    from leansurgeon.architectures.infer.explore import Search
+from leansurgeon.architectures.tensors import Config
 
 
-def described(search: Search, stage: Stage, level: Level) -> Stage:
+class Looked(Protocol):
+    """A family that is being looked at (`explore.Search`): its small model, config, levels and names in memory."""
+
+    trial: Trial
+    config: Config
+    levels: list[Level]
+    memory: dict[str, str]
+
+
+def described(search: Looked, stage: Stage, level: Level) -> Stage:
     """Where projections are in memory, what stands before what, and which keys follow the layers."""
     memory, found = search.memory, []
     tables = dict(search.trial.model.named_buffers())
@@ -51,7 +58,7 @@ def described(search: Search, stage: Stage, level: Level) -> Stage:
     )
 
 
-def norm(search: Search, stage: Stage, level: Level) -> str:
+def norm(search: Looked, stage: Stage, level: Level) -> str:
     """ "pre" where a block whose projections say nothing passes on what it receives."""
     sinks = [t for part in (stage.heads, stage.mlp) if part for t in part.sinks]
     if not (stage.heads and stage.mlp):
