@@ -85,10 +85,11 @@ READERS |= {"parquet": ("ParquetFile", "read_schema", "read_table")}
 BETWEEN_OURS = {
     "training/processes/worker.py",
     "training/processes/launch.py",
+    "training/together.py",
     "tasks/long_range/listops_trees.py",
     "tasks/long_range/pathfinder_draw.py",
-    "checkpoints/reload_check.py",
-    "checkpoints/prove.py",
+    "checkpoints/proof/reload_check.py",
+    "checkpoints/proof/prove.py",
     "experiment/side_by_side.py",
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.tensors import Config
-from leansurgeon.checkpoints import trust, unpacked
+from leansurgeon.checkpoints.foreign import trust, unpacked
 from leansurgeon.errors import UnsupportedModel, quoted
 from leansurgeon.reading import jsonfile, modelcard
 

@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 
 from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.checkpoints import trust
+from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.places import without_place
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading import jsonfile

@@ -17,9 +17,10 @@ import torch
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.checkpoints import companions, record, trust
+from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.family import convert_config, write_config
+from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete

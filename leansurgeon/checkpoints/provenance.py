@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import leansurgeon
-from leansurgeon.checkpoints import record, trust, whereabouts
+from leansurgeon.checkpoints import record, whereabouts
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.foreign import trust
+from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
-from leansurgeon.checkpoints.report_numbers import sentence
 from leansurgeon.checkpoints.source import Source
 
 

@@ -22,9 +22,9 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
-from leansurgeon.checkpoints import companions, trust, unpacked
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
+from leansurgeon.checkpoints.foreign import companions, trust, unpacked
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
@@ -295,13 +295,13 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 
 
 def published_crammed_bert(config: Config, weights: Weights) -> bool:
-    from leansurgeon.checkpoints import crammed_bert_layout as layout
+    from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
 
     return layout.recognises(config, weights.shapes)
 
 
 def convert_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
-    from leansurgeon.checkpoints import crammed_bert_layout as layout
+    from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
 
     new_config, tensors = layout.convert(config, weights.float32, list(weights.entries))
     folder = temporary(keep)

@@ -54,7 +54,7 @@ def seed_list(text: str) -> list[int]:
 
 
 def _allow_code(value: bool) -> bool:
-    from leansurgeon.checkpoints import trust
+    from leansurgeon.checkpoints.foreign import trust
 
     return trust.allow(value)
 
@@ -64,7 +64,7 @@ _until_the_end = ExitStack()
 
 def hold(folder: Path, *, force: bool) -> None:
     """Refuse an output that is not free, and keep its name for this command until it ends."""
-    from leansurgeon.checkpoints.output import held
+    from leansurgeon.checkpoints.publish.output import held
 
     _until_the_end.enter_context(held(folder, force=force))
 

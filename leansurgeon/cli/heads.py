@@ -155,7 +155,7 @@ def checked(
 
 def check_prune(opened: Source, asked: float, out: Path) -> None:
     """Refuse a cut that cannot be before anything is measured."""
-    from leansurgeon.checkpoints.output import check_apart
+    from leansurgeon.checkpoints.publish.output import check_apart
     from leansurgeon.surgery import prune
 
     check_apart(out, opened.folder)
@@ -211,8 +211,8 @@ def pruned(
 
 def outcome(found: dict[str, Any]) -> list[str]:
     """What --prune has written."""
+    from leansurgeon.checkpoints.proof.report_numbers import sentence
     from leansurgeon.checkpoints.record import Proof
-    from leansurgeon.checkpoints.report_numbers import sentence
     from leansurgeon.report.tables.decided import closing
     from leansurgeon.shape import Shape
 

@@ -16,12 +16,13 @@ import leansurgeon
 from leansurgeon import streams
 from leansurgeon.cli.bench import bench
 from leansurgeon.cli.common import let_go
-from leansurgeon.cli.diff import diff
-from leansurgeon.cli.families import families
 from leansurgeon.cli.heads import heads
 from leansurgeon.cli.help import Command, Group
-from leansurgeon.cli.inspect import inspect
 from leansurgeon.cli.kappa import kappa
+from leansurgeon.cli.look.diff import diff
+from leansurgeon.cli.look.families import families
+from leansurgeon.cli.look.inspect import inspect
+from leansurgeon.cli.look.undo import undo
 from leansurgeon.cli.paper import paper
 from leansurgeon.cli.plan import plan
 from leansurgeon.cli.recipes import recipes
@@ -30,7 +31,6 @@ from leansurgeon.cli.retrain import retrain, sigterm_as_exception
 from leansurgeon.cli.run import run
 from leansurgeon.cli.search import search
 from leansurgeon.cli.shrink import shrink
-from leansurgeon.cli.undo import undo
 from leansurgeon.errors import (
     Diverged,
     Interrupted,

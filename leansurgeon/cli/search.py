@@ -106,7 +106,7 @@ def search(
     The same command goes on with a search that was ended.
     """
     from leansurgeon.checkpoints import digests
-    from leansurgeon.checkpoints.output import check_apart
+    from leansurgeon.checkpoints.publish.output import check_apart
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.charts.render import check as check_plots
     from leansurgeon.search import Budget, Space, cheap, enumerate_shapes

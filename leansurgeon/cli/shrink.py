@@ -162,7 +162,7 @@ def by_parameters(opened: Source, params: str, wanted: Wanted, data: Calibration
 
 def check_before(steps: Plan, folder: Path, *, compare: bool, has_data: bool, writes: bool, force: bool) -> None:
     """Refuse what cannot be written or compared before long work."""
-    from leansurgeon.checkpoints.output import check_apart
+    from leansurgeon.checkpoints.publish.output import check_apart
 
     if compare:
         from leansurgeon.surgery.check.compare import refuse_unlearned
@@ -225,7 +225,7 @@ def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
 
 def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
     """How the result's outputs compare with the source's, and on what data."""
-    from leansurgeon.checkpoints.report_numbers import sentence
+    from leansurgeon.checkpoints.proof.report_numbers import sentence
 
     lines, found, data = [], record.proof.compared, decided.calibration
     if decided.plan.source.learned and decided.plan.init != "fresh":
@@ -256,7 +256,7 @@ def judged_on(name: str, opened: Source, folder: Path, made: SurgeryRecord, seed
     from dataclasses import replace
 
     from leansurgeon.checkpoints import record
-    from leansurgeon.checkpoints.prove import prove
+    from leansurgeon.checkpoints.proof.prove import prove
     from leansurgeon.surgery.shrink import predicts_words
 
     other = sample_data(opened, name, None, None, seed, say)

@@ -118,7 +118,7 @@ def merged(values: list[float | None], depth: int) -> list[float | None]:
 
 def influences(source: Source, data: Calibration) -> list[float]:
     """Influence of every layer, with one block of the source in memory."""
-    from leansurgeon.checkpoints.skeleton import Skeleton
+    from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
     from leansurgeon.surgery.walk import choose_layers
 
     teacher = Skeleton(source.config, source.architecture)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leansurgeon.checkpoints.output import check_apart, output_folder
-from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short

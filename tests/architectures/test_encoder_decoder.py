@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints import load
-from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.inspection import inspect

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from leansurgeon.checkpoints import companions
+from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.model import load
 from leansurgeon.errors import UnsupportedModel
 from tests.support.command_line import leansurgeon

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from leansurgeon.checkpoints import prove, reload_check
+from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.record import Both
 from leansurgeon.errors import LeanSurgeonError
 

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.checkpoints import output
-from leansurgeon.checkpoints.output import output_folder
-from leansurgeon.checkpoints.publish import claim, leftovers, owners, rename
+from leansurgeon.checkpoints.publish import claim, leftovers, output, owners, rename
 from leansurgeon.checkpoints.publish.claim import claimed
+from leansurgeon.checkpoints.publish.output import output_folder
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
 
@@ -126,7 +125,7 @@ def test_a_failed_swap_leaves_the_old_one(tmp_path, monkeypatch):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from leansurgeon.checkpoints.output import output_folder
+from leansurgeon.checkpoints.publish.output import output_folder
 with output_folder(Path(sys.argv[1])) as aside:
     (aside / "half").write_text("x")
     print("ready", flush=True)

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from leansurgeon.architectures import timm_models
 from leansurgeon.architectures.timm_vit import TIMM_VIT
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.model import initialise, load, save_model
-from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from tests import conftest
 from tests.surgery import test_timm_families as timm_families

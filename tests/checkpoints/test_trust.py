@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.checkpoints import load, trust
+from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from tests.support.command_line import leansurgeon

@@ -196,7 +196,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
 def test_an_output_that_the_system_refuses_is_one_sentence(tmp_path):
     """/proc takes no folders, and a file-size limit stops a write half-way."""
-    from leansurgeon.checkpoints.output import output_folder
+    from leansurgeon.checkpoints.publish.output import output_folder
 
     for path, says in (("/proc/nowhere/out", "cannot be made"), (tmp_path / ("x" * 300), "File name too long")):
         with pytest.raises(LeanSurgeonError, match=says), output_folder(Path(path)):
@@ -211,7 +211,7 @@ def test_an_output_that_the_system_refuses_is_one_sentence(tmp_path):
 
 
 def test_an_output_folder_is_absent_or_complete(tmp_path):
-    from leansurgeon.checkpoints.output import output_folder
+    from leansurgeon.checkpoints.publish.output import output_folder
 
     with pytest.raises(RuntimeError), output_folder(tmp_path / "out") as aside:
         (aside / "half").write_text("x")

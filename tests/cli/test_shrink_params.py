@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from leansurgeon.checkpoints import reload_check
+from leansurgeon.checkpoints.proof import reload_check
 from leansurgeon.errors import UsageError
 from leansurgeon.search.choose import budget_of
 from tests.support import strangers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints import crammed_bert_layout as layout
+from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.models.crammed_bert import (
     CrammedBertConfig,

@@ -22,7 +22,8 @@ import transformers
 from transformers import ViTForImageClassification  # noqa: F401 (once for every forked process)
 
 import leansurgeon.training.train  # noqa: F401
-from leansurgeon.checkpoints import digests, prove, record
+from leansurgeon.checkpoints import digests, record
+from leansurgeon.checkpoints.proof import prove
 from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.cli.main import main

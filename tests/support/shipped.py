@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 ROOM = "leansurgeon/models"
-LIST = ROOT / "leansurgeon" / "checkpoints" / "shipped.json"
+LIST = ROOT / "leansurgeon" / "checkpoints" / "foreign" / "shipped.json"
 
 
 def versions() -> dict[str, list[str]]:

@@ -146,7 +146,7 @@ def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from leansurgeon.checkpoints import output, weights
+from leansurgeon.checkpoints import weights; from leansurgeon.checkpoints.publish import output
 from leansurgeon.checkpoints.publish import durable, leftovers
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.planning import plan

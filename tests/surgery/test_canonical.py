@@ -171,7 +171,7 @@ def test_heads_in_another_order_change_nothing(key, tmp_path):
     turned = replace(layer, attention=replace(a, o=a.o[:, q], **moved))
     packed = pack(turned, Reshaped(source, source.architecture, source.shape), 0)
     assert not all(np.array_equal(packed[n], values) for n, values in of_layer(source, 0).items())
-    from leansurgeon.checkpoints.stream import Stream
+    from leansurgeon.checkpoints.blockwise.stream import Stream
 
     stream = Stream(skeleton, batches(source, model))
     outs = []

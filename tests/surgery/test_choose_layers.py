@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from leansurgeon.checkpoints.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.surgery.walk import choose_layers
 from tests.conftest import architecture, build
 

@@ -10,11 +10,11 @@ import pytest
 
 from leansurgeon import architectures
 from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.reshaped import Reshaped
-from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.checkpoints.weights import Out, write
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.layer.canonical import pack, unpack

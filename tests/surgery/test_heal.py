@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints.skeleton import Skeleton
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import Diverged
 from leansurgeon.surgery.layer import trim_units
 from leansurgeon.surgery.refit import block, heal, heal_block

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints import load, prove, reload_check
+from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import evenly

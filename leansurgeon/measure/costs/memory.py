@@ -292,8 +292,8 @@ def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode)
     """The library's model on fake CPU tensors, built without memory; tied parameters stay tied."""
     import torch
 
+    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
     from leansurgeon.checkpoints.model import buildable
-    from leansurgeon.checkpoints.skeleton import built_without_memory
 
     model = built_without_memory(*buildable(config, architecture))
     made: dict[int, Any] = {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.blockwise.skeleton import names_in_files
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
-from leansurgeon.checkpoints.skeleton import names_in_files
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.kappa.blocks import Measured
 from leansurgeon.shape import Stage

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.checkpoints.record import DamagedRecord, Step, SurgeryRecord
-from leansurgeon.checkpoints.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.report.evidence.values import figures, number, numbers, objects, part, text, whole, words
 from leansurgeon.shape import Shape
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from tabulate import tabulate
 
-from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.proof.prove import prove
+from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison
-from leansurgeon.checkpoints.report_numbers import of_comparison, of_source
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration

@@ -20,7 +20,7 @@ from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.architectures.infer import inputs as undeclared
 from leansurgeon.architectures.match import match
 from leansurgeon.checkpoints.model import Loaded, load
-from leansurgeon.checkpoints.reload_check import example
+from leansurgeon.checkpoints.proof.reload_check import example
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.checkpoints.weights import Out, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError

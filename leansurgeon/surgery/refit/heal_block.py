@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.surgery.refit import block as handles
 from leansurgeon.surgery.refit import heal
 from leansurgeon.surgery.refit.block import add_to, flat, inputs_of, way_back

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Shape

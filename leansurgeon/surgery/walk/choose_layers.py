@@ -19,8 +19,8 @@ from math import pi
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.skeleton import Skeleton
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.refit.block import check_finite, flat, relative_error

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.reshaped import Reshaped
-from leansurgeon.checkpoints.skeleton import Skeleton
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.stream import Stream
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.data.batches import Batch, inner, rows_of
 from leansurgeon.measure.data.calibration import Calibration

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.skeleton import Skeleton
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.weights import Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted

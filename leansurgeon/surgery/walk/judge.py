@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.measure.data.batches import Batch
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.walk.ground import Ground, View

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leansurgeon.checkpoints.stream import Stream
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.layer import canonical, fuse_layers

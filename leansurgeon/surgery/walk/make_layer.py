@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.checkpoints.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.layer import canonical, split_heads, trim_units
 from leansurgeon.surgery.refit import block, heal, heal_block

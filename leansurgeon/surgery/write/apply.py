@@ -14,8 +14,8 @@ import numpy as np
 
 from leansurgeon.architectures.base import Config, TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
-from leansurgeon.checkpoints import companions
 from leansurgeon.checkpoints.family import write_config
+from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError

@@ -17,13 +17,14 @@ import numpy as np
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
-from leansurgeon.checkpoints import companions, whereabouts
+from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.config import check_kinds
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
-from leansurgeon.checkpoints.output import check_apart, output_folder
-from leansurgeon.checkpoints.prove import prove
+from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord, Taker
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source, unchanged

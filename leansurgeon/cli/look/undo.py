@@ -28,7 +28,7 @@ def undo(
     The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
     cannot be undone, and a model that was trained after surgery neither.
     """
-    from leansurgeon.checkpoints.output import check_apart
+    from leansurgeon.checkpoints.publish.output import check_apart
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.write.undo import carry_out, plan_undo

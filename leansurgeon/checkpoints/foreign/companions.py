@@ -11,7 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
-from leansurgeon.checkpoints import trust
+from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading import jsonfile
 

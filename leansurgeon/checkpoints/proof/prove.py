@@ -16,8 +16,8 @@ from typing import Any
 import leansurgeon
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
-from leansurgeon.checkpoints import trust
 from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.errors import LeanSurgeonError, disk_is_full

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from leansurgeon.checkpoints import companions
+from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.publish.claim import claimed
 from leansurgeon.checkpoints.publish.durable import give_mode, sync, sync_tree
 from leansurgeon.checkpoints.publish.leftovers import REPLACED, UNFINISHED, beside, unfinished

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.checkpoints.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
 HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
