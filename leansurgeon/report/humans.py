@@ -24,6 +24,7 @@ class Spread:
         return (self.sd or 0.0) / math.sqrt(self.n)
 
     def as_dict(self) -> dict[str, float | int | None]:
+        """Mean, standard deviation (None for one value) and count, for JSON."""
         return {"mean": self.mean, "sd": self.sd, "n": self.n}
 
 

@@ -47,6 +47,7 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
 
 
 def of_quality(section: Section) -> list[Note]:
+    """Notes on the metric: which step it is of, its spread, and unequal lengths of training."""
     found = [Note(said, "quality", caveat=True) for said in longer_training(section)]
     said = []
     if section.task:
@@ -94,6 +95,7 @@ def expected_text(one: Expected, section: Section) -> str:
 
 
 def of_kappa(found: list[Kappa], by_layer: bool) -> list[Note]:
+    """Notes on how the condition numbers were measured: precision, samples, what is averaged."""
     if not found:
         return []
     first = found[0]
@@ -125,6 +127,7 @@ def of_kappa(found: list[Kappa], by_layer: bool) -> list[Note]:
 
 
 def of_memory(rows: list[Row]) -> list[Note]:
+    """What the memory column means; a caveat where rows of a CPU and of a GPU stand together."""
     kinds = {row.on_gpu for row in rows}
     if len(kinds) > 1:
         said = "Memory is of two kinds, not comparable: CPU, peak RSS of the process; GPU, allocator's peak."

@@ -42,6 +42,7 @@ class Verdict:
     needed: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """The verdict as it stands in the JSON document."""
         return asdict(self)
 
 

@@ -32,4 +32,5 @@ def names(found: Sequence[Section]) -> list[str]:
 
 
 def stem(name: str) -> str:
+    """Name of a chart's file without its ending: all but word characters, dots and dashes become a dash."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")

@@ -74,6 +74,7 @@ class Chart:
 
 
 def data(rows: Sequence[dict[str, Any]]) -> alt.Data:
+    """Rows as inline Vega-Lite data, so that a drawing needs no file beside it."""
     import altair as alt
 
     return alt.Data(values=list(rows))
@@ -207,6 +208,7 @@ def ranges(rows: list[dict[str, Any]], place: dict[str, Any], colour: alt.Color)
 
 
 def joined(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
+    """One line chart over the rows marked `joined`; empty where there is none to draw."""
     import altair as alt
 
     some = [row for row in rows if row["joined"]]

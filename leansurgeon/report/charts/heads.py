@@ -43,6 +43,7 @@ def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
 
 
 def layer_name(attention: Attention, stages: int) -> str:
+    """A layer's number counted from 1, with its stage's before a dot where the model has several stages."""
     layer = str(attention.layer + 1)
     return f"{attention.stage + 1}.{layer}" if stages > 1 and attention.kind == "self" else layer
 
@@ -64,4 +65,5 @@ def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
 
 
 def labels(study: HeadStudy) -> str:
+    """Vega expression of the score's axis: per cent for accuracy, plain numbers for all else."""
     return PERCENT if study.score == "accuracy" else PLAIN

@@ -30,4 +30,5 @@ def form(style: int) -> int:
 
 
 def colour(style: int) -> str:
+    """Hex colour of a style's number in the light scheme; styles beyond the palette begin again."""
     return LIGHT[f"c{style % SERIES}"]

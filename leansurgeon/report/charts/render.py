@@ -45,6 +45,7 @@ GROUPS = ("axis", "legend", "group mark container", "title", "line mark containe
 
 
 def drawn(drawing: object) -> str:
+    """The drawing as the text of an SVG file."""
     file = io.StringIO()
     drawing.save(file, format="svg")
     return file.getvalue()

@@ -46,6 +46,7 @@ class Axis:
         )
 
     def axis(self, values: Sequence[float] | None = None) -> alt.Axis:
+        """Altair's axis with ticks at `values`, or about five of the library's choice."""
         import altair as alt
 
         given = {"values": list(values)} if values is not None else {"tickCount": 5}

@@ -33,6 +33,7 @@ def of_section(section: Section, part: str) -> list[Chart]:
 
 
 def every(section: Section) -> list[Chart]:
+    """All charts of a section, in the order of the page's parts."""
     return [chart for part in OF_SECTION for chart in of_section(section, part)]
 
 
@@ -42,15 +43,18 @@ def styles(section: Section) -> dict[str, int]:
 
 
 def metric_axis(section: Section) -> Axis:
+    """The axis of the task's metric, in per cent where the metric is a share."""
     return Axis(section.task.label, PERCENT if section.task.percent else PLAIN)
 
 
 def with_error(x: float, spread: Spread) -> Point:
+    """A point at the mean over seeds, its bar one standard deviation up and down (none for one seed)."""
     sd = spread.sd or 0.0
     return Point(x, spread.mean, spread.mean - sd, spread.mean + sd)
 
 
 def one(key: str, title: str, says: str, drawing: object) -> list[Chart]:
+    """The chart in a list of its own; no chart where there was nothing to draw."""
     return [Chart(key, title, says, drawing)] if drawing is not None else []
 
 
@@ -92,6 +96,7 @@ def kappa_by_heads(section: Section) -> list[Chart]:
 
 
 def metric_by_parameters(section: Section) -> list[Chart]:
+    """The task's metric against the number of parameters, one point for each row that knows both."""
     known = [row for row in section.rows if row.metric and row.parameters]
     if section.task is None or len(known) < 2:
         return []
@@ -104,6 +109,7 @@ def metric_by_parameters(section: Section) -> list[Chart]:
 
 
 def parameters_by_part(section: Section) -> list[Chart]:
+    """Stacked bars: how each row's parameters divide among embeddings, attention, MLP and the rest."""
     rows = [(row.name, [row.parts.get(key) or 0 for key in PARTS]) for row in section.rows if row.parts]
     names = [{"mlp": "MLP"}.get(key, key) for key in PARTS]
     sums = [f"{sum(values):,}" for _, values in rows]
@@ -126,10 +132,12 @@ def curves_of(section: Section, pick: Callable[[Curve], tuple[tuple[float, float
 
 
 def every_seed(found: list[Series]) -> str:
+    """The words to add when the curves of several seeds stand under one name."""
     return " One line for every seed." if len(found) > len({s.name for s in found}) else ""
 
 
 def metric_by_epoch(section: Section) -> list[Chart]:
+    """The metric on the evaluation samples against epochs, one line for every curve."""
     if section.task is None:
         return []
     found, up = curves_of(section, lambda curve: curve.metric), section.task.higher_is_better
@@ -144,6 +152,7 @@ def metric_by_epoch(section: Section) -> list[Chart]:
 
 
 def loss_by_epoch(section: Section) -> list[Chart]:
+    """The training loss (logarithmic axis) against epochs, one line for every curve."""
     found = curves_of(section, lambda curve: curve.loss)
     says = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
     drawing = lines(found, Axis("epoch"), Axis("training loss", log=True))
@@ -154,10 +163,12 @@ def loss_by_epoch(section: Section) -> list[Chart]:
 
 
 def kappa_by_layer(section: Section) -> list[Chart]:
+    """The condition numbers against layers, a chart for each kind that was measured."""
     return [chart for key, title, says in KAPPA for chart in of_layers(section, key, title, says)]
 
 
 def of_layers(section: Section, key: str, title: str, says: str) -> list[Chart]:
+    """The chart of one figure of `LayerKappa` (`key`) against the layer, one line for every row."""
     look = styles(section)
     found = [
         Series(row.name, tuple(kappa_points(row.kappa.layers, key)), look[row.name])
@@ -170,6 +181,7 @@ def of_layers(section: Section, key: str, title: str, says: str) -> list[Chart]:
 
 
 def kappa_points(layers: tuple[LayerKappa, ...], key: str) -> list[Point]:
+    """The layers at which `key` is known; a lower bound is marked as such."""
     known = [(layer.layer, getattr(layer, key)) for layer in layers]
     return [Point(number, bound.value, bound=not bound.exact) for number, bound in known if bound]
 
@@ -189,6 +201,7 @@ def of_heads(section: Section) -> list[Chart]:
 
 
 def predicted_memory(section: Section) -> list[Chart]:
+    """Stacked bars of the predicted peak memory (bytes), for the rows whose first run has a prediction."""
     known = [(row, prediction_of(row)) for row in section.rows if prediction_of(row)]
     rows = [(row.name, [found.parts[key] for key in predicted.PARTS]) for row, found in known]
     sums = [humans.memory(found.total) for _, found in known]
@@ -198,6 +211,7 @@ def predicted_memory(section: Section) -> list[Chart]:
 
 
 def prediction_of(row: Row) -> predicted.Predicted | None:
+    """The predicted memory of a row's first run, None where it was not rehearsed."""
     return row.runs[0].predicted if row.runs else None
 
 

@@ -50,10 +50,12 @@ class Unfinished:
 
     @property
     def sentence(self) -> str:
+        """How far the run has come, and whether it is still running, in one sentence."""
         how_far = "before its first step" if self.step is None else f"at step {self.step:,}"
         return f"{self.name} {'is being trained, now' if self.running else 'was interrupted'} {how_far}."
 
     def as_dict(self) -> dict[str, Any]:
+        """The run as it stands in the report's JSON document."""
         return {
             "path": str(self.path),
             "name": self.name,
@@ -72,6 +74,7 @@ class Collection:
     problems: list[str] = field(default_factory=list)
 
     def of(self, kind: str) -> list[Entry]:
+        """The entries of one kind, in the order in which they were found."""
         return [e for e in self.entries if e.kind == kind]
 
 

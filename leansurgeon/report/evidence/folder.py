@@ -105,12 +105,14 @@ def recipe_text(run: Path) -> str | None:
 
 
 def experiment_file(run: Path) -> ExperimentFile | None:
+    """The experiment's file beside the run's folder, with the call it records; None without a readable one."""
     path = run.parent / EXPERIMENT
     content = text_of(path) if run != Path() and path.is_file() else None
     return ExperimentFile(path, content, call_in(content)) if content is not None else None
 
 
 def text_of(path: Path) -> str | None:
+    """A file's text; None where it is too large, unreadable or no text."""
     try:
         return files.read_text(path, LARGEST)
     except UsageError:
@@ -118,6 +120,7 @@ def text_of(path: Path) -> str | None:
 
 
 def parsed(content: str) -> Any:
+    """The JSON value in a text, None where it is broken."""
     try:
         return jsonfile.parse(content, "")
     except UsageError:

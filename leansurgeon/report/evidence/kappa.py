@@ -86,14 +86,18 @@ def kappa_of(found: list[Any]) -> Kappa | None:
     limit = ceiling(dtype)
 
     def over(pick: Callable[[Any], Any], key: str, bound: str) -> Bound | None:
+        """The mean over runs of a figure; a lower bound only, where it exceeds what the dtype can tell."""
         merged = _mean_bound([(number(part(pick(k), key)), number(part(pick(k), bound))) for k in found])
         return Bound(merged.value, False) if merged and limit and merged.value > limit else merged
 
     def layer(i: int) -> LayerKappa:
+        """Layer `i`'s figures, averaged over the runs that have such a layer."""
+
         def pick(k: Any) -> Any:
             return k["layers"][i] if len(k["layers"]) > i else None
 
         def mean(key: str) -> float | None:
+            """The mean over runs of a plain figure of this layer."""
             known = spread(number(part(pick(k), key)) for k in found)
             return known.mean if known else None
 
@@ -170,6 +174,7 @@ def as_dict(kappa: Kappa | None) -> dict[str, Any] | None:
         return None
 
     def plain(value: Any) -> Any:
+        """Dicts and values as JSON takes them: an exact bound fills `value`, another one `lower_bound`."""
         if isinstance(value, dict):
             return {key: plain(inner) for key, inner in value.items()}
         if not isinstance(value, Bound):

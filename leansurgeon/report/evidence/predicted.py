@@ -56,6 +56,7 @@ def setting_of(found: Summary) -> tuple[tuple[str, Any], ...] | None:
 
 @cache
 def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Predicted | None:
+    """The peak memory rehearsed from the run's config and setting; None where it cannot be rehearsed."""
     config = jsonfile.read_object_if_whole(place / "config.json")
     if config is None:
         return None

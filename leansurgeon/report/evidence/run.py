@@ -36,6 +36,7 @@ class Task:
 
     @property
     def decimals(self) -> int:
+        """Decimals of a percentage that the number of evaluation samples supports."""
         return 2 if (self.eval_samples or 0) >= 20_000 else 1
 
 
@@ -72,15 +73,18 @@ class Run:
 
     @cached_property
     def curve(self) -> folder.Curve | None:
+        """The curve the training logged; None for a model, or a run without one."""
         found = self.summary
         return folder.curve(self.path, found.seed, found.epochs, found.steps) if self.kind == "run" else None
 
     @cached_property
     def heads(self) -> HeadStudy | None:
+        """The study of heads that lies in the folder, if any."""
         return heads_of(folder.left_by(self.path, folder.HEADS))
 
     @cached_property
     def bench(self) -> Bench | None:
+        """The benchmark that lies in the folder, if any."""
         return bench_of(folder.left_by(self.path, folder.BENCH))
 
     @cached_property
@@ -100,10 +104,12 @@ class Run:
 
 
 def run_of(entry: Entry) -> Run:
+    """What a folder says of itself, be it a model or a training run."""
     return model(entry) if entry.kind == "model" else training(entry)
 
 
 def model(entry: Entry) -> Run:
+    """A model folder, read from its `surgery.json`."""
     after = of_plan(entry.data, "parameters_after")
     return Run(
         path=entry.path,
@@ -146,12 +152,14 @@ def training(entry: Entry) -> Run:
 
 
 def task_of(task: summary.Task) -> Task:
+    """The task as reports name it; what a summary leaves out is shown as a question mark."""
     name, metric = (said or "?" for said in (task.name, task.metric))
     label = task.metric_label or metric
     return Task(name, metric, label, task.higher_is_better, task.percent, task.eval_samples or None)
 
 
 def expected_of(found: Any) -> dict[str, dict[str, float]]:
+    """The expected figures by arm, those that are numbers."""
     arms = found if isinstance(found, dict) else {}
     return {text(arm): known for arm, values in arms.items() if (known := figures(values))}
 
@@ -163,6 +171,7 @@ def of_plan(surgery: Any, key: str) -> Any:
 
 
 def parts_of(found: Any) -> dict[str, int | None] | None:
+    """The number of parameters of each part, None where it is not said."""
     return {key: whole(found.get(key)) for key in PARTS} if isinstance(found, dict) else None
 
 

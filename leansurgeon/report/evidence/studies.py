@@ -75,6 +75,7 @@ def heads_of(found: Any) -> HeadStudy | None:
 
 
 def off(point: dict[str, Any], score: str) -> Off | None:
+    """One point of the curve of heads switched off; None without a fraction or a score."""
     fraction, value, low, high = (
         number(point.get(key)) for key in ("fraction", score, f"{score}_low", f"{score}_high")
     )
@@ -130,7 +131,10 @@ def bench_of(found: Any) -> Bench | None:
 
 
 def bench_row(row: dict[str, Any]) -> BenchRow:
+    """One model's row of `bench.json`; what is missing is None."""
+
     def seconds(key: str) -> float | None:
+        """The median of a measured time, in seconds."""
         return number(part(row, "seconds", key, "median"))
 
     return BenchRow(

@@ -69,6 +69,7 @@ class Cut:
 
     @property
     def changes_shape(self) -> bool:
+        """Whether layers, heads or MLP differ between source and result."""
         return self.before != self.after
 
 
@@ -115,6 +116,7 @@ def cut_of(data: Any) -> Cut | None:
 
 
 def choice_of(decided: Mapping[str, Any]) -> Choice | None:
+    """What the choice of layers and heads went by; None where nothing was decided."""
     if not decided:
         return None
     used = decided.get("calibration")
@@ -141,6 +143,7 @@ def refitted(candidate: dict[str, Any]) -> tuple[str, ...]:
 
 
 def proven(record: SurgeryRecord) -> str:
+    """The sentence about the reload in a fresh process; empty without a proof."""
     if record.proof is None:
         return ""
     return (

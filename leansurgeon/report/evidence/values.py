@@ -36,6 +36,7 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 
 def items(value: Any) -> list:
+    """The value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -57,6 +58,7 @@ def words(value: Any) -> dict[str, str]:
 
 
 def sentences(values: Iterable[Any]) -> tuple[str, ...]:
+    """Those of the values that are non-empty text."""
     return tuple(said for value in values if (said := text(value)))
 
 

@@ -79,6 +79,7 @@ def reproduce(section: Section) -> list[Block]:
 
 
 def data_of(run: Run) -> str:
+    """The source of a run's data, with its licence where it is known."""
     source, licence = (text(run.summary.task.data.get(key)) for key in ("source", "licence"))
     return f"{source} ({licence})" if licence else source
 
@@ -92,11 +93,13 @@ def seeds(section: Section) -> str:
 
 
 def kappa_samples(section: Section) -> str:
+    """The numbers of samples the condition numbers were measured on; empty without any."""
     counts = dict.fromkeys(row.kappa.samples for row in section.rows if row.kappa)
     return f"{listed(str(n) for n in counts)} samples" if counts else ""
 
 
 def span(dates: Sequence[str]) -> str:
+    """The first and the last of the dates, or the one there is."""
     known = sorted(d for d in dates if d)
     if not known:
         return ""
@@ -104,6 +107,7 @@ def span(dates: Sequence[str]) -> str:
 
 
 def commands(section: Section) -> list[str]:
+    """The commands that make the section's rows again, a line each."""
     if section.kind == "experiment":
         return [experiment_command(section)]
     return [line for row in section.rows for run in row.runs[:1] for line in again(run)]
@@ -121,6 +125,7 @@ def experiment_command(section: Section) -> str:
 
 
 def seeds_of(row: Row) -> str:
+    """The row's known seeds in order, joined by commas as `--seeds` takes them."""
     return ",".join(map(str, sorted(s for s in row.seeds if s is not None)))
 
 

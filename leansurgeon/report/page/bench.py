@@ -32,6 +32,7 @@ def bench(name: str, found: Bench) -> list[Block]:
 
 
 def cells(row: BenchRow, *, first: bool) -> list[Cell]:
+    """One row of the table of speeds: times in ms, samples per second, memory, and the verdict on the first row."""
     times = [None if t is None else 1000 * t for t in (row.step, row.forward_of_one, row.forward)]
     plain = [*times, row.training_per_second, row.forward_per_second]
     verdict = "" if first else {"same": "not told apart"}.get(row.verdict, row.verdict)  # no sameness: rounds disagree

@@ -102,6 +102,7 @@ class Part:
 
 
 def cell(shown: str, value: object = None, beside: str = "") -> Cell:
+    """A cell that shows `shown` and sorts by `value`, if that is a number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and shown != NONE
     return Cell(shown, value if is_number else None, beside)
 
@@ -113,10 +114,12 @@ def words(lines: Iterable[str], look: str = "") -> list[Block]:
 
 
 def figures(charts: Sequence[Chart]) -> list[Block]:
+    """The charts as one block; no block without charts."""
     return [Figures(tuple(charts))] if charts else []
 
 
 def folded(summary: str, blocks: Sequence[Block]) -> list[Block]:
+    """The blocks behind a summary to be opened; nothing where there are none."""
     return [Folded(summary, tuple(blocks))] if blocks else []
 
 
@@ -132,4 +135,5 @@ def grid(
 def table(
     caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, cards: bool = True, hidden: bool = False
 ) -> Table:
+    """A table; on narrow screens its rows become cards, and `hidden` keeps its caption for screen readers."""
     return Table(caption, tuple(heads), tuple(map(tuple, rows)), cards, hidden)

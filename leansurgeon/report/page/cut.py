@@ -52,6 +52,7 @@ def named(found: Sequence[Column]) -> list[Column]:
 
 
 def cut(row: Row, found: Cut, together: bool) -> list[Block]:
+    """What was done to the source and why, from its surgery's record."""
     digests = [f"{name} {digest[:16]}…" for name, digest in found.files]
     weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
     said = [
@@ -100,6 +101,7 @@ def values_of(shape: Shape | None, key: str) -> list[int]:
 
 
 def saving(found: Cut) -> str:
+    """How many parameters each step of the surgery took away, in one line."""
     known = [f"{key} {-value:+,.0f}" for key, value in found.saved_by.items() if value]
     order = " (in this order)" if len(known) > 1 else ""
     return f"Change in parameters by {listed(known)}{order}." if known else ""
@@ -138,6 +140,7 @@ def candidates(found: Sequence[Candidate]) -> list[Block]:
 
 
 def ranking(says: str, found: Sequence[Candidate]) -> Block:
+    """The best candidates for the layers to keep, by how far their output is off; the count of those left out."""
     best = sorted(found, key=lambda c: c.off_by)[:CANDIDATES]
     left = f"; {len(found) - len(best)} more were worse" if len(found) > len(best) else ""
     rows = [

@@ -150,6 +150,7 @@ def not_measured(section: Section, shown: set[str]) -> list[str]:
 
 
 def template(name: str) -> Any:
+    """A template of the page by its file's name; undefined names in it are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -33,11 +33,13 @@ STARTS = {
 
 
 def chosen(section: Section, keys: Iterable[str]) -> list[Column]:
+    """Those of the columns with these keys that the section has, in the order asked for."""
     known = {c.key: c for c in [*columns(section, wide=True), layers_heads_column()]}
     return [known[key] for key in keys if key in known]
 
 
 def results(section: Section) -> list[Block]:
+    """The table of results with its charts; for GLUE the nine tasks only."""
     if section.kind == "glue":
         return grid("Results", section.rows, columns(section), hidden=True)
     keys = MODELS if section.kind == "models" else RESULTS
@@ -52,11 +54,13 @@ def starts(section: Section) -> list[Block]:
         return []
 
     def name(row: Row) -> str:
+        """What the row's weights started from, in words."""
         if row.role == "original":
             return "the original"
         return STARTS.get(row.init or (row.cut.initialised if row.cut else ""), NONE)
 
     def epochs(row: Row) -> str:
+        """The epochs trained, after those that its start was trained before."""
         if row.epochs is None:
             return NONE
         before = f"{row.inherited:.3g} + " if row.inherited else ""
@@ -75,6 +79,7 @@ def starts(section: Section) -> list[Block]:
 
 
 def curves(section: Section) -> list[Block]:
+    """The training curves as a block."""
     return figures(of_section(section, "Training curves"))
 
 
@@ -92,6 +97,7 @@ def conditioning(section: Section) -> list[Block]:
 
 
 def head_maps(section: Section) -> list[Block]:
+    """The maps of head importance as a block."""
     return figures(of_section(section, "Head importance"))
 
 
@@ -102,6 +108,7 @@ def cost(section: Section) -> list[Block]:
         return []
 
     def total(row: Row) -> int | None:
+        """The predicted peak memory in bytes."""
         found = prediction_of(row)
         return found.total if found else None
 

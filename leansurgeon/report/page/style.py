@@ -10,6 +10,7 @@ SHEET = Path(__file__).parent / "templates" / "page.css"
 
 
 def variables(index: int) -> str:
+    """The palette as CSS variables; `index` 0 is the light scheme, 1 the dark one."""
     return "".join(f"--{name}:{pair[index]};" for name, pair in COLOURS.items())
 
 

@@ -74,6 +74,7 @@ def date_of(section: Section) -> str:
 
 
 def tiles(section: Section) -> list[Tile]:
+    """Size, quality and speed of the section's foremost row; none for GLUE."""
     row = headline(section)
     if row is None or section.kind == "glue":
         return []
@@ -81,10 +82,12 @@ def tiles(section: Section) -> list[Tile]:
 
 
 def caveats(section: Section, *about: str) -> tuple[str, ...]:
+    """The sentences of those notes that qualify a figure `about` such a thing."""
     return tuple(note.says for note in notes(section) if note.caveat and note.about in about)
 
 
 def size(section: Section, row: Row) -> Tile:
+    """The row's parameters, and their change from the original or the source."""
     beside = []
     if row.reference_parameters and row.role != "original":
         of = section.original.name if section.original else "its source"
@@ -95,6 +98,7 @@ def size(section: Section, row: Row) -> Tile:
 
 
 def quality(section: Section, row: Row) -> Tile:
+    """The row's metric beside that of the rows it is compared with."""
     if section.task is None or row.metric is None:
         return Tile("Quality", Cell("not trained yet"), row.cut.compared if row.cut else "")
     shown = next(column for column in metric_columns(section) if column.key == "metric")
@@ -106,6 +110,7 @@ def quality(section: Section, row: Row) -> Tile:
 
 
 def compared_with(section: Section, row: Row) -> list[Row]:
+    """The original and the controls of a lean row, those that have a metric."""
     if row.role != "lean":
         return []
     others = [section.original, *controls_of(row, section.rows)]
@@ -113,6 +118,7 @@ def compared_with(section: Section, row: Row) -> list[Row]:
 
 
 def speed(section: Section, row: Row) -> Tile:
+    """Milliseconds a training step takes, beside those of the rows compared, and peak memory."""
     if row.step_ms is None:
         return Tile("Speed", Cell("not measured"), GET_SPEED)
     beside = [
@@ -125,5 +131,6 @@ def speed(section: Section, row: Row) -> Tile:
 
 
 def sentence(parts: Iterable[str]) -> str:
+    """The parts joined by semicolons into a sentence, with unbroken percentages."""
     said = "; ".join(parts).replace(" %", "\u00a0%")
     return f"{said}." if said else ""

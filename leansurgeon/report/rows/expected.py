@@ -24,6 +24,7 @@ class Expected:
     agrees: bool | None
 
     def as_dict(self) -> dict[str, Any]:
+        """The comparison as it stands in the JSON document."""
         return asdict(self)
 
 
@@ -33,6 +34,7 @@ def expectations(section: Section) -> list[Expected]:
 
 
 def of_row(row: Row, section: Section) -> Iterator[Expected]:
+    """Every expected figure of a row that was measured, with whether it was met."""
     wanted = wanted_of(row, section)
     for figure, value in wanted.items():
         if figure == "parameters" and row.parameters is not None:
@@ -55,6 +57,7 @@ def wanted_of(row: Row, section: Section) -> dict[str, float]:
 
 
 def measured_as(figure: str, row: Row, task: Task | None) -> Spread | None:
+    """The measured values that an expected figure's name stands for; None if there are none."""
     if row.scores and figure in row.scores:
         return row.scores[figure]
     if task is not None and figure == task.metric:

@@ -71,10 +71,12 @@ class Row:
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the row's memory is that of a CUDA device."""
         return "cuda" in self.memory_kind.lower()
 
     @property
     def paths(self) -> tuple[str, ...]:
+        """The folders of the row's runs, without the nameless one."""
         return tuple(str(run.path) for run in self.runs if str(run.path) != ".")
 
     @property
@@ -102,10 +104,12 @@ class Section:
 
     @property
     def original(self) -> Row | None:
+        """The row of the unchanged model, if the section has one."""
         return next((row for row in self.rows if row.role == "original"), None)
 
     @property
     def runs(self) -> list[Run]:
+        """The runs of all rows, in the rows' order."""
         return [run for row in self.rows for run in row.runs]
 
 
@@ -115,6 +119,7 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
     head = first.summary
 
     def over(pick: Callable[[Summary], float | None]) -> Spread | None:
+        """Mean and deviation over the row's runs of a figure of their summaries."""
         return spread(pick(run.summary) for run in runs)
 
     best = over(lambda s: metric(s.best))
@@ -153,4 +158,5 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
 
 
 def metric(scores: Scores | None) -> float | None:
+    """The metric of the scores, None without scores."""
     return scores.metric if scores else None

@@ -44,23 +44,28 @@ def bound_cell(value: Bound | None) -> str:
 
 
 def rank_cell(rank: float | None, k: float | None) -> str:
+    """A numerical rank out of the possible `k`, as `31/64`."""
     return NONE if rank is None or k is None else f"{rank:.0f}/{k:.0f}"
 
 
 def mean(value: Spread | None) -> float | None:
+    """The mean of a spread, None without one."""
     return value.mean if value else None
 
 
 def exact(value: Bound | None) -> float | None:
+    """A bound's value if it is exact; a lower bound gives None."""
     return value.value if value and value.exact else None
 
 
 def name_column(section: Section) -> Column:
+    """The column of names, headed by what the section's rows are."""
     head = {"experiment": "arm", "runs": "run", "models": "model"}[section.kind]
     return Column("name", head, lambda r: r.name, lambda r: r.name, left=True)
 
 
 def metric_columns(section: Section) -> list[Column]:
+    """The columns of the task's metric, with as many decimals as its samples support; none without a task."""
     task = section.task
     if task is None:
         return []
@@ -68,6 +73,7 @@ def metric_columns(section: Section) -> list[Column]:
     decimals = task.decimals if task.percent else 2 if largest >= 1 else 4  # perplexities; errors below 1
 
     def column(key: str, head: str, pick: Callable[[Row], Spread | None]) -> Column:
+        """A column of one of the metric's spreads."""
         return Column(key, head, lambda r: spread_cell(pick(r), decimals, task.percent), lambda r: mean(pick(r)))
 
     return [
@@ -83,15 +89,19 @@ def glue_columns() -> list[Column]:
     """The eight tasks of GLUE and their mean, or how many of them are there."""
 
     def cell(score: Spread | None) -> str:
+        """A score in per cent, without its spread."""
         return NONE if score is None else f"{100 * score.mean:.1f}"  # spreads would not fit beside nine numbers
 
     def task(key: str, name: str) -> Column:
+        """The column of one of the nine tasks."""
+
         def value(row: Row) -> Spread | None:
             return (row.scores or {}).get(key)
 
         return Column(key, name, lambda r: cell(value(r)), lambda r: mean(value(r)))
 
     def average(row: Row) -> str:
+        """The mean of all nine scores, or how many of them there are so far."""
         found = glue.mean_of(row)
         return cell(found) if found else f"{len(row.scores or {})} of {len(glue.NAMES)}"
 
@@ -106,6 +116,7 @@ def memory_column(section: Section) -> Column:
     head = "peak\nmemory" if len(kinds) > 1 else "GPU\npeak" if kinds == {True} else "peak RSS\n(CPU)"
 
     def cell(row: Row) -> str:
+        """Peak memory, with the device where rows of both kinds stand together."""
         shown = humans.memory(mean(row.memory))
         return f"{shown} {'GPU' if row.on_gpu else 'CPU'}" if row.memory and len(kinds) > 1 else shown
 
@@ -113,6 +124,8 @@ def memory_column(section: Section) -> Column:
 
 
 def kappa_column(key: str, head: str, pick: Callable[[Any], Bound | None]) -> Column:
+    """A column of one figure of the condition numbers; `pick` takes it from the row's `Kappa`."""
+
     def of(row: Row) -> Bound | None:
         return pick(row.kappa) if row.kappa else None
 
@@ -167,6 +180,7 @@ def rank_columns() -> list[Column]:
     """What must stand beside kappa where there is room: rank, centred value, samples that lack rank."""
 
     def rank(row: Row) -> str:
+        """The numerical rank of the row's poorest layer."""
         poorest = row.kappa.poorest if row.kappa else None
         return rank_cell(poorest.rank, poorest.k) if poorest else NONE
 
@@ -183,9 +197,12 @@ def rank_columns() -> list[Column]:
 
 
 def shape_columns() -> list[Column]:
+    """Columns of layers, heads, head_dim and MLP."""
     heads = {"depth": "layers", "heads": "heads", "head_dim": "head\ndim", "mlp_dim": "MLP"}
 
     def column(key: str) -> Column:
+        """The column of one number of the shape."""
+
         def value(row: Row) -> str:
             return (row.shape or {}).get(key, NONE)
 
@@ -195,6 +212,8 @@ def shape_columns() -> list[Column]:
 
 
 def layers_heads_column() -> Column:
+    """Layers and heads in one narrow column, as `6x12`."""
+
     def value(row: Row) -> str:
         return f"{row.shape['depth']}x{row.shape['heads']}" if row.shape else NONE
 
@@ -202,6 +221,8 @@ def layers_heads_column() -> Column:
 
 
 def part_column(key: str) -> Column:
+    """The column of the parameters of one part of the model."""
+
     def value(row: Row) -> int | None:
         return (row.parts or {}).get(key)
 
@@ -209,6 +230,7 @@ def part_column(key: str) -> Column:
 
 
 def throughput_column(section: Section) -> Column:
+    """The column of throughput, headed by the unit of the first row that has one."""
     unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
     return Column(
         "throughput",
@@ -221,6 +243,7 @@ def throughput_column(section: Section) -> Column:
 
 
 def one_line(head: str) -> str:
+    """A column's head without its line breaks."""
     return head.replace("-\n", "-").replace("/\n", "/").replace("\n", " ")
 
 
@@ -242,15 +265,19 @@ def layer_columns(section: Section) -> list[Column]:
     name = name_column(section)
 
     def bound(key: str, head: str) -> Column:
+        """A column of one of a layer's condition numbers, by the name of its field."""
+
         def pick(row: LayerRow) -> Bound | None:
             return getattr(row[1], key)
 
         return Column(f"kappa_{key}", head, lambda r: bound_cell(pick(r)), lambda r: exact(pick(r)))
 
     def figure(key: str, head: str) -> Column:
+        """A column of a plain figure of a layer."""
         return Column(key, head, lambda r: humans.plain(getattr(r[1], key)), lambda r: getattr(r[1], key))
 
     def rank(row: LayerRow) -> str:
+        """The layer's numerical rank out of the possible one."""
         return rank_cell(row[1].rank, row[1].k)
 
     return [
@@ -272,9 +299,11 @@ def invariant_columns(section: Section) -> list[Column]:
     name, layer, _, median, *_ = layer_columns(section)
 
     def bound(key: str, head: str, pick: Callable[[LayerKappa], Bound | None]) -> Column:
+        """A column of a bound that `pick` takes from the layer."""
         return Column(key, head, lambda r: bound_cell(pick(r[1])), lambda r: exact(pick(r[1])))
 
     def weight(key: str) -> Callable[[LayerKappa], Bound | None]:
+        """A function that takes the bound of one weight matrix from a layer."""
         return lambda found: (found.weights or {}).get(key)
 
     return [
@@ -290,6 +319,7 @@ def invariant_columns(section: Section) -> list[Column]:
 
 
 def layer_rows(section: Section) -> list[LayerRow]:
+    """Every layer of every row that has condition numbers."""
     return [(row, layer) for row in section.rows if row.kappa for layer in row.kappa.layers]
 
 

@@ -15,6 +15,7 @@ TITLES = dict(zip(STEPS, ("bf16 and fused attention", "depth", "heads", "MLP"), 
 
 
 def costs_table(costs: Costs) -> str:
+    """Shape, parameters, FLOPs and memory before and after, with the changes in per cent."""
     a, b = costs.before, costs.after
     rows = [[label, a.shape.column(key), b.shape.column(key), ""] for label, key in SHAPE]
     rows += [
@@ -43,14 +44,17 @@ def costs_table(costs: Costs) -> str:
 
 
 def numbers(label: str, a: int | None, b: int | None) -> list[str]:
+    """A line of two counts and their change."""
     return [label, f"{a:,}", f"{b:,}", change(a, b)]
 
 
 def sizes(label: str, a: int, b: int) -> list[str]:
+    """A line of two sizes in bytes and their change."""
     return [label, gib(a), gib(b), change(a, b)]
 
 
 def gib(value: int) -> str:
+    """Bytes in GiB with two decimals, in whole MiB below one GiB."""
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
@@ -76,10 +80,12 @@ def credit(costs: Costs) -> str:
 
 
 def percent(value: int, of: int) -> str:
+    """`value` as a signed share of `of`."""
     return f"{100 * value / of:+.1f} %"
 
 
 def how(costs: Costs) -> str:
+    """The setting the memory was rehearsed for, in words; empty without a rehearsal."""
     found = costs.after.memory
     if not found:
         return ""
@@ -94,10 +100,12 @@ def how(costs: Costs) -> str:
 
 
 def fitting(costs: Costs) -> str:
+    """Whether the model fits the GPU before and after; empty where no GPU was named."""
     if not costs.gpu:
         return ""
 
     def word(cost: Cost) -> str:
+        """The verdict on one of the two."""
         return "fits" if cost.fits else "does not fit"
 
     both = (

@@ -60,11 +60,13 @@ def numbers(found: Diff) -> list[str]:
 
 
 def configs(found: Diff) -> list[str]:
+    """The keys of the config that differ, as lines of a table."""
     rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in found.config]
     return tabulate(rows, headers=["config", "A", "B"], disable_numparse=True).splitlines()
 
 
 def text(value: object) -> str:
+    """A config's value as JSON, a dash where the key is absent."""
     return "-" if value is ABSENT else json.dumps(value)
 
 
@@ -95,10 +97,12 @@ def blocks(found: Diff) -> list[str]:
 
 
 def column(role: str) -> str:
+    """The column in which the change of a tensor of this role is shown."""
     return next((name for name, roles in COLUMNS.items() if role in roles), "rest")
 
 
 def kinds(tensors: list[Compared]) -> frozenset[str]:
+    """The states (equal, changed, only in one...) that occur among the tensors."""
     return frozenset(t.state for t in tensors)
 
 
@@ -114,6 +118,7 @@ def cell(tensors: list[Compared]) -> str:
 
 
 def between(changes: list[float | None]) -> str:
+    """Smallest and largest relative change, as one number where they print alike."""
     if None in changes:
         return "not finite"
     low, high = min(changes), max(changes)

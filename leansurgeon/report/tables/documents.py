@@ -42,6 +42,7 @@ def _beside(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], l
 
 
 def markdown(section: Section, wide: bool, kappa: bool) -> str:
+    """A section in Markdown: verdicts, warnings, notes and its table, pipes in cells escaped."""
     rows, found = _beside(section, wide, kappa)
     safe = [Column(c.key, c.head, lambda r, c=c: c.cell(r).replace("|", "\\|"), c.raw, c.left) for c in found]
     lines = (
@@ -96,6 +97,7 @@ def unfinished(found: Sequence[Unfinished]) -> str:
 
 
 def comments(found: Sequence[Unfinished]) -> str:
+    """Lines of LaTeX comment on the runs that are not finished."""
     return "\n".join(f"% {one.sentence} {one.resume}".rstrip() for one in found)
 
 
@@ -103,6 +105,7 @@ def comments(found: Sequence[Unfinished]) -> str:
 
 
 def as_json(found: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()) -> str:
+    """The report as JSON text; NaN and infinity are refused."""
     made = document(found, problems, unfinished)
     return json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False)
 

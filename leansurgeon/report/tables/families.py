@@ -26,14 +26,17 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """The families as the JSON document that `--json` prints."""
     return {"versions": versions(), "counts": counts(rows), "rows": [row.as_dict() for row in rows]}
 
 
 def versions() -> dict[str, str]:
+    """Versions of leansurgeon and of the libraries the families come from."""
     return {name: version(name) for name in ("leansurgeon", "transformers", "torch")}
 
 
 def counted(rows: Sequence[Row]) -> str:
+    """How many types can be cut in what way, in one paragraph."""
     found = counts(rows)
     return (
         f"Of {found['types']} types {found['tried']} were tried: layers can be dropped in {found['depth']}, heads can "
@@ -45,6 +48,7 @@ def counted(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
+    """The whole page of families, a table row for every type."""
     said = ", ".join(f"{name} {number}" for name, number in versions().items())
     lines = [
         "# Families",
@@ -72,6 +76,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def line(row: Row) -> str:
+    """A type's row of the Markdown table."""
     heads = "by modelling file" if row.can("heads") and row.decoupled else mark(row, "heads")
     difference = f"{row.difference:.0e}" if row.difference is not None else "–"
     reasons = "; ".join(dict.fromkeys(plain(r)[:140] for r in row.refused.values() if r))
@@ -81,8 +86,10 @@ def line(row: Row) -> str:
 
 
 def mark(row: Row, number: str) -> str:
+    """Whether the number (`depth`, `heads`, `mlp_dim`) can be cut, as yes or no."""
     return "yes" if row.can(number) else "no"
 
 
 def plain(text: str) -> str:
+    """Text on one line, safe in a Markdown cell."""
     return " ".join(text.split()).replace("|", "/")

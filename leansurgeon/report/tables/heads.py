@@ -50,6 +50,7 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 
 def heads_of(document: dict[str, Any]) -> int:
+    """The number of heads in the document, over all attentions."""
     return sum(entry["heads"] for entry in document["attentions"])
 
 
@@ -137,14 +138,17 @@ def ablation(document: dict[str, Any]) -> list[str]:
 
 
 def signed(value: float) -> str:
+    """A loss or difference with its sign and four decimals."""
     return f"{value:+.4f}"
 
 
 def error(row: dict[str, Any]) -> str:
+    """The row's standard error, a dash where one batch was all."""
     return "-" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
 
 
 def p(value: float | None) -> str:
+    """A p-value to three decimals, a dash where it was not computed."""
     return "-" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -177,6 +181,7 @@ def curve(document: dict[str, Any]) -> list[str]:
 
 
 def by_kind(document: dict[str, Any]) -> list[str]:
+    """The curves of each kind of attention alone, side by side, as lines of a table."""
     kinds = document["curve"]["by_kind"]
     steps = [point["fraction"] for point in next(iter(kinds.values()))]
     rows = [
@@ -187,16 +192,19 @@ def by_kind(document: dict[str, Any]) -> list[str]:
 
 
 def labelled(document: dict[str, Any]) -> bool:
+    """Whether labels judged the heads, and not the likeness to the whole model's output."""
     return not document["judged_by"].startswith("1 - cosine")
 
 
 def unit(document: dict[str, Any]) -> str:
+    """What the numbers of the document are: accuracy, perplexity, loss or 1 - cosine."""
     if "accuracy" in document["whole"]:
         return "accuracy, %,"
     return "perplexity of a token" if document["text"] else "loss" if labelled(document) else "1 - cosine"
 
 
 def value(point: dict[str, Any], document: dict[str, Any], key: str = "") -> str:
+    """A point's score in that unit; `key` picks an end of its interval (`_low`, `_high`)."""
     if "accuracy" in point:
         return f"{100 * point['accuracy' + key]:.1f}"
     loss = point["loss" + key]

@@ -108,6 +108,7 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
 
 
 def ends(interval: list | None) -> str:
+    """An interval as `low-high`, a dash where it was not measured."""
     if interval is None:
         return NONE
     low, high = (end_cell(end) for end in interval)
@@ -115,6 +116,7 @@ def ends(interval: list | None) -> str:
 
 
 def end_cell(end: float | None) -> str:
+    """One end of an interval, written short; None is infinity."""
     return "inf" if end is None else bound_cell(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
 
 

@@ -9,6 +9,7 @@ from leansurgeon.words import wrap
 
 
 def plan_table(plan: Plan) -> str:
+    """Shape and parameters before and after the surgery, as a text table."""
     before, after = plan.before, plan.after
     rows = [
         [label, before.column(key), after.column(key), ""]
@@ -61,4 +62,5 @@ def giga(value: int) -> str:
 
 
 def change(before: int, after: int) -> str:
+    """The relative change in per cent; empty where there is none, `new` where nothing was before."""
     return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"

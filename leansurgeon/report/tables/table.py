@@ -189,6 +189,7 @@ def _layers_table(section: Section) -> str:
     shown = sorted({round(i * (deepest - 1) / (steps - 1)) for i in range(steps)})
 
     def cell(row: Row, i: int) -> str:
+        """The median of a row's layer `i`, empty beyond its last layer."""
         return bound_cell(row.kappa.layers[i].median) if i < len(row.kappa.layers) else ""
 
     cells = [["\n".join(textwrap.wrap(row.name, 32)), *(cell(row, i) for i in shown)] for row in known]
