@@ -38,10 +38,12 @@ class Kind:
 
 
 def whole(least: int, most: int = LARGEST) -> Callable[[Any], bool]:
+    """A check for whole numbers from `least` to `most`; booleans are none."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def is_number(value: Any) -> bool:
+    """Whether the value is a finite number below 1e30; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e30
 
 
@@ -52,10 +54,12 @@ def is_token(value: Any) -> bool:
 
 
 def is_texts(value: Any) -> bool:
+    """Whether the value is a list of strings."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def is_labels(value: Any) -> bool:
+    """Whether the value is an object of strings or whole numbers, as `id2label` and `label2id` are."""
     return isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values())
 
 

@@ -57,12 +57,14 @@ class Diff:
 
     @property
     def counts(self) -> dict[str, int]:
+        """The number of tensors in each state."""
         found: dict[str, int] = {}
         for tensor in self.tensors:
             found[tensor.state] = found.get(tensor.state, 0) + 1
         return found
 
     def as_dict(self) -> dict[str, Any]:
+        """The comparison as the JSON document that `diff --json` prints."""
         return {
             "a": side(self.a),
             "b": side(self.b),
@@ -78,6 +80,7 @@ class Diff:
 
 
 def side(source: Source) -> dict[str, Any]:
+    """One of the two models, as the JSON document describes it."""
     shape: Shape = source.shape
     parameters: ParameterCount = source.parameters
     return {
@@ -124,6 +127,7 @@ def hashes(source: Source) -> set[str]:
 
 
 def cut_from(result: Source, source: Source) -> bool:
+    """Whether `result` records the SHA-256 of just the files that `source` has."""
     recorded = hashes(result)
     return bool(recorded) and len(recorded) == len(source.files) and recorded == {sha256(f) for f in source.files}
 
@@ -175,6 +179,7 @@ def bare(spec: TensorSpec, source: Source) -> str:
 
 
 def compare(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: TensorSpec | None, name: str) -> Compared:
+    """One tensor of A beside its counterpart in B; either may be absent, not both."""
     one = a.weights.entries[spec_a.name] if spec_a else None
     other = b.weights.entries[spec_b.name] if spec_b else None
     state, change = "only in B" if one is None else "only in A", None
@@ -206,10 +211,12 @@ def values(a: Entry, b: Entry) -> tuple[str, float | None]:
 
 
 def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether two arrays of one shape and dtype are equal byte for byte, NaN included."""
     return np.array_equal(x.view(np.uint8), y.view(np.uint8))
 
 
 def relative(a: Entry, b: Entry) -> float | None:
+    """||B - A|| / ||A|| of two tensors of one shape, read piece by piece."""
     moved, size = 0.0, 0.0
     for x, y in zip(pieces(a), pieces(b), strict=True):
         u, v = wide(x, a.dtype), wide(y, b.dtype)
@@ -218,6 +225,7 @@ def relative(a: Entry, b: Entry) -> float | None:
 
 
 def ratio(moved: float, size: float) -> float | None:
+    """Root of `moved / size` (sums of squares); None where it is not finite."""
     found = sqrt(moved / size) if size and moved >= 0 else 0.0 if not moved else float("inf")
     return found if isfinite(found) else None
 

@@ -24,6 +24,7 @@ class Hashing(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        """Hash the file; one that cannot be read leaves no digest."""
         try:
             self.digest = digest(self.path)
         except OSError:  # `sha256` meets it again where somebody hears it
@@ -31,6 +32,7 @@ class Hashing(threading.Thread):
 
 
 def digest(path: Path) -> str:
+    """SHA-256 of a file in hex, read in chunks."""
     found, buffer = hashlib.sha256(), bytearray(CHUNK)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
@@ -50,6 +52,7 @@ class Identity:
 
 
 def identity(path: Path) -> Identity:
+    """What tells that a file is still the same: real path, inode, size and times (ns)."""
     state = path.stat()
     return Identity(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 

@@ -176,6 +176,7 @@ def entry_module(name: str) -> str:
 
 
 def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
+    """A timm model by its name, also one of our own modelling files."""
     import timm
 
     if name.startswith("leansurgeon_"):  # importing the modelling file registers the entry point
@@ -275,6 +276,7 @@ def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
 
 
 def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tuple[torch.nn.Module, Config]:
+    """A timm model with its weights, loaded strictly, and its config; `num_labels` gives it a new head."""
     from safetensors.torch import load_file
 
     args = dict(config.get("model_args", {}))
@@ -291,6 +293,7 @@ def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tup
 def load_transformers(
     folder: Path, config: Config, architecture: Architecture, head: str | None, overrides: Mapping[str, Any]
 ) -> torch.nn.Module:
+    """A transformers model with its weights, of its own class or of that for the task `head`."""
     quiet()
     name = (config.get("architectures") or [""])[0]
     if head in SUFFIX and not name.endswith(SUFFIX[head]):

@@ -38,6 +38,7 @@ def code_of(source: Source) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
+    """Versions of leansurgeon, Python and the libraries that are installed."""
     found = {"leansurgeon": leansurgeon.__version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "timm", "safetensors", "numpy"):
         try:

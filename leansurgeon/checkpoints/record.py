@@ -90,15 +90,18 @@ class Comparison:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """The comparison for `surgery.json`, without what was not measured."""
         return {key: plain(value) for key, value in named(self).items() if value is not None}
 
 
 def both_of(data: object) -> Both:
+    """A pair of figures of source and result; DamagedRecord where one is missing."""
     take = Taker(data, "compared")
     return Both(take("source", float, needed=True), take("result", float, needed=True))
 
 
 def embeddings_of(data: object) -> Embeddings:
+    """How alike the sentence embeddings are, from the record."""
     take = Taker(data, "embeddings")
     return Embeddings(
         *(take(name, float, needed=True) for name in ("cosine", "first_percentile")),
@@ -144,6 +147,7 @@ class Proof:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """The proof for `surgery.json`."""
         found = {key: plain(value) for key, value in named(self).items()}
         return found if self.compared else {key: value for key, value in found.items() if key != "compared"}
 
@@ -182,6 +186,7 @@ class Origin:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Where the result comes from, for `surgery.json`."""
         found = {key: plain(value) for key, value in named(self).items()}
         return found if self.code else {key: value for key, value in found.items() if key != "code"}
 
@@ -297,6 +302,7 @@ def shape_of(data: object) -> Shape:
 
 
 def step_of(data: object) -> Step:
+    """One operator of the surgery, from the record."""
     take = Taker(data, "operators")
     says = [take(key, str, needed=True) for key in ("name", "exactness", "says")]
     return Step(*says, take("settings", dict, {}))
@@ -353,6 +359,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
 
 
 def named(value: Any) -> dict[str, Any]:
+    """A record's fields by name, not descending into them."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 

@@ -109,6 +109,7 @@ class Reshaped:
 
 
 def in_block(spec: TensorSpec, stage: int, index: int) -> bool:
+    """Whether the tensor belongs to block `index` of a stage."""
     return spec.layer is not None and (spec.stage, spec.index) == (stage, index)
 
 

@@ -56,10 +56,12 @@ class Source:
 
     @property
     def shape(self) -> Shape:
+        """Layers, heads, head_dim and MLP, read from the config."""
         return self.architecture.shape(self.config)
 
     @property
     def parameters(self) -> ParameterCount:
+        """Parameters by part of the model; tied tensors and buffers are not counted."""
         parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
         for spec in self.specs:
             if spec.counted:
@@ -111,6 +113,7 @@ def resolve_source(
     keep: ExitStack,
     tower: str | None = None,
 ) -> Source:
+    """Open what the words name: a preset, a folder, a published file or a model of the hub."""
     if tower and (source in PRESETS or source.startswith("timm/")):
         raise UsageError(f"--tower {tower}: {source} has one tower only.")
     if source in PRESETS:
@@ -137,6 +140,7 @@ def resolve_source(
 
 
 def from_preset(preset: Preset, changes: Config) -> Source:
+    """A model without weights from a preset's config with `changes`; UsageError for a key it lacks."""
     architecture = architectures.known()[preset.family]
     config = deepcopy(preset.config)
     flat = architecture.flat(config)
@@ -159,6 +163,7 @@ def from_folder(
     keep: ExitStack,
     tower: str | None = None,
 ) -> Source:
+    """A model folder opened for reading; temporary folders live as long as `keep`."""
     name = name or str(path)
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
         path = path / "model"  # a run folder
@@ -227,6 +232,7 @@ def unchanged(source: Source) -> Iterator[None]:
 
 
 def refuse_changed(source: Source, cause: Exception | None = None) -> None:
+    """LeanSurgeonError where a file of the source was written to since it was opened."""
     for file, before in source.seen.items():
         if changed_since(file, before):
             raise LeanSurgeonError(
@@ -251,6 +257,7 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
 
 
 def is_timm(config: Config) -> bool:
+    """Whether the config is one that timm writes."""
     return "architecture" in config and "model_type" not in config
 
 
@@ -295,12 +302,14 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 
 
 def published_crammed_bert(config: Config, weights: Weights) -> bool:
+    """Whether config and tensors are in the layout of the published Crammed BERT."""
     from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
 
     return layout.recognises(config, weights.shapes)
 
 
 def convert_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
+    """The published Crammed BERT, converted into a temporary folder that lives as long as `keep`."""
     from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
 
     new_config, tensors = layout.convert(config, weights.float32, list(weights.entries))
@@ -367,6 +376,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
 
 
 def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None = None) -> Source:
+    """A model of the Hugging Face hub, downloaded or from its cache."""
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
@@ -382,4 +392,5 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
 
 
 def temporary(keep: ExitStack) -> Path:
+    """A temporary folder that lives as long as `keep`."""
     return keep.enter_context(scratch())

@@ -23,6 +23,7 @@ class Taker:
         self.data, self.where = data, where
 
     def damage(self, key: str, what: str) -> DamagedRecord:
+        """The error for a key of this part of the record."""
         return DamagedRecord(f"{NAME} is damaged: '{key}' in '{self.where}' {what}.")
 
     def __call__(self, key: str, kind: type, default: Any = None, *, needed: bool = False) -> Any:
@@ -37,21 +38,25 @@ class Taker:
         return value
 
     def several(self, key: str, kind: type) -> tuple:
+        """A list of values of one kind as a tuple, empty without the key; DamagedRecord for any other value."""
         values = self(key, list, [])
         if not all(isinstance(value, kind) and not (kind is int and isinstance(value, bool)) for value in values):
             raise self.damage(key, f"holds something else than {kind.__name__}")
         return tuple(values)
 
     def words(self, key: str) -> dict[str, str]:
+        """An object of strings, empty without the key; DamagedRecord for any other value."""
         found = self(key, dict, {})
         if not all(isinstance(value, str) for value in found.values()):
             raise self.damage(key, "holds something else than words")
         return found
 
     def part(self, key: str, read: Callable[[object], Any]) -> Any:
+        """What `read` makes of the value, None without one."""
         value = self.data.get(key)
         return None if value is None else read(value)
 
 
 def is_number(value: object) -> bool:
+    """Whether the value is a number; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

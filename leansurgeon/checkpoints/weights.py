@@ -58,6 +58,7 @@ class Weights:
         """The same tensors, names with old endings (`LayerNorm.gamma`) under those of today."""
 
         def today(name: str) -> str:
+            """A tensor's name with the ending that the library uses today."""
             old = next((e for e in endings if name.endswith(e)), None)
             return name.removesuffix(old) + endings[old] if old else name
 
@@ -65,10 +66,12 @@ class Weights:
 
     @property
     def files(self) -> list[Path]:
+        """The files the tensors lie in, each once, sorted."""
         return sorted({entry.file for entry in self.entries.values()})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, from the files' headers."""
         return {name: entry.shape for name, entry in self.entries.items()}
 
     def raw(self, name: str) -> np.ndarray:
@@ -126,6 +129,7 @@ class Out:
 
     @property
     def nbytes(self) -> int:
+        """Size of the tensor in the file, in bytes."""
         return prod(self.shape) * RAW[self.dtype].itemsize
 
 
@@ -176,6 +180,7 @@ def write_file(path: Path, tensors: list[Out]) -> Path:
 
 
 def write_array(out, tensor: Out) -> None:
+    """Make a tensor and append its bytes; AssertionError where it is not of the announced dtype and shape."""
     data = np.ascontiguousarray(tensor.make())
     if data.shape != tensor.shape or data.dtype != RAW[tensor.dtype]:
         raise AssertionError(f"{tensor.name}: made {data.dtype} {data.shape}, announced {tensor.dtype} {tensor.shape}")

@@ -32,6 +32,7 @@ def progress(name: str, total: int) -> Callable[[], None]:
     started, told, done = time.monotonic(), time.monotonic(), 0
 
     def step() -> None:
+        """One more is done; says how far it is every few seconds."""
         nonlocal told, done
         done += 1
         if time.monotonic() - told > EVERY:

@@ -156,6 +156,7 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         return None
 
     def shown(value: float) -> str:
+        """The metric in per cent or as a plain number, as the task has it."""
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
     change = f"{task.metric_label} {shown(before.metric)} before and {shown(best.metric)} after"

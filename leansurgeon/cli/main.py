@@ -56,6 +56,7 @@ class Commands(Group):
     """Typer ends at Ctrl-C without a word; this says one."""
 
     def invoke(self, ctx: typer.Context) -> object:
+        """Run the command; errors of the system (disk full, no permission) become LeanSurgeon's own."""
         try:
             return super().invoke(ctx)
         except OSError as error:
@@ -84,6 +85,7 @@ app = typer.Typer(
 
 
 def show_version(value: bool) -> None:
+    """Print the version and leave, if the option was given."""
     if value:
         print(leansurgeon.__version__)
         raise typer.Exit()

@@ -159,6 +159,7 @@ def sigterm_as_exception() -> Iterator[None]:
     owner = os.getpid()
 
     def stop(number: int, frame: object) -> None:
+        """The handler: forked children end at once, the process itself by an exception."""
         if os.getpid() != owner:
             os._exit(Terminated.exit_code)
         raise Terminated

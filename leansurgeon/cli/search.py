@@ -333,6 +333,7 @@ def write_winner(
 
 
 def dry_document(opened: Source, found: Any, ranked: list[Candidate]) -> dict[str, Any]:
+    """The JSON document of a search without training: the space and its best candidates."""
     shapes = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
     counts = {"shapes": found.looked_at, "too_large": found.too_large, "refused": found.refused}
     return {"schema_version": 1, "dry_run": True, "source": opened.name, "space": counts, "candidates": shapes}

@@ -184,6 +184,7 @@ def written(decided: Decided, folder: Path, compared: Wanted | None, *, force: b
     if compared:
 
         def starts(found: Proof) -> dict[str, Comparison]:
+            """The comparisons of other ways to start, measured as the result was."""
             return comparison.starts(compared, decided.plan, decided.calibration, found.compared, say)
 
     return carry_out(decided, folder, force=force, check=proof, keep_unproved=True, starts=starts, say=say)
@@ -283,5 +284,6 @@ def seconds(text: str | None, flag: str) -> float | None:
 
 
 def default_name(slug: str, steps: Plan) -> str:
+    """Name of the output folder: the source's, heads and layers."""
     shape = steps.after
     return f"{slug}-h{shape.column('heads')}-l{shape.column('depth')}"

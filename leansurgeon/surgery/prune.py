@@ -109,6 +109,7 @@ def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> 
 
 
 def refuse_unstorable(source: Source) -> None:
+    """UnsupportedModel where the config cannot hold fewer heads of the same size."""
     arch = source.architecture
     if not arch.stores_head_dim and arch.decoupled is None:
         raise UnsupportedModel(

@@ -236,6 +236,7 @@ class Skeleton:
                 self._put(slot, slot.given, np.zeros(slot.shape, np.float32))
 
     def filled(self, layer: int) -> bool:
+        """Whether all parameters of a block have values."""
         return not any(p.is_meta for p in self.block(layer).parameters())
 
     def read(self, layer: int) -> dict[str, np.ndarray]:

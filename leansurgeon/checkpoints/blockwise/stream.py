@@ -44,6 +44,7 @@ class Call:
         return kwargs[key], cls((), {k: v for k, v in kwargs.items() if k != key}, key)
 
     def on(self, forward: Callable[..., Any], hidden: Tensor) -> Any:
+        """Call a block with the noted arguments and these hidden states."""
         if self.key:
             return forward(**self.kwargs, **{self.key: hidden})
         return forward(hidden, *self.args, **self.kwargs)
@@ -116,6 +117,7 @@ class Stream:
         passed: list[Tensor] = []
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
+            """In place of a block: note its arguments and run it; the last one ends the forward."""
             hidden, call = Call.of(args, kwargs)
             if layer != len(calls):
                 raise UnsupportedModel(f"{self._name} calls block {layer} where block {len(calls)} is due.")
@@ -146,6 +148,7 @@ class Stream:
         found: list[Tensor] = []
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
+            """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
             state, call = Call.of(args, kwargs)
             if layer >= self.at:
                 found.append(state)
@@ -164,6 +167,7 @@ class Stream:
         last = self.skeleton.depth - 1
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
+            """In place of a block: the last one gives the hidden states at hand."""
             return self.wraps[layer](hidden if layer == last else Call.of(args, kwargs)[0])
 
         out = self._forward(self.batches[batch], stand_in)

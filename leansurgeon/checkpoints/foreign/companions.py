@@ -44,6 +44,7 @@ def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:
 
 
 def refuse_elsewhere(source: Path, name: str) -> None:
+    """UnsupportedModel where a file to be copied is a link out of the model's folder (or its hub cache)."""
     home, real = source.resolve(), (source / name).resolve()
     places = [home]
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):

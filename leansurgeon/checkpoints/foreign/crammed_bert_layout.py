@@ -135,6 +135,7 @@ def tensor_plan(names: set[str], layers: int, heads: int) -> dict[str, tuple[str
 
 
 def same(array: np.ndarray) -> np.ndarray:
+    """The array as it is."""
     return array
 
 
@@ -147,6 +148,7 @@ def unfuse(heads: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
     """Rows of q (part 0), k (1) or v (2) out of `(heads * 3 * head_dim, width)`, head after head."""
 
     def take(fused: np.ndarray) -> np.ndarray:
+        """One of q, k, v out of a fused (heads * 3 * head_dim, width) matrix."""
         width = fused.shape[1]
         return np.ascontiguousarray(fused.reshape(heads, 3, -1, width)[:, part].reshape(-1, width))
 
@@ -154,6 +156,7 @@ def unfuse(heads: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def bind(read: Read, source: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[], np.ndarray]:
+    """A function that reads the tensor `source` and changes it when it is called."""
     return lambda: np.ascontiguousarray(change(read(source)))
 
 
@@ -166,6 +169,7 @@ def lookup(arch: Config, path: str, default: Any = None) -> Any:
 
 
 def number(arch: Config, path: str) -> int:
+    """A positive whole number of the config; UnsupportedModel for anything else."""
     value = lookup(arch, path)
     if not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"The config says arch.{path} = {value!r}, which is no positive whole number.")
@@ -173,6 +177,7 @@ def number(arch: Config, path: str) -> int:
 
 
 def refuse_variants(arch: Config) -> None:
+    """UnsupportedModel for every setting of the layout that the conversion does not know."""
     for path, wanted, absent in EXPECTED:
         value = lookup(arch, path, absent)
         if value != wanted:

@@ -39,6 +39,7 @@ def allow(value: bool) -> bool:
 
 
 def allowed() -> bool:
+    """Whether the environment permits code that came with a model."""
     return os.environ.get(ALLOWED) == "1"
 
 
@@ -97,6 +98,7 @@ def walk(config: object) -> Iterator[tuple[str, object]]:
 
 
 def shipped_file(name: str) -> Path:
+    """The path of one of our modelling files."""
     return Path(str(files("leansurgeon.models") / name))
 
 
@@ -155,6 +157,7 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
     import transformers
 
     def known(name: str) -> str:
+        """The library's own class for a class of remote code, or the name itself where there is none."""
         auto = next((key for key, value in remote.items() if str(value).endswith(f".{name}")), "")
         if hasattr(transformers, name) or not hasattr(transformers, auto):
             return name

@@ -107,10 +107,12 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
 
 
 def not_done(why: str) -> Comparison:
+    """A comparison that was not made, with the reason."""
     return Comparison(done=False, why=why)
 
 
 def mean_loss(account: dict[str, Any]) -> float:
+    """Loss per label or token from the sums of the fresh process."""
     return account["loss_sum"] / account["count"]
 
 

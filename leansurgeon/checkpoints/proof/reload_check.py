@@ -26,6 +26,7 @@ MOST_PAIRED = 2048  # samples whose similarities to each other are compared
 
 
 def load_timm(folder: Path, config: dict, module: str | None):
+    """The timm model of the folder and an account of its tensors: missing, unexpected, by what it was loaded."""
     import timm
     import torch
     from safetensors.torch import load_file
@@ -45,6 +46,7 @@ def load_timm(folder: Path, config: dict, module: str | None):
 
 
 def load_transformers(folder: Path, config: dict, how: dict):
+    """The transformers model of the folder and an account of its tensors, as `load_timm` gives it."""
     import torch
     import transformers
 
@@ -104,6 +106,7 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
 
 
 def read_batches(file: Path) -> list:
+    """Batches by number from a safetensors file with names such as `0.input_ids`."""
     from safetensors.torch import load_file
 
     batches: dict = {}
@@ -147,6 +150,7 @@ def timm_example(config: dict, torch) -> dict:
 
 
 def noise(*shape: int, torch):
+    """Standard normal values of this shape, the same in every process."""
     return torch.randn(*shape, generator=seeded(torch))
 
 
@@ -227,6 +231,7 @@ def compare_rows(a, b, torch) -> tuple[dict, object]:
 
 
 def main() -> None:
+    """Load the folder named on the command line, compare it with its source and print the account as JSON."""
     warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)

@@ -30,6 +30,7 @@ def of_source(name: str, compared: Comparison, language: bool) -> dict[str, str]
 
 
 def scores(loss: float, accuracy: float | None, language: bool) -> dict[str, str]:
+    """Loss with perplexity for a language model, with accuracy (per cent) for a classifier."""
     row = {"loss": f"{loss:.3f}"}
     if language:
         row["perplexity"] = perplexity(loss)
@@ -39,6 +40,7 @@ def scores(loss: float, accuracy: float | None, language: bool) -> dict[str, str
 
 
 def perplexity(loss: float) -> str:
+    """exp of a loss in nats, as a power of e from 20 on."""
     return f"{math.exp(loss):,.1f}" if loss < 20 else f"e^{loss:.0f}"
 
 

@@ -59,6 +59,7 @@ def cut(name: str) -> str:
 
 
 def taken(file: Path, path: Path) -> int:
+    """The handle of the locked claim file, with its owner written into it."""
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -91,6 +92,7 @@ def locked(handle: int, file: Path, path: Path) -> bool:
 
 
 def is_at(handle: int, file: Path) -> bool:
+    """Whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(file))
     except FileNotFoundError:
@@ -98,6 +100,7 @@ def is_at(handle: int, file: Path) -> bool:
 
 
 def owner_of(file: Path) -> Owner | None:
+    """The process a claim file names, None where it is broken or empty."""
     said = jsonfile.read_object_if_whole(file) or {}
     try:
         return Owner(str(said["host"]), str(said["boot"]), int(said["pid"]), int(said["start"]))
@@ -106,6 +109,7 @@ def owner_of(file: Path) -> Owner | None:
 
 
 def refusal(file: Path, path: Path) -> UsageError:
+    """The error for a folder that another command is writing, with what is known of that one."""
     said = jsonfile.read_object_if_whole(file) or {}
     who = f"process {said.get('pid', '?')} on {said.get('where', '?')}, since {said.get('since', '?')}"
     return UsageError(

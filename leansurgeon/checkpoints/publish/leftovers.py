@@ -69,6 +69,7 @@ def _take_away() -> None:
 
 
 def beside(path: Path, kind: str) -> Path:
+    """A hidden name beside `path` that tells its kind and the process it belongs to."""
     return path.parent / f".{cut(path.name)}{kind}{me().tag}"
 
 
@@ -108,6 +109,7 @@ def lock(folder: Path) -> int | None:
 
 
 def in_use(folder: Path) -> bool:
+    """Whether another process holds a lock on the folder; False where locks cannot be had."""
     try:
         import fcntl
 

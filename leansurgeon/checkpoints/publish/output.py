@@ -76,6 +76,7 @@ def making(path: Path) -> Iterator[None]:
 
 
 def full(path: Path) -> LeanSurgeonError:
+    """The error for a disk without room."""
     return LeanSurgeonError(
         f"The disk is full; nothing was written to {path}.", "Free some space or choose another -o."
     )
@@ -103,6 +104,9 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 def look(path: Path, force: bool) -> None:
+    """UsageError where `path` cannot be written: it exists without `force`, is a file, holds what is not ours, or the
+    folder above takes nothing.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         path.lstat()  # a name that is too long says so here
     if path.exists() and not force:
@@ -118,6 +122,7 @@ def look(path: Path, force: bool) -> None:
 
 
 def holds(path: Path, strange: str) -> UsageError:
+    """The error for a folder that holds what leansurgeon did not write."""
     return UsageError(
         f"{path} holds {strange}, which leansurgeon did not write there; --force will not delete it.",
         "Choose another folder with -o.",

@@ -40,16 +40,19 @@ class Owner:
 
 
 def me() -> Owner:
+    """This process."""
     return Owner(host(), boot(), os.getpid(), started(os.getpid()))
 
 
 def of_name(name: str) -> Owner | None:
+    """The process that a leftover's name carries, None without one."""
     found = TAG.search(name)
     return Owner(found[1], found[2], int(found[3]), int(found[4])) if found else None
 
 
 @cache
 def host() -> str:
+    """Eight hex digits of the hash of this machine's name."""
     return sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
@@ -63,6 +66,7 @@ def boot() -> str:
 
 
 def started(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where that cannot be told."""
     try:
         # The name of the program stands in parentheses and may hold anything.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -71,6 +75,7 @@ def started(pid: int) -> int:
 
 
 def lives(pid: int, start: int) -> bool:
+    """Whether the process `pid` of this machine runs and is the one that began at `start` (0: any)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -66,6 +66,7 @@ def families(
 
 
 def all_types() -> list[str]:
+    """Every model type that transformers knows, sorted."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return sorted(CONFIG_MAPPING_NAMES)
@@ -95,6 +96,7 @@ def patiently(name: str) -> Row:
         """So that no `except Exception` on the way takes it for one of the library's own."""
 
     def stop(*_: object) -> None:
+        """The alarm's handler."""
         raise TooLong
 
     signal.signal(signal.SIGALRM, stop)
@@ -113,6 +115,7 @@ def patiently(name: str) -> Row:
 
 
 def shortly(row: Row) -> str:
+    """What came of a type, in a few words for the line of progress."""
     if not row.built:
         return f"not tried: {row.why[:90]}"
     able = ", ".join(what for what in ("depth", "heads", "mlp_dim") if row.can(what))

@@ -171,6 +171,7 @@ def origin(found: Inspection) -> str:
 
 
 def diagnosis(checks: list[Check]) -> list[str]:
+    """The doctor's checks as lines of text, and how many of them failed."""
     lines = [""]
     for check in checks:
         lines += paragraph(f"{MARKS[check.ok]}: {check.name}", check.says)
@@ -179,4 +180,5 @@ def diagnosis(checks: list[Check]) -> list[str]:
 
 
 def paragraph(title: str, text: str) -> list[str]:
+    """Title and text as lines of the terminal's width, indented."""
     return wrap(f"{title}: {text}", indent="  ")

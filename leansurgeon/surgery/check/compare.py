@@ -57,6 +57,7 @@ def refuse_unlearned(source: Source, init: str) -> None:
 
 
 def scored(steps: Plan, calibration: Calibration) -> Comparison:
+    """Write the plan to a scratch folder and compare its outputs with the source's."""
     causal = calibration.task is not None and calibration.task.head == "causal-lm"
     with scratch() as place:
         folder = place / "model"

@@ -57,6 +57,7 @@ class Check:
     says: str
 
     def as_dict(self) -> dict[str, str | bool | None]:
+        """The check as the JSON document shows it."""
         return asdict(self)
 
 
@@ -122,6 +123,7 @@ def fresh(source: Source, wanted: Wanted, folder: Path, architecture: Architectu
     rng = np.random.default_rng(0)
 
     def stirred(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """Noise on what is constant in a fresh model (norms, biases); None leaves a tensor as it is."""
         values = made.weights.float32(spec.name)
         if spec.role in ("buffer", "tied") or not values.size or np.ptp(values) > 0:
             return None

@@ -52,6 +52,7 @@ def another_order(patient: Patient) -> str:
     same = "heads" in patient.arch.refused  # by word of the declaration: heads that are not alike
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """The tensor with heads and units in their new places; None where nothing moves."""
         stage = patient.source.shape.stages[spec.stage]
         new = raw
         for at, axis in enumerate(spec.axes):
@@ -120,9 +121,11 @@ def smaller_heads(patient: Patient) -> str:
         raise Unclear("The weights have fewer bits than fp32, and the two halves would be rounded.")
 
     def poorer(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """The tensor with all but the first quarter of every head's queries set to zero."""
         head_dim = patient.source.shape.stages[spec.stage].head_dim
 
         def few(old: np.ndarray) -> np.ndarray:
+            """Zero the rows beyond the first quarter of each head, in place."""
             old[np.arange(len(old)) % head_dim >= head_dim // 4] = 0
             return old
 
@@ -159,6 +162,7 @@ def filled(role: str, patient: Patient) -> Change:
     rng = np.random.default_rng(0)
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """The role's matrices with random values where they are zero."""
         if spec.role != role or raw.ndim < 2:
             return None
         values = from_float32(rng.standard_normal(raw.shape, np.float32), patient.weights.entries[spec.name].dtype)
@@ -262,6 +266,7 @@ def trimmed_heads(patient: Patient) -> str:
     for counts in zip(*fewer, strict=False):
 
         def silent(spec: TensorSpec, raw: np.ndarray, counts: tuple[int, ...] = counts) -> np.ndarray | None:
+            """The output projection with the heads zeroed that are to go."""
             if spec.role != "o" or raw.ndim < 2:
                 return None
             stage, left = stages[spec.stage], counts[spec.stage]
@@ -280,6 +285,7 @@ def trimmed_units(patient: Patient) -> str:
     for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
 
         def silent(spec: TensorSpec, raw: np.ndarray, counts: list[int] = counts) -> np.ndarray | None:
+            """The down projection with the MLP units zeroed that are to go."""
             if spec.role != "down" or raw.ndim < 2:
                 return None
             return silenced(spec, raw, "mlp", np.arange(stages[spec.stage].mlp_dim) >= counts[spec.stage])

@@ -224,6 +224,7 @@ def both(*changes: Change) -> Change:
     """One change after the other; None where none does anything."""
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """The tensor after each of the changes in turn; None where none of them touches it."""
         found = None
         for one in changes:
             new = one(spec, raw if found is None else found)

@@ -61,6 +61,7 @@ def masked_heads(patient: Patient) -> str:
     worst = 0.0
 
     def compare(module: torch.nn.Module, _: object, out: torch.Tensor) -> None:
+        """Forward hook: note how far the output is from the bias alone."""
         nonlocal worst
         bias = module.bias if module.bias is not None else torch.zeros(())
         worst = max(worst, float((out - bias).abs().max()))
@@ -103,6 +104,7 @@ def mlp(patient: Patient) -> str:
     """Without the second half of the MLP the first does not matter."""
 
     def rolled(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """The MLP's incoming tensors with their entries moved on by one; None for all others."""
         return np.roll(raw, 1) if spec.role in ("up", "gate") else None
 
     same(patient, zeros_in("down"), rolled, "Without its second half, the first half of the MLP still matters")

@@ -44,9 +44,11 @@ class Row:
 
     @property
     def right(self) -> bool:
+        """Whether the cut model's outputs equal those of a cut by hand."""
         return self.difference is not None and self.difference <= EQUAL
 
     def as_dict(self) -> dict[str, Any]:
+        """The row as the JSON document shows it."""
         return asdict(self)
 
 
@@ -95,6 +97,7 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any]) -> 
 
 
 def through_the_product(name: str, library: Any, small: dict[str, Any], scratch: Path) -> Row:
+    """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer import cuts, inputs
     from leansurgeon.architectures.infer.differences import levels
     from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
@@ -146,6 +149,7 @@ def kept(shape: Shape) -> list[int]:
 
 
 def wanted_numbers(shape: Shape, arch: Any, refused: Mapping[str, str]) -> dict[str, str]:
+    """The numbers to ask for: twice the heads, a larger MLP; none that the type refuses."""
     found = {}
     if "heads" not in refused:
         found = {"heads": "2x", "head_dim": "keep"}
@@ -157,6 +161,7 @@ def wanted_numbers(shape: Shape, arch: Any, refused: Mapping[str, str]) -> dict[
 
 
 def keys_of(arch: Any) -> list[Any]:
+    """The config keys of every stage, those of the architecture where stages have none of their own."""
     return [blocks.keys or arch.keys for blocks in arch.stages] or [arch.keys]
 
 

@@ -124,6 +124,7 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
 
 
 def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
+    """Add a pair's condition numbers before and after to the records of its two matrices."""
     for name, before, after in zip((left, right), pair.before, pair.after, strict=True):
         record.setdefault(name, []).append((before, after, pair.basis is not None))
 
@@ -153,6 +154,7 @@ def inside(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
 
 def free_scores(source: Source) -> bool:
+    """Whether q and k may be turned without changing the scores."""
     return why_not_scores(source) is None
 
 
@@ -185,12 +187,15 @@ class Balanced:
         self.record: dict[str, Any] = {}
 
     def tensors(self) -> list[Out]:
+        """The tensors to write, those of balanced layers made anew."""
         return [
             replace(out, entry=None, make=self.maker(out)) if out.name in self.layer_of else out
             for out in self.outs.values()
         ]
 
     def maker(self, out: Out) -> Callable[[], Array]:
+        """A function that makes this tensor; a layer is balanced when its first tensor is asked for."""
+
         def make() -> Array:
             layer = self.layer_of[out.name]
             if self.now[0] != layer:
@@ -200,6 +205,7 @@ class Balanced:
         return make
 
     def made(self, layer: int) -> dict[str, Array]:
+        """The balanced tensors of a layer by name, in float32."""
         specs = self.by_layer[layer]
         stage = self.target.shape.stages[specs[0].stage]
         pieces: dict[str, Array] = {}
@@ -217,6 +223,7 @@ class Balanced:
         return tensors
 
     def held(self, name: str) -> Array:
+        """A tensor before it is balanced, in float32."""
         out = self.outs[name]
         if out.make is not None:
             return to_float32(out.make(), out.dtype)

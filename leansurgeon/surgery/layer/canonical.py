@@ -43,18 +43,22 @@ class Attention:
 
     @property
     def heads(self) -> int:
+        """Number of query heads."""
         return self.q.shape[0]
 
     @property
     def kv_heads(self) -> int:
+        """Number of key and value heads."""
         return self.k.shape[0]
 
     @property
     def head_dim(self) -> int:
+        """Size of a head."""
         return self.q.shape[1]
 
     @property
     def width(self) -> int:
+        """Width of the residual stream."""
         return self.q.shape[2]
 
 

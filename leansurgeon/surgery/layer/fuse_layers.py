@@ -223,6 +223,7 @@ def pad(layer: Layer, after: Stage, std: float = 0.02, seed: int = 0) -> Layer:
     rng = np.random.default_rng(seed)
 
     def drawn(*shape: int) -> Array:
+        """Normal values with the model's own standard deviation."""
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
 
     def grown(x: Array | None, count: int) -> Array | None:

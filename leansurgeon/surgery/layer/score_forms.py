@@ -59,6 +59,7 @@ def divided_form(c_query: Array, c_key: Array, children: int, rank: int, gain: f
 
 
 def grown64(x: Array, rank: int) -> Array:
+    """The second to last axis grown to `rank` with zeros, in float64."""
     return np.concatenate([x, np.zeros((*x.shape[:-2], rank - x.shape[-2], x.shape[-1]))], axis=-2)
 
 

@@ -42,6 +42,7 @@ class Torch:
         """By default scores are scaled by 1/sqrt(head_dim). Shared keys and values are repeated."""
 
         def tensor(x: np.ndarray | None, like: tuple[int, ...]) -> Tensor:
+            """The array as a float32 tensor; zeros of a shape in place of an absent bias."""
             return torch.zeros(like) if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
 
         a, group = attention, attention.heads // attention.kv_heads
@@ -57,6 +58,7 @@ class Torch:
         """Queries, keys and values `(B, H, T, D)`."""
 
         def heads(weight_HWD: Tensor, bias_H1D: Tensor) -> Tensor:
+            """(B, H, T, D): all heads' projections of x."""
             # One product for all heads: many narrow ones are several times slower.
             together = x_BTW.float() @ weight_HWD.transpose(0, 1).flatten(1)
             return together.unflatten(-1, weight_HWD.shape[::2]).transpose(1, 2) + bias_H1D
@@ -163,6 +165,7 @@ def output_roots(parent: Torch, children: int) -> list[Tensor]:
 
 
 def trace(c: Tensor) -> Tensor:
+    """Trace of each matrix (..., 1, 1), kept above zero to divide by."""
     return c.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(1e-300)[..., None, None]
 
 
@@ -200,6 +203,7 @@ def error(
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, T) bool: which positions hold tokens; all of them without a mask."""
     return torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
 
 

@@ -63,6 +63,7 @@ def exact(attention: Attention, after: Stage, *, score_gain: float | None = None
     root = float(np.sqrt(gain))
 
     def heads_of(x: Array | None, chosen: Array, factor: float = 1.0) -> Array | None:
+        """The chosen heads times a factor, each padded with zeros to the new head_dim."""
         return None if x is None else grown(x[chosen] * factor, 1, after.head_dim)
 
     o = np.zeros((before.width, after.heads, after.head_dim), np.float32)
@@ -99,6 +100,7 @@ def families(before: Attention, after: Stage) -> tuple[Array, Array]:
 
 
 def shares(total: int, parts: int) -> list[Array]:
+    """`total` indices in `parts` runs of nearly equal length."""
     return np.array_split(np.arange(total), parts)
 
 
@@ -169,6 +171,7 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
 
 
 def gain_of(attention: Attention, after: Stage, score_gain: float | None) -> float:
+    """The factor that keeps the scores' size when head_dim changes, unless one was given."""
     return float(np.sqrt(after.head_dim / attention.head_dim)) if score_gain is None else score_gain
 
 

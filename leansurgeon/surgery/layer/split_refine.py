@@ -80,6 +80,7 @@ def refine(
 
 
 def plain_moments(parent: Torch, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Second moments of queries and keys over the real tokens, one matrix for each head."""
     q, k, _ = parent.project(x)
     return moment(q, mask.float()), moment(k, mask.float())
 
@@ -93,4 +94,5 @@ def by_child(v: Tensor, factors: Sequence[Tensor]) -> Tensor:
 
 
 def tensor(x: np.ndarray) -> Tensor:
+    """The array as a float32 tensor."""
     return torch.from_numpy(np.ascontiguousarray(x, np.float32))

@@ -43,9 +43,11 @@ class Cost:
 
     @property
     def operations(self) -> int | None:
+        """FLOPs of a forward: the formula's, else those counted; None where neither is known."""
         return self.flops.total if self.flops else self.counted
 
     def as_dict(self) -> dict[str, Any]:
+        """The costs of one model for JSON: FLOPs of a forward, memory in bytes."""
         return {
             "shape": self.shape.as_dict(),
             "parameters": self.parameters.as_dict(),
@@ -71,6 +73,7 @@ class Costs:
     gpu: Gpu | None
 
     def as_dict(self) -> dict[str, Any]:
+        """The costs before and after for JSON."""
         return {
             "source": self.source,
             "architecture": self.architecture,
@@ -127,6 +130,7 @@ def costs(
 
 
 def counted(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
+    """FLOPs counted by running the model on no data; None where no sample can be made up."""
     try:
         return operations.counted(config, architecture, tokens)
     except UnsupportedModel:  # no sample can be made up

@@ -88,6 +88,7 @@ def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
 
 
 def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Operator:
+    """The step that drops the layers not kept, or fuses each with the one before."""
     dropped = [i for i in range(depth) if i not in kept]
     if choice.criterion == "fuse":
         pairs = [[i - 1, i] for i in dropped]

@@ -33,6 +33,7 @@ def pieces(
 
 
 def attention_operator(before: Stage, after: Stage) -> Operator:
+    """The step that starts q, k and v anew."""
     return Operator(
         "fresh-attention",
         "fresh",
@@ -43,5 +44,6 @@ def attention_operator(before: Stage, after: Stage) -> Operator:
 
 
 def model_operator(preset: bool) -> Operator:
+    """The step that starts the whole model anew."""
     says = "the preset has no weights" if preset else "nothing of the source's weights is kept"
     return Operator("fresh", "fresh", f"initialise the whole model by the library's own rules; {says}")

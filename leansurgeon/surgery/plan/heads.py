@@ -105,5 +105,6 @@ def split_operator(before: Stage, after: Stage, *, calibrated: bool) -> Operator
 
 
 def naive_operator(before: Stage, after: Stage) -> Operator:
+    """The step that only writes other numbers of heads into the config."""
     says = f"call {before.heads} heads of {before.head_dim} {after.heads} of {after.head_dim}, as a config edit does"
     return Operator("naive", "near", says, {"before": before.heads, "after": after.heads})

@@ -81,6 +81,7 @@ class Method:
         kept_numbers(self.keep)
 
     def as_dict(self) -> dict[str, Any]:
+        """The method's settings for JSON."""
         return asdict(self)
 
 

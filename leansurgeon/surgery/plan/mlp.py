@@ -23,12 +23,14 @@ def strongest(incoming: list[np.ndarray], outgoing: np.ndarray, keep: int) -> np
 
 
 def widen(before: int, after: int) -> np.ndarray:
+    """(after,) old unit of every new one, FRESH for the added ones."""
     index = np.full(after, FRESH)
     index[:before] = np.arange(before)
     return index
 
 
 def operator(before: int, after: int, *, calibrated: bool = False) -> Operator:
+    """The step that trims or widens the MLP from `before` to `after` units."""
     settings = {"before": before, "after": after}
     if after < before:
         by = "that matter most on the calibration data" if calibrated else "with the largest weights"

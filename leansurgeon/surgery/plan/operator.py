@@ -24,4 +24,5 @@ class Operator:
         return replace(self, says=f"stage {number}: {self.says}", settings={"stage": number, **self.settings})
 
     def as_dict(self) -> dict:
+        """The step as `surgery.json` holds it."""
         return asdict(self)

@@ -65,6 +65,7 @@ class Plan:
 
     @property
     def after(self) -> Shape:
+        """The shape of the result."""
         return self.target.shape
 
     @property
@@ -79,6 +80,7 @@ class Plan:
         return next((e for e in ("fresh", "near", "exact") if e in found), "exact")
 
     def as_dict(self) -> dict:
+        """The plan as `plan --json` prints it."""
         return {
             "source": self.source.name,
             "architecture": self.architecture.name,
@@ -188,6 +190,7 @@ def refuse_new_output(source: Source, init: str) -> None:
 def operators(
     target: Reshaped, init: str, choice: Choice, method: Method, calibrated: bool, heads_by: str | None = None
 ) -> tuple[Operator, ...]:
+    """The steps from the source to the target, in the order in which they are applied."""
     source = target.source
     if method.balance and init in ("fresh", "naive"):
         balance.refuse_fresh(init)

@@ -134,6 +134,7 @@ def ratios_per_stage(text: float | str, count: int) -> list[float]:
 
 
 def ratio_to_dim(ratio: float, width: int) -> int:
+    """Units of an MLP `ratio` times as wide as the model; UsageError for a ratio that is not positive."""
     if not 0 < ratio < float("inf"):
         raise UsageError(f"--mlp-ratio must be above 0, and {ratio:g} was asked for.")
     return round(ratio * width)
@@ -161,6 +162,7 @@ def choose_policy(source: Source, asked: str) -> tuple[str, str]:
 
 
 def new_head_dim(stage: Stage, heads: int, policy: str, arch: Architecture) -> int:
+    """head_dim for this number of heads by the policy; UsageError where it does not come out."""
     if policy == "keep":
         return stage.head_dim
     if policy == "split":

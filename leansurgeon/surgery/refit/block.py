@@ -23,6 +23,7 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
 
     def note(_, args: tuple) -> None:
+        """Pre-hook: keep what the module is given."""
         found.append(args[0].detach())
 
     handle = module.register_forward_pre_hook(note)
@@ -52,6 +53,7 @@ def seen_at(module: nn.Module, run: Callable[[], object]) -> Tensor:
     found: list[Tensor] = []
 
     def note(_, args: tuple) -> None:
+        """Pre-hook: keep what the module is given, then end the forward."""
         found.append(args[0].detach())
         raise Enough
 
@@ -90,6 +92,7 @@ def relative_error(a: Tensor, b: Tensor) -> Tensor:
 
 
 def check_finite(states: list[Tensor], where: str) -> None:
+    """Diverged where activations hold NaN or infinity."""
     if not all(bool(torch.isfinite(s).all()) for s in states):
         raise Diverged(
             f"The activations {where} hold NaN or infinity.",
@@ -124,6 +127,7 @@ def way_back(*modules: nn.Module) -> Callable[[], None]:
     kept = [(p, p.detach().clone()) for module in modules for p in module.parameters(recurse=False)]
 
     def restore() -> None:
+        """Put the kept values back."""
         for parameter, values in kept:
             parameter.data.copy_(values)
 
@@ -150,6 +154,7 @@ def reach(
     shaken: list[Tensor] = []
 
     def shake(out: Tensor) -> Tensor:
+        """Add noise as large as the calm output."""
         size = float(calm.double().pow(2).mean().sqrt()) or 1.0
         shaken.append(torch.randn(out.shape, generator=generator).to(out) * size)
         return out + shaken[-1]

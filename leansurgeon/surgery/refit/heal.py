@@ -131,9 +131,11 @@ class Refit:
 
     @property
     def kept(self) -> bool:
+        """Whether the refitted weight is better on the guard than the old one."""
         return self.weight is not None
 
     def as_dict(self) -> dict:
+        """The refit's errors and its ridge, rounded for the record."""
         return {
             "kept": self.kept,
             "ridge": self.ridge,

@@ -55,13 +55,16 @@ class Site:
 
     @property
     def block(self) -> nn.Module:
+        """The block that is refitted."""
         return self.fit.stream.skeleton.block(self.layer)
 
     def run(self, samples: Samples, b: int) -> Tensor:
+        """The block's output for batch `b`, without gradients."""
         with torch.no_grad():
             return samples.stream.call(b, samples.hidden[b], self.layer)
 
     def first(self) -> Tensor:
+        """The block's output for the first batch of the guard."""
         return self.run(self.guard, 0)
 
 
@@ -97,6 +100,7 @@ def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> h
 def equations(
     module: nn.Module, device: torch.device, worth: Tensor | None = None, *, exact: bool = True
 ) -> heal.NormalEquations:
+    """Empty normal equations for a linear module, with a constant where it has a bias."""
     outputs, inputs = handles.weight_of(module).shape
     constant = module.bias is not None
     return heal.NormalEquations(inputs, outputs, constant=constant, device=device, worth=worth, exact=exact)
@@ -157,6 +161,7 @@ class Norm:
 
     @classmethod
     def of(cls, module: nn.LayerNorm) -> Norm:
+        """A copy of the module's gain and shift; a missing shift is zero."""
         shift = torch.zeros_like(module.weight) if module.bias is None else module.bias
         return cls(module.weight.detach().clone(), shift.detach().clone())
 
@@ -183,6 +188,7 @@ def absorb(site: Site, closing: Norm) -> dict[str, Any] | None:
 
 
 def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
+    """Put gain and shift into the module, in place."""
     module.weight.data.copy_(norm.gain)
     if module.bias is not None:
         module.bias.data.copy_(norm.shift)

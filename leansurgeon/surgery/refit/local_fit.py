@@ -64,6 +64,7 @@ class Fitted:
     seconds: float
 
     def as_dict(self) -> dict[str, float | int | bool]:
+        """Steps, errors on the guard and seconds, rounded for the record."""
         return {
             "steps": self.steps,
             "guard_before": round(self.before, 6),
@@ -135,12 +136,14 @@ def fit_block(site: Site, steps: int = STEPS) -> dict[str, float | int | bool]:
     """Fit all weights of the filled block of a `Site` to its targets, guarded by its guard samples; the numbers."""
 
     def examples(samples: Samples) -> list[Example]:
+        """Every batch with its target and mask."""
         return [
             Example(samples.hidden[b], samples.target[b], samples.masks[b], {"samples": samples, "batch": b})
             for b in range(len(samples))
         ]
 
     def forward(hidden: Tensor, samples: Samples, batch: int) -> Tensor:
+        """The block on one batch."""
         return samples.stream.call(batch, hidden, site.layer)
 
     parameters = list(site.block.parameters())

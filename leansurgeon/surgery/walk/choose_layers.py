@@ -43,6 +43,7 @@ class Evidence:
     stages: list[range]
 
     def as_dict(self) -> dict:
+        """Influence of every layer and angles over runs of layers, rounded for the record."""
         sizes = sorted({n for _, n in self.angle})
         angles = {str(n): {str(i): round(a, 6) for (i, m), a in self.angle.items() if m == n} for n in sizes}
         return {"influence": [round(v, 6) for v in self.influence], "angle": angles, "lost_per_stage": self.lost}
@@ -57,11 +58,13 @@ class Sums:
     values: list[float] = field(default_factory=list)
 
     def add(self, values: Tensor) -> None:
+        """Add values to the sum, in float64."""
         self.total += float(values.double().sum())
         self.count += values.numel()
 
     @property
     def mean(self) -> float:
+        """Mean of all values added, 0 without any."""
         return self.total / max(1, self.count)
 
 
@@ -118,10 +121,12 @@ def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[T
 
 
 def groups_of(stage: range, period: int) -> list[tuple[int, ...]]:
+    """A stage's layers in groups of `period`, which are dropped or kept whole."""
     return [tuple(stage[i : i + period]) for i in range(0, len(stage), period)]
 
 
 def without(evidence_stages: list[range], gone: set[int]) -> tuple[int, ...]:
+    """The layers of all stages but those gone."""
     return tuple(i for stage in evidence_stages for i in stage if i not in gone)
 
 

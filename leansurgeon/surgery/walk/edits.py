@@ -19,6 +19,7 @@ class Edits(Mapping[str, np.ndarray]):
         self.folder, self.files = folder, {}
 
     def put(self, name: str, values: np.ndarray) -> None:
+        """Store a tensor as float32 on disk; one of the same name is replaced."""
         file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
         np.save(file, np.ascontiguousarray(values, np.float32))
         self.files[name] = file
@@ -33,6 +34,7 @@ class Edits(Mapping[str, np.ndarray]):
         return len(self.files)
 
     def close(self) -> None:
+        """Delete the files."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

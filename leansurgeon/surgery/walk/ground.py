@@ -46,10 +46,12 @@ class Options:
 
     @property
     def refits(self) -> bool:
+        """Whether weights are refitted after a cut."""
         return healing(self.heal) != "none"
 
     @property
     def grows(self) -> bool:
+        """Whether blocks are trained locally after the refit."""
         return healing(self.heal) == "local"
 
 

@@ -126,7 +126,10 @@ class Growing:
         return found
 
     def fit(self, layers: list[int], examples: dict[str, list[Example]], phase: Phase) -> Fitted:
+        """Train the blocks of `layers` on the examples by gradient descent."""
+
         def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
+            """The hidden states of one batch after the blocks."""
             for layer in layers:
                 hidden = stream.call(batch, hidden, layer)
             return hidden
@@ -147,6 +150,7 @@ class Pieces:
 
     @classmethod
     def of(cls, growing: Growing, mark: Mark, part: str) -> Pieces:
+        """The part's batches cut into small ones of a few rows."""
         batches, before = growing.view.batches[part], mark.streams[part]
         sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
         small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]
@@ -154,6 +158,7 @@ class Pieces:
         return cls(Stream(growing.skeleton, small), sizes, split(before.hidden, sizes), masks)
 
     def examples(self, goals: list[Tensor]) -> list[Example]:
+        """Every piece with its goal and mask."""
         parts = zip(self.hidden, split(goals, self.sizes), self.masks, strict=True)
         return [Example(h, goal, mask, {"stream": self.stream, "batch": b}) for b, (h, goal, mask) in enumerate(parts)]
 
@@ -168,6 +173,7 @@ def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
 
 
 def slices(sizes: list[int]) -> list[slice]:
+    """Consecutive slices of these lengths."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 

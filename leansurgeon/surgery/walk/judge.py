@@ -85,6 +85,7 @@ class Tally:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
     def as_dict(self) -> dict[str, Any]:
+        """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
         found = {"guard_error": self.error / self.rows}
         if self.predicts:
             found["guard_divergence"] = self.divergence / self.rows

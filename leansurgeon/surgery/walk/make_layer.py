@@ -82,6 +82,7 @@ def on_source(lesson: Lesson, site: Site, skeleton: Skeleton, kept: int) -> Site
     """The same samples, run through block `kept` of a skeleton of the source."""
 
     def part(name: str, samples: Samples) -> Samples:
+        """The samples with the source's stream in place of the student's."""
         return replace(samples, stream=lesson.streams[name].through(skeleton))
 
     return replace(site, layer=kept, fit=part("fit", site.fit), guard=part("guard", site.guard))

@@ -167,6 +167,7 @@ class Student:
         return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
     def refit(self, lesson: Lesson, site: Site, cut: bool, near: bool) -> dict[str, Any] | None:
+        """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
         if found is None and cut and (closing := teacher_norm(lesson)) is not None:
             return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
@@ -207,6 +208,7 @@ class Student:
 
 
 def digest(values: np.ndarray) -> bytes:
+    """SHA-256 of the array's bytes."""
     return hashlib.sha256(np.ascontiguousarray(values)).digest()
 
 

@@ -79,6 +79,7 @@ class Transfer:
         return self.indices[key]
 
     def tensors(self) -> list[Out]:
+        """The tensors of the result in its own order, each made when it is written."""
         outs = []
         for target in self.plan.result.specs:
             if target.layer is None:
@@ -101,10 +102,12 @@ class Transfer:
         return replace(self.by_layer[first][template], layer=old)
 
     def copy(self, target: TensorSpec, spec: TensorSpec) -> Out:
+        """The source's tensor, copied byte for byte."""
         entry = self.weights.entries[spec.name]
         return Out(target.name, entry.dtype, entry.shape, entry=entry)
 
     def block_tensor(self, target: TensorSpec, spec: TensorSpec, index: LayerIndex) -> Out:
+        """A block's tensor: edited, copied, fresh or gathered from the old one."""
         entry = self.weights.entries[spec.name]
         if target.name in self.edits:
             return Out(target.name, entry.dtype, target.shape, make=self.edited(target, entry.dtype))
@@ -127,12 +130,14 @@ class Transfer:
         return Out(target.name, entry.dtype, target.shape, make=self.gathered(target, spec, entry.dtype, index))
 
     def edited(self, target: TensorSpec, dtype: str) -> Callable[[], np.ndarray]:
+        """A function that makes the tensor the walk has edited, in `dtype`."""
         return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], dtype=np.float32), dtype)
 
     def gathered(self, target: TensorSpec, spec: TensorSpec, dtype: str, index: LayerIndex) -> Callable[[], np.ndarray]:
         """Old entries at their new places; the others drawn or zero."""
 
         def make() -> np.ndarray:
+            """Old rows and columns in their new places, fresh values in the added ones."""
             picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
             fresh_at = [np.flatnonzero(pick == FRESH) for pick in picks]
             new = self.background(target, dtype, fresh_at)
@@ -162,6 +167,8 @@ class Transfer:
         return new
 
     def all_fresh(self, target: TensorSpec, dtype: str) -> Callable[[], np.ndarray]:
+        """A function that makes the tensor anew: norms of q and k one, other vectors zero, matrices normal."""
+
         def make() -> np.ndarray:
             if target.new is not None:
                 values = np.full(target.shape, target.new, np.float32)
@@ -180,6 +187,7 @@ class Transfer:
         return fresh.normal(target.shape, self.std(target), self.plan.seed, target.name)
 
     def std(self, target: TensorSpec) -> float:
+        """Standard deviation of fresh weights by the config; 0.02 where it says none."""
         return self.plan.architecture.std(self.config, target.role) or 0.02
 
     @cached_property
@@ -224,6 +232,7 @@ class LayerIndex:
         return np.concatenate(pieces)
 
     def part(self, name: str) -> tuple[np.ndarray, int]:
+        """(new,) old place of every new one along an axis, and how many old places there are."""
         queries, values = self.head_maps
         if name == "q":
             return spread(queries, self.before.head_dim), self.before.inner
@@ -243,6 +252,7 @@ class LayerIndex:
 
     @cached_property
     def head_maps(self) -> tuple[np.ndarray, np.ndarray]:
+        """The old head of every new query head, and of every new key and value head."""
         before, after = self.before, self.after
         if self.splits:
             return heads.split_map(before, after)[:2]
@@ -279,6 +289,7 @@ class LayerIndex:
 
     @cached_property
     def units(self) -> np.ndarray:
+        """(new,) old MLP unit of every new one, FRESH for added ones."""
         before, after = self.before, self.after
         if after.mlp_dim >= before.mlp_dim:
             return mlp.widen(before.mlp_dim, after.mlp_dim)
@@ -296,10 +307,12 @@ class LayerIndex:
         return f"{layer}.{self.group}" if self.group else str(layer)
 
     def tensors(self, role: str, layer: int | None = None) -> list[TensorSpec]:
+        """The layer's tensors of one role."""
         specs = self.t.by_layer[self.layer if layer is None else layer].values()
         return [s for s in specs if s.role == role and s.group == self.group]
 
     def has(self, role: str) -> bool:
+        """Whether the layer has a tensor of this role."""
         return bool(self.tensors(role))
 
     def matrix(self, role: str, axis: str, *, last: bool, layer: int | None = None) -> np.ndarray:

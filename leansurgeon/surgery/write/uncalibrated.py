@@ -37,6 +37,7 @@ class SplitTensors(Mapping[str, np.ndarray]):
         return self.now[1][name]
 
     def made(self, layer: int) -> dict[str, np.ndarray]:
+        """The layer's attention tensors with split heads, by name."""
         old = canonical.unpack(self.source, self.plan.layers[layer])
         stage, left = 0, layer
         while left >= self.plan.after.stages[stage].depth:

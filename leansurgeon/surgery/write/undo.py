@@ -62,6 +62,7 @@ class Undo:
         return sorted(map(self.tensor, self.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
 
     def tensor(self, spec: TensorSpec) -> Out:
+        """A tensor of the model before the surgery: copied, or gathered from the new one."""
         entry = self.source.weights.entries[spec.name]
         if spec.layer is None and spec.role not in FOLLOWERS:
             return Out(spec.name, entry.dtype, entry.shape, entry=entry)
@@ -75,6 +76,7 @@ class Undo:
         """The old entries, taken from where `picks` (the old place of every new entry, by axis) has put them."""
 
         def make() -> np.ndarray:
+            """The first copy of every old entry; UsageError where training has changed the others."""
             new = self.source.weights.raw(spec.name)
             firsts = [
                 [int(np.flatnonzero(pick == i)[0]) for i in range(n)] for pick, n in zip(picks, spec.shape, strict=True)
@@ -188,6 +190,7 @@ def undoable(source: Source) -> SurgeryRecord:
 
 
 def inverse(step: Step) -> Operator:
+    """The step that takes back an exact one."""
     says = {
         "add-heads": "take the added heads away",
         "split-heads": "join the children of every head",
@@ -250,6 +253,7 @@ def verify(steps: Undo, written: Path, paths: list[Path]) -> dict[str, Any]:
 
 
 def unequal(new: Weights, old: Weights) -> Iterator[str]:
+    """Names of the tensors that differ in dtype, shape or bytes."""
     for name, entry in new.entries.items():
         other = old.entries.get(name)
         alike = other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
