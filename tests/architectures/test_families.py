@@ -132,7 +132,7 @@ def test_a_file_may_leave_out_what_the_library_takes_for_granted(saved):
 def test_an_mlp_that_a_whole_ratio_cannot_hold_is_refused(saved):
     folder, _ = saved("dinov2")
     source = open_source(str(folder))
-    with pytest.raises(UsageError, match="48 is none of 32; nearest: 32, 64"):
+    with pytest.raises(UsageError, match=r"\b48\b.*\b32\b.*\b32\b.*\b64\b"):
         source.architecture.with_shape(source.config, source.shape.with_(mlp_dim=48))
 
 
@@ -164,7 +164,7 @@ def test_config_and_weights_that_disagree_are_refused(saved):
 
 
 def test_shape_arithmetic_refuses_what_cannot_be():
-    with pytest.raises(Exception, match="10 heads cannot share 4 key/value heads evenly; nearest: 8, 12"):
+    with pytest.raises(Exception, match=r"\b10\b.*\b4\b.*key/value.*\b8\b.*\b12\b"):
         Shape((Stage(2, 10, 8, 4, 16, 32),))
     with pytest.raises(Exception, match="depth must be at least 1"):
         Shape((Stage(0, 8, 8, 4, 16, 32),))

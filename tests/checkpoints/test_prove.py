@@ -39,7 +39,7 @@ def test_a_source_that_nothing_can_be_compared_with(source, why):
 def test_an_exact_plan_may_err_by_rounding_only():
     far = SOURCE | {"differences": SAME | {"max_difference": 3e-4}}
     assert prove.against(far, RESULT, "noise", exact=False).done
-    with pytest.raises(LeanSurgeonError, match=r"outputs differ by 0\.0003 where their spread is 2"):
+    with pytest.raises(LeanSurgeonError, match=r"0\.0003.*\b2\b"):
         prove.against(far, RESULT, "noise", exact=True)
 
 

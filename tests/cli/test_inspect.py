@@ -112,7 +112,7 @@ def test_an_inner_width_that_disagrees_is_refused_with_surgery_json_as_witness(s
     folder, _ = saved("vit")
     out = cut(folder, tmp_path / "lean", heads="8")
     edit(out, num_attention_heads=4)
-    with pytest.raises(UnsupportedModel, match=r"is \[64.*\] in the weights.*heads 8 in surgery.json and 4 in config"):
+    with pytest.raises(UnsupportedModel, match=r"\b64\b.*\b8\b.*surgery\.json.*\b4\b"):
         invoke(out)
     (out / "surgery.json").unlink()
     with pytest.raises(UnsupportedModel, match=r"is \[64.*\] in the weights.*The config does not fit its weights"):

@@ -212,5 +212,5 @@ def test_more_gpus_than_the_machine_has(shrunk, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UsageError, match="2 GPUs were asked for and this machine shows 0"):
+    with pytest.raises(UsageError, match=r"\b2\b.*\b0\b"):
         RUNNER.invoke(app, ["retrain", str(shrunk / "lean"), "--gpus", "2"], catch_exceptions=False)

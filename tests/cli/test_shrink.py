@@ -103,7 +103,7 @@ BAD_FOLDERS = [
     (pickled, 3, "--allow-pickle"),
     (misfit, 3, "does not fit its weights"),
     (unknown_family, 3, "nearest known one is 'bert'"),
-    (quantised, 3, "quantised (gptq)"),
+    (quantised, 3, "'gptq'"),
 ]
 
 

@@ -118,12 +118,12 @@ def test_summaries_of_earlier_versions_are_known_by_recipe_and_shape(tmp_path):
         assert found.experiment == old == summary.read(made[arm, 0].run).experiment  # marked as this version marks
     old = replace(kept.part_of(made["lean", 0]), settings=None)
     trained(made["lean", 0], experiment=old)
-    with pytest.raises(UsageError, match=r"arms\.lean\.heads was \[8\] and is \[16\]"):
+    with pytest.raises(UsageError, match=r"arms\.lean\.heads.*\b8\b.*\b16\b"):
         kept.finished(jobs(tmp_path, arms={"lean": {"heads": 16}})["lean", 0])
     same_rate = {"retrain": {"optim": {"lr": 1e-3}}}
     lean = jobs(tmp_path, **same_rate)["lean", 0]
     trained(lean, experiment=replace(kept.part_of(lean), settings=None))
-    with pytest.raises(UsageError, match="init was 'transfer' and is 'fresh'"):
+    with pytest.raises(UsageError, match=r"'transfer'.*'fresh'"):
         kept.finished(jobs(tmp_path, **same_rate, arms={"lean": {"init": "fresh"}})["lean", 0])
 
 
@@ -142,5 +142,5 @@ def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, 
     monkeypatch.setattr(checkpoint, "newest", lambda folder: folder / "checkpoints" / "step-00000003")
     monkeypatch.setattr(checkpoint, "read_state", lambda path: state)
     kept.check_interrupted(before)
-    with pytest.raises(UsageError, match=r"interrupted .* train\.optim\.lr was 0\.001 and is 0\.002"):
+    with pytest.raises(UsageError, match=r"train\.optim\.lr.*0\.001.*0\.002"):
         kept.check_interrupted(now)

@@ -99,7 +99,7 @@ def test_members_that_are_wanted_and_one_that_is_too_large(tmp_path):
         ("x/1.txt", b"one")
     ]
     packed(tmp_path / "b.tar.gz", ("unwanted", bytes(10**7)), ("1.txt", b"one"))
-    with pytest.raises(UsageError, match="10,000,000 bytes, more than the 1,000"):
+    with pytest.raises(UsageError, match=r"10,000,000.*1,000"):
         list(archives.members(tmp_path / "b.tar.gz", lambda name: name == "1.txt", 1000))
 
 

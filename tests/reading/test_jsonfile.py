@@ -68,7 +68,7 @@ def test_what_is_too_large_is_not_read(tmp_path):
     with file.open("wb") as out:
         out.truncate(10**12)  # no block of it is on the disk
     began = time.monotonic()
-    with pytest.raises(UsageError, match="1,000,000,000,000 bytes, more than the 32,000,000"):
+    with pytest.raises(UsageError, match=r"1,000,000,000,000.*32,000,000"):
         jsonfile.read(file)
     assert time.monotonic() - began < 1
 

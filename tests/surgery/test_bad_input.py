@@ -66,7 +66,7 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
     with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
         decide(plan(source, Wanted(layers="2"), calibrated=True), type("Data", (), {"says": "text"}))
     spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
-    with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight' holds NaN or infinity, so it cannot"):
+    with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
         cut(folder, tmp_path / "out", Method(balance=True))
     assert not (tmp_path / "out").exists()
 
@@ -74,9 +74,7 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
 def test_uneven_layers_are_refused_with_both_sizes(saved, tmp_path):
     folder, _ = saved("llama")
     spoil(folder, lambda t: t.update({GATE: t[GATE][:40].clone()}))
-    with pytest.raises(
-        UnsupportedModel, match=r"gate_proj\.weight' is \[40, 32\] in the weights, .* asks for \[48, 32\]"
-    ):
+    with pytest.raises(UnsupportedModel, match=r"gate_proj\.weight.*\b40\b.*\b32\b.*\b48\b.*\b32\b"):
         open_source(str(folder))
     with pytest.raises(UnsupportedModel, match="lack"):
         spoil(folder, lambda t: t.pop(GATE))

@@ -113,5 +113,5 @@ def test_what_cannot_follow_is_refused(folder, tmp_path):
     source, _ = folder("xcit")
     opened = open_source(str(source))
     carry_out(plan(opened, Wanted(heads="7")), tmp_path / "apart", check=False)
-    with pytest.raises(UsageError, match="cls_num_heads is 4 and the blocks have 7"):
+    with pytest.raises(UsageError, match=r"cls_num_heads.*\b4\b.*\b7\b"):
         plan(open_source(str(tmp_path / "apart")), Wanted(heads="9", class_attention=True))

@@ -138,6 +138,6 @@ def test_heads_that_all_share_one_key_are_cut_one_by_one(saved):
 def test_less_than_a_head_is_refused_with_the_least_share(saved):
     assert prune.share("37.5%") == 0.375
     folder, _ = saved("llama")
-    with pytest.raises(UsageError, match="10% of 2 key/value groups") as error:
+    with pytest.raises(UsageError, match=r"10%.*\b2\b.*key/value") as error:
         prune.check(open_source(str(folder)), 0.1)
     assert "50%" in error.value.hint

@@ -64,7 +64,7 @@ def test_added_heads_do_not_change_the_function(family, saved, tmp_path):
 @pytest.mark.parametrize("family", SPLIT_ONLY)
 def test_heads_that_keep_their_size_are_refused_where_no_library_holds_them(family, saved, tmp_path):
     folder, _ = saved(family)
-    with pytest.raises(UnsupportedModel, match="derives head_dim from width // heads = 4; it cannot hold 8"):
+    with pytest.raises(UnsupportedModel, match=r"head_dim.*\b4\b.*\b8\b"):
         cut(folder, tmp_path / "wide", heads="2x", head_dim="keep")
 
 

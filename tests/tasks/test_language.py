@@ -231,7 +231,7 @@ def test_held_out_files_and_several_documents(tmp_path):
 
 def test_rows_of_the_embedding_can_be_rounded_up(cache):
     assert prepared(cache, tokenizer="byte", vocab_size=512).model_overrides() == {"vocab_size": 512}
-    with pytest.raises(UsageError, match=r"byte tokenizer has 261 tokens, more than .* vocab_size 200"):
+    with pytest.raises(UsageError, match=r"\b261\b.*vocab_size.*\b200\b"):
         prepared(cache, tokenizer="byte", vocab_size=200).model_overrides()
 
 
@@ -315,11 +315,11 @@ def test_token_ids_pass_as_they_are(tmp_path):
         prepared(tmp_path / "cache", "causal-lm", tokenizer="bpe", **options)
     rows[3][7] = 261
     write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    with pytest.raises(UsageError, match="token id 261, and the tokenizer has 261"):
+    with pytest.raises(UsageError, match=r"\b261\b.*\b261\b"):
         prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
     rows[3][7] = -100
     write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    with pytest.raises(UsageError, match="token id -100, and the tokenizer has 261"):
+    with pytest.raises(UsageError, match=r"\b100\b.*\b261\b"):
         prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
 
 

@@ -108,9 +108,7 @@ def test_pairs_are_two_inputs_of_the_dual_model(tmp_path):
 
 
 def test_bad_pairs_are_one_sentence(tmp_path):
-    with pytest.raises(
-        UsageError, match=r"AAN pairs are not in .*new_aan_pairs\.train\.tsv is missing.*lra_release\.gz"
-    ):
+    with pytest.raises(UsageError, match=r"AAN.*new_aan_pairs\.train\.tsv.*lra_release\.gz"):
         prepared(tmp_path / "cache", "lra-retrieval", data=str(tmp_path / "nowhere"))
     data, _ = write_pairs(tmp_path / "data")
     path = tmp_path / "data" / "tsv_data" / "new_aan_pairs.eval.tsv"
@@ -238,7 +236,7 @@ def test_a_harmful_pickle_is_refused(tmp_path, capsys):
             prepared(tmp_path / "cache", "cifar10", data=data)
     assert capsys.readouterr().out == ""
     path.unlink()
-    with pytest.raises(UsageError, match="not complete: data_batch_3 is missing"):
+    with pytest.raises(UsageError, match=r"data_batch_3"):
         prepared(tmp_path / "cache", "cifar10", data=data)
 
 
@@ -249,7 +247,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path):
         ) as caught:
             prepared(tmp_path, name)
         assert words.split(".*")[1] in str(caught.value.hint)
-        with pytest.raises(UsageError, match=r"(CIFAR-10 is|reviews are) not in"):
+        with pytest.raises(UsageError, match=r"CIFAR.*\b10\b"):
             prepared(tmp_path, name, data=str(tmp_path / "nowhere"))
 
 
@@ -296,6 +294,6 @@ def test_a_model_with_too_few_positions_is_refused_before_any_data_is_made(name,
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     task = tasks.make(name, {"data": str(tmp_path)} if name.startswith("lra-") else {})
-    with pytest.raises(UsageError, match=r"seq_len is \d+ and the model .* has 512 positions"):
+    with pytest.raises(UsageError, match=r"seq_len.*\b512\b"):
         task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
     assert not (tmp_path / "cache").exists()

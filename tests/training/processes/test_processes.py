@@ -83,7 +83,7 @@ def test_more_gpus_than_there_are(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UsageError, match="4 GPUs were asked for and this machine shows 1"):
+    with pytest.raises(UsageError, match=r"\b4\b.*\b1\b"):
         launch.check_gpus(4)
 
 

@@ -55,7 +55,7 @@ def test_a_warm_up_from_a_rate_is_that_of_timm():
     for step in range(21):
         ours = lr_at(step, total=320, warmup=20, peak=3e-3, shape=shape)
         assert ours == pytest.approx(theirs._get_lr(step)[0], rel=1e-12)
-    with pytest.raises(ValueError, match=r"schedule\.warmup_lr 0\.01 is above optim\.lr 0\.001"):
+    with pytest.raises(ValueError, match=r"schedule\.warmup_lr.*0\.01.*optim\.lr.*0\.001"):
         Train(duration="1ep", batch=8, optim={"lr": 1e-3}, schedule={"warmup_lr": 1e-2})
 
 

@@ -180,7 +180,7 @@ def test_a_crash_between_two_renames_loses_nothing(tmp_path):
 def test_a_changed_recipe_is_refused_and_named(tmp_path):
     cut.processes(1, cut.interrupted, tmp_path, "train", 43, cut.TERM, 0, "never", {})
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    with pytest.raises(UsageError, match=r"train\.ema\.decay was 0\.8 and is 0\.9") as error:
+    with pytest.raises(UsageError, match=r"train\.ema\.decay.*0\.8.*0\.9") as error:
         cut.run(tmp_path, resume="auto", ema={"decay": 0.9})
     assert error.value.exit_code == 2 and "--resume-anyway" in error.value.hint
     with pytest.raises(UsageError, match="not empty"):
@@ -199,7 +199,7 @@ def test_a_changed_recipe_is_refused_and_named(tmp_path):
 
 def test_other_data_or_another_start_is_refused():
     state = {"recipe": {}, "origin": {"model.safetensors": "abc"}, "data": {"train": 64, "eval": 13}}
-    with pytest.raises(UsageError, match="train data has 65 samples, and 64"):
+    with pytest.raises(UsageError, match=r"\b65\b.*\b64\b"):
         resume.check_data(state, {"train": 65, "eval": 13})
     state["recipe"] = recipe().model_dump(mode="json")
     with pytest.raises(UsageError, match=r"model\.safetensors differs"):
