@@ -85,7 +85,11 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
         pickles.read_tensors(tmp_path / "x.bin")
 
 
-@pytest.mark.parametrize("value", [Harm(), {b"a": Harm()}, [1], {b"data": np.array([None])}], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [Harm(), {b"a": Harm()}, [1], {b"data": np.array([None])}],
+    ids=["code", "code inside", "a list", "objects"],
+)
 def test_arrays_of_old_pickles(value, capsys):
     assert list(pickles.parse_arrays(pickle.dumps({b"data": np.arange(3)}, 2), "x")[b"data"]) == [0, 1, 2]
     with pytest.raises(UsageError):
