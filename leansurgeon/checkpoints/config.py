@@ -152,6 +152,7 @@ def read_config(path: Path) -> Config:
     config = jsonfile.read_object(file, raising=UnsupportedModel)
     if not trust.allowed():
         trust.refuse_kernels(config, path)
+    trust.refuse_loaders(config, path)
     if "quantization_config" in config:
         quantised = config["quantization_config"]
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised

@@ -80,17 +80,7 @@ def parse(text: str | bytes, where: str, *, raising: type[LeanSurgeonError] = Us
 
 def a_kind_of(value: object) -> str:
     """What a JSON value is, in words."""
-    if value is None:
-        return "null"
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 def value_at(data: Any, *path: str) -> Any:

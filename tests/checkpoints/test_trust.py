@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
@@ -172,6 +173,17 @@ def test_a_kernel_of_the_hub_is_refused(place, saved):
         load(folder)
     edit(folder, attn_implementation="eager", text_config=None)
     open_source(str(folder))
+
+
+@pytest.mark.parametrize("key, value", [("checkpoint_path", "evil.pth"), ("pretrained", True)])
+def test_a_timm_config_loads_no_weights_but_its_own(key, value, tmp_path):
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": {"depth": 2, "pretrained": False}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path) == config
+    edit(tmp_path, model_args={"depth": 2, key: value})
+    with pytest.raises(UnsupportedModel) as error:
+        read_config(tmp_path)
+    assert key in error.value.message and repr(value) in error.value.message
 
 
 def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):

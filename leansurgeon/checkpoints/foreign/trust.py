@@ -19,7 +19,7 @@ from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.digests import digest
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, quoted
 from leansurgeon.reading import jsonfile
 
 FLAG = "--trust-remote-code"
@@ -27,6 +27,8 @@ ALLOWED = "LEANSURGEON_TRUST_REMOTE_CODE"  # how a command tells the processes t
 # Config keys that name code for transformers to fetch, or a file that is not there for others to look for.
 CODE_KEYS = ("auto_map", "custom_pipelines")
 KERNELS = ("attn_implementation", "experts_implementation")
+# What timm.create_model takes beside a model's own arguments: files that it unpickles, weights that it fetches.
+LOADERS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 
 
 def allow(value: bool) -> bool:
@@ -80,6 +82,20 @@ def refuse_kernels(config: Config, folder: Path) -> None:
                 f"{folder} wants to run code of the hub: config.json says {key} = {value!r}.",
                 f"Take the key out of config.json; or, if you trust it, add {FLAG}.",
             )
+
+
+def refuse_loaders(config: Config, folder: Path) -> None:
+    """Raises `UnsupportedModel` where a timm config would have other weights loaded than those beside it; some versions
+    of timm run what a pickle there says.
+    """
+    args = config.get("model_args")
+    found = next((key for key in LOADERS if isinstance(args, Mapping) and args.get(key)), None)
+    if found:
+        raise UnsupportedModel(
+            f"{folder} wants to load other weights than its own: config.json says model_args.{found} = "
+            f"{quoted(args[found])}.",
+            "Take the key out of config.json.",
+        )
 
 
 def walk(config: object) -> Iterator[tuple[str, object]]:

@@ -39,8 +39,6 @@ def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:
     (ModernBERT's has no norm before its attention), and that tensor's name in the source. None where every layer brings
     tensors of its own kind.
     """
-    if source.architecture.uneven:
-        return None
     start = 0
     if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
         return None
