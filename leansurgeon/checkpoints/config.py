@@ -14,6 +14,7 @@ from leansurgeon.architectures.tensors import Config
 from leansurgeon.checkpoints.foreign import trust, unpacked
 from leansurgeon.errors import UnsupportedModel, quoted
 from leansurgeon.reading import jsonfile, modelcard
+from leansurgeon.reading.jsonfile import Json
 
 LARGEST = 2**31 - 1
 LAYERS = 10_000
@@ -28,7 +29,7 @@ class Kind:
     test: Callable[[Any], bool]
     several: bool = False
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: Json) -> bool:
         """Whether a value is of this kind. None says nothing, and always fits."""
         if value is None:
             return True
@@ -42,23 +43,23 @@ def whole(least: int, most: int = LARGEST) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and least <= value <= most
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Json) -> bool:
     """Whether the value is a finite number below 1e30; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e30
 
 
-def is_token(value: Any) -> bool:
+def is_token(value: Json) -> bool:
     """The id of a token, or of several; -1 is none."""
     test = whole(-1)
     return all(map(test, value)) if isinstance(value, list) else test(value)
 
 
-def is_texts(value: Any) -> bool:
+def is_texts(value: Json) -> bool:
     """Whether the value is a list of strings."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def is_labels(value: Any) -> bool:
+def is_labels(value: Json) -> bool:
     """Whether the value is an object of strings or whole numbers, as `id2label` and `label2id` are."""
     return isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values())
 

@@ -7,7 +7,7 @@ of its files), or both from the same source, layer 4 of B may be layer 9 of A. O
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite, prod, sqrt
 from typing import Any
@@ -18,11 +18,18 @@ from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Entry, to_float32
+from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.shape import ParameterCount, Shape
 
 PIECE = 1 << 22  # values that are compared at once
 FLOATING = ("F64", "F32", "F16", "BF16")
-ABSENT = object()
+
+
+class Absent:
+    """In place of the value of a key that one of two configs lacks."""
+
+
+ABSENT = Absent()
 
 
 @dataclass(frozen=True)
@@ -56,14 +63,14 @@ class Diff:
     tensors: tuple[Compared, ...]
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Mapping[str, int]:
         """The number of tensors in each state."""
         found: dict[str, int] = {}
         for tensor in self.tensors:
             found[tensor.state] = found.get(tensor.state, 0) + 1
         return found
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The comparison as the JSON document that `diff --json` prints."""
         return {
             "a": side(self.a),
@@ -79,7 +86,7 @@ class Diff:
         }
 
 
-def side(source: Source) -> dict[str, Any]:
+def side(source: Source) -> JsonObject:
     """One of the two models, as the JSON document describes it."""
     shape: Shape = source.shape
     parameters: ParameterCount = source.parameters
@@ -251,7 +258,7 @@ def pieces(entry: Entry) -> Iterator[np.ndarray]:
 # -- config ----------------------------------------------------------------------------------------
 
 
-def differing(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differing(a: Json | Absent, b: Json | Absent, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Config keys whose values differ, nested ones with dots."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys((*a, *b)):

@@ -26,6 +26,7 @@ from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 
 AUTO = {
     "image-classification": "AutoModelForImageClassification",
@@ -92,7 +93,7 @@ class Loaded:
         return found
 
     @property
-    def info(self) -> dict[str, Any]:
+    def info(self) -> JsonObject:
         """Shape, parameters by part, and the surgery that the model went through."""
         shape = self.architecture.shape(self.config)
         # Adapters are merged when they are saved.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from leansurgeon.architectures.tensors import TensorSpec
 from leansurgeon.shape import Stage
 
 Array = np.ndarray
+Pieces: TypeAlias = dict[str, np.ndarray]  # by their fields in `Attention` or `Mlp`
 ATTENTION_ROLES = ("q", "k", "v", "qk", "qkv")
 
 
-def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> dict[str, Array] | None:
+def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> Pieces | None:
     """The canonical fields that one tensor of a file holds; None where it holds none (a norm)."""
     end = "" if len(spec.axes) > 1 else "_bias"
     if spec.role in ATTENTION_ROLES:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from leansurgeon.reading.jsonfile import Json, JsonObject
+
 # An absolute path within a text: behind nothing, a blank or an opening sign, and up to the next of them.
 _IN_TEXT = re.compile(r"(?:(?<=^)|(?<=[\s='\"(\[]))(?:~?/(?=[\w.])|[A-Za-z]:[\\/])[^\s,;:'\")\]]*[^\s,;:.'\")\]]")
 
@@ -31,7 +33,7 @@ def is_place(name: str) -> bool:
     return name.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]", name) is not None
 
 
-def without_places(value: Any) -> Any:
+def without_places(value: Json) -> Any:
     """The same value, its texts without absolute paths: whole ones, those between commas and behind `key=`, and those
     in sentences.
     """
@@ -44,7 +46,7 @@ def without_places(value: Any) -> Any:
     return ",".join(_of_piece(piece) for piece in value.split(","))
 
 
-def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_place(config: Mapping[str, Any]) -> JsonObject:
     """A model's config without the path that some libraries note in it."""
     said = config.get("_name_or_path")
     local = isinstance(said, str) and is_place(said)

@@ -18,6 +18,7 @@ from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.taker import NAME, DamagedRecord, Taker
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.shape import Shape
 
 FORM = 1  # raised where an older reader would misread what is written
@@ -71,7 +72,7 @@ class Comparison:
     scored: int | None = None
 
     @classmethod
-    def from_dict(cls, data: object) -> Comparison:
+    def from_dict(cls, data: Json) -> Comparison:
         """Raises `DamagedRecord`."""
         take = Taker(data, "compared")
         return cls(
@@ -89,18 +90,18 @@ class Comparison:
             scored=take("scored", int),
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The comparison for `surgery.json`, without what was not measured."""
         return {key: plain(value) for key, value in named(self).items() if value is not None}
 
 
-def both_of(data: object) -> Both:
+def both_of(data: Json) -> Both:
     """A pair of figures of source and result; DamagedRecord where one is missing."""
     take = Taker(data, "compared")
     return Both(take("source", float, needed=True), take("result", float, needed=True))
 
 
-def embeddings_of(data: object) -> Embeddings:
+def embeddings_of(data: Json) -> Embeddings:
     """How alike the sentence embeddings are, from the record."""
     take = Taker(data, "embeddings")
     return Embeddings(
@@ -129,7 +130,7 @@ class Proof:
     compared: Comparison | None = None
 
     @classmethod
-    def from_dict(cls, data: object) -> Proof:
+    def from_dict(cls, data: Json) -> Proof:
         """Raises `DamagedRecord`."""
         take = Taker(data, "proof")
         return cls(
@@ -146,7 +147,7 @@ class Proof:
             compared=take.part("compared", Comparison.from_dict),
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The proof for `surgery.json`."""
         found = {key: plain(value) for key, value in named(self).items()}
         return found if self.compared else {key: value for key, value in found.items() if key != "compared"}
@@ -170,7 +171,7 @@ class Origin:
     code: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, data: object) -> Origin:
+    def from_dict(cls, data: Json) -> Origin:
         """Raises `DamagedRecord`."""
         if isinstance(data, str):  # as the first versions wrote it
             return cls(data)
@@ -185,7 +186,7 @@ class Origin:
             code=take.words("code"),
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Where the result comes from, for `surgery.json`."""
         found = {key: plain(value) for key, value in named(self).items()}
         return found if self.code else {key: value for key, value in found.items() if key != "code"}
@@ -241,7 +242,7 @@ class SurgeryRecord:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_dict(cls, data: object) -> SurgeryRecord:
+    def from_dict(cls, data: Json) -> SurgeryRecord:
         """Raises `DamagedRecord` for what is no record, or has the form of a later version."""
         take = Taker(data, NAME)
         form = take("schema_version", int, FORM)
@@ -269,7 +270,7 @@ class SurgeryRecord:
             other={key: value for key, value in take.data.items() if key not in KEYS},
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """What stands in the file."""
         found = {
             KEY_OF.get(key, key): plain(value) for key, value in named(self).items() if key not in ("other", *PLAN)
@@ -293,7 +294,7 @@ OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "
 KEYS = {KEY_OF.get(f.name, f.name) for f in fields(SurgeryRecord) if f.init} - {"other"}
 
 
-def shape_of(data: object) -> Shape:
+def shape_of(data: Json) -> Shape:
     """Raises `DamagedRecord`."""
     try:
         return Shape.from_dict(data)  # type: ignore[arg-type]
@@ -301,7 +302,7 @@ def shape_of(data: object) -> Shape:
         raise DamagedRecord(f"{NAME} is damaged: a shape in it cannot be read ({type(error).__name__}).") from None
 
 
-def step_of(data: object) -> Step:
+def step_of(data: Json) -> Step:
     """One operator of the surgery, from the record."""
     take = Taker(data, "operators")
     says = [take(key, str, needed=True) for key in ("name", "exactness", "says")]
@@ -358,7 +359,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
 # -- small parts -----------------------------------------------------------------------------------
 
 
-def named(value: Any) -> dict[str, Any]:
+def named(value: Any) -> JsonObject:
     """A record's fields by name, not descending into them."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 

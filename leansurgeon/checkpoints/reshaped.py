@@ -5,7 +5,7 @@ Made once by the plan and carried by it; whoever carries a plan out asks here an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -91,7 +91,7 @@ class Reshaped:
                     yield replace(spec, name=at_layer(spec, arch, j), shape=sizes, layer=layer, index=j)
 
     @cached_property
-    def by_layer(self) -> dict[int | None, tuple[TensorSpec, ...]]:
+    def by_layer(self) -> Mapping[int | None, tuple[TensorSpec, ...]]:
         """The tensors of every layer, counted through all stages; None holds those outside the blocks."""
         found: dict[int | None, list[TensorSpec]] = {}
         for spec in self.specs:

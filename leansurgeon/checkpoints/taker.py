@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.reading.jsonfile import Json
 
 NAME = "surgery.json"
 
@@ -17,7 +18,7 @@ class DamagedRecord(UnsupportedModel):
 class Taker:
     """Values of a JSON object by their kind; what is missing or null is the default."""
 
-    def __init__(self, data: object, where: str) -> None:
+    def __init__(self, data: Json, where: str) -> None:
         if not isinstance(data, Mapping):
             raise DamagedRecord(f"{NAME} is damaged: '{where}' is no object.")
         self.data, self.where = data, where
@@ -57,6 +58,6 @@ class Taker:
         return None if value is None else read(value)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Json) -> bool:
     """Whether the value is a number; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full
 from leansurgeon.reading.tensorfile import INDEX, Entry, read_header, shards
+
+Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
 
 # Bytes of each dtype, and the numpy type that holds its raw bits. bf16 and fp8 have no numpy type: their bits travel
 # as integers.
@@ -70,7 +73,7 @@ class Weights:
         return sorted({entry.file for entry in self.entries.values()})
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every tensor, from the files' headers."""
         return {name: entry.shape for name, entry in self.entries.items()}
 

@@ -10,6 +10,7 @@ import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, progress, say
 from leansurgeon.errors import UsageError, short
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def measured(opened: Source, sample: Calibration, options: Options) -> Study:
 
 def pruned(
     opened: Source, found: Study, asked: float, sample: Calibration, seed: int, out: Path, *, heal: bool, force: bool
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write the smaller checkpoint and give what is to be said of it."""
     from dataclasses import replace
 

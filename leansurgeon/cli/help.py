@@ -6,7 +6,7 @@ An option's panel is looked up here by its name, so that a word means the same p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, get_type_hints
 
 import typer
@@ -147,7 +147,7 @@ def spelled(param: typer.core.TyperOption, kind: str = "") -> str:
     return f"{'/'.join([', '.join(long_first), *param.secondary_opts])} {kind}".rstrip()
 
 
-def kinds(command: Command) -> dict[str, str]:
+def kinds(command: Command) -> Mapping[str, str]:
     """What a person types after each option, by the name of the parameter; nothing after a flag."""
     hints = get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
     return {name: next((word for kind, word in KINDS if kind in str(hint)), "") for name, hint in hints.items()}

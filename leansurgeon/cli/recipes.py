@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,7 +86,7 @@ def copy(
     print(target)
 
 
-def _row(name: str, recipe: Recipe) -> dict[str, str]:
+def _row(name: str, recipe: Recipe) -> Mapping[str, str]:
     experiment = recipe.kind == "experiment"
     return {
         "name": name,

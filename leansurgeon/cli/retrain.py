@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -158,7 +159,7 @@ def sigterm_as_exception() -> Iterator[None]:
 
     owner = os.getpid()
 
-    def stop(number: int, frame: object) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         """The handler: forked children end at once, the process itself by an exception."""
         if os.getpid() != owner:
             os._exit(Terminated.exit_code)

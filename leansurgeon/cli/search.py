@@ -14,6 +14,7 @@ import typer
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say, seed_list
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.search import Outcome
-    from leansurgeon.search.space import Candidate
+    from leansurgeon.search.space import Budget, Candidate, Found
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
@@ -167,7 +168,7 @@ def search(
 
 
 def run(
-    opened: Source, found: Any, budget: Any, sample: Calibration, training: TrainingRecipe | None, folder: Path,
+    opened: Source, found: Found, budget: Budget, sample: Calibration, training: TrainingRecipe | None, folder: Path,
     seeds: tuple[int, ...], share: float, fit: int, parallel: int | None, changes: dict[str, Any] | None,
     setting: Setting, tries: int,
 ) -> Outcome:  # fmt: skip
@@ -237,7 +238,7 @@ def recipe_of(opened: Source, name: str | None, sets: list[str] | None) -> Train
     return load_training(name or bound, list(sets or []), transferred=opened.learned)
 
 
-def config_changes(recipe: str | None, source: str) -> dict[str, Any] | None:
+def config_changes(recipe: str | None, source: str) -> JsonObject | None:
     """What an experiment changes in the config of its source, where that is this preset."""
     from leansurgeon.architectures.presets import PRESETS
     from leansurgeon.training.recipe.reading import load
@@ -332,7 +333,7 @@ def write_winner(
     carry_out(decided, target, force=force, say=say)
 
 
-def dry_document(opened: Source, found: Any, ranked: list[Candidate]) -> dict[str, Any]:
+def dry_document(opened: Source, found: Found, ranked: list[Candidate]) -> JsonObject:
     """The JSON document of a search without training: the space and its best candidates."""
     shapes = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
     counts = {"shapes": found.looked_at, "too_large": found.too_large, "refused": found.refused}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower, hold, say
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
@@ -190,7 +191,7 @@ def written(decided: Decided, folder: Path, compared: Wanted | None, *, force: b
     return carry_out(decided, folder, force=force, check=proof, keep_unproved=True, starts=starts, say=say)
 
 
-def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> dict[str, Any]:
+def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> JsonObject:
     """What --json prints; `record` is None after a dry run."""
     head = {"schema_version": 1, "dry_run": record is None, "out": None if record is None else str(folder)}
     found = head | {"plan": decided.plan.as_dict(), "decided": decided.record}

@@ -11,10 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from leansurgeon.errors import LeanSurgeonError, UsageError, quoted
 from leansurgeon.reading import files
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"  # any value of a document
+JsonObject: TypeAlias = dict[str, Any]  # an object, as it was read or as it will be written
 
 LIMIT = 32_000_000  # bytes; at worst some 20 times as many in memory
 DEPTH = 64
@@ -42,7 +45,7 @@ def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int
     return parse(files.read_bytes(path, limit, raising=raising), str(path), raising=raising)
 
 
-def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int = LIMIT) -> dict[str, Any]:
+def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int = LIMIT) -> JsonObject:
     """`read`, of a file that must hold an object."""
     value = read(path, raising=raising, limit=limit)
     if not isinstance(value, dict):
@@ -50,7 +53,7 @@ def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError, lim
     return value
 
 
-def read_object_if_whole(path: Path, limit: int = LIMIT) -> dict[str, Any] | None:
+def read_object_if_whole(path: Path, limit: int = LIMIT) -> JsonObject | None:
     """`read_object`, None where there is none or it cannot be read: for what may be missing without harm."""
     try:
         return read_object(path, limit=limit)
@@ -78,12 +81,12 @@ def parse(text: str | bytes, where: str, *, raising: type[LeanSurgeonError] = Us
     return value
 
 
-def a_kind_of(value: object) -> str:
+def a_kind_of(value: Json) -> str:
     """What a JSON value is, in words."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def value_at(data: Any, *path: str) -> Any:
+def value_at(data: Json, *path: str) -> Any:
     """What lies at `path` in nested objects; None where any of them is missing or of another kind."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
@@ -96,7 +99,7 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -104,7 +107,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check(value: Any, surrogates: bool) -> None:
+def _check(value: Json, surrogates: bool) -> None:
     """Refuse what is nested too deep, and text that cannot be written again, without recursion."""
     level = [value]
     for _ in range(DEPTH + 1):

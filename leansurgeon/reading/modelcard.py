@@ -7,6 +7,7 @@ from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading.files import read_text
+from leansurgeon.reading.jsonfile import Json
 
 LIMIT = 2**20  # bytes of a model card
 NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # of a model on the hub
@@ -17,7 +18,7 @@ ENDING = re.compile(
 )
 
 
-def base_model(folder: Path, named: object = None) -> str | None:
+def base_model(folder: Path, named: Json = None) -> str | None:
     """The name of the model that a quantised one was made from: `base_model` of its card, else the name that its
     config carries (`named`) or its folder, where that has an ending such as `-GPTQ`. None where nothing says it.
     """
@@ -38,7 +39,7 @@ def base_model(folder: Path, named: object = None) -> str | None:
     return None
 
 
-def where_to_get(folder: Path, named: object = None) -> str:
+def where_to_get(folder: Path, named: Json = None) -> str:
     """What to take instead of a quantised model, in one sentence."""
     base = base_model(folder, named)
     if base is None:

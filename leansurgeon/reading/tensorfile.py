@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, quoted
 from leansurgeon.reading import files, jsonfile
+from leansurgeon.reading.jsonfile import Json
 
 # Bytes of each dtype.
 SIZES = {
@@ -38,7 +39,10 @@ class Entry:
     end: int
 
 
-def read_header(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) -> dict[str, Entry]:
+Entries: TypeAlias = dict[str, Entry]  # by the tensor's name
+
+
+def read_header(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) -> Entries:
     """The tensors of one safetensors file. Raises `raising` when it is truncated, too long, foreign or damaged."""
     with files.open_regular(path, raising=raising) as file:
         try:
@@ -65,9 +69,7 @@ def read_header(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedMode
     return _checked(path, header, 8 + length, size, raising)
 
 
-def _checked(
-    path: Path, header: Mapping[str, Any], base: int, size: int, raising: type[LeanSurgeonError]
-) -> dict[str, Entry]:
+def _checked(path: Path, header: Mapping[str, Any], base: int, size: int, raising: type[LeanSurgeonError]) -> Entries:
     """The entries of a header, each behind the one before it, from byte `base` to the end of the file."""
     items = {name: _item(path, name, item, raising) for name, item in header.items()}
     entries, expected = {}, 0
@@ -92,7 +94,7 @@ def _checked(
     return entries
 
 
-def _item(path: Path, name: str, item: Any, raising: type[LeanSurgeonError]) -> tuple[str, tuple[int, ...], int, int]:
+def _item(path: Path, name: str, item: Json, raising: type[LeanSurgeonError]) -> tuple[str, tuple[int, ...], int, int]:
     """Dtype, sizes, first and last byte of an entry."""
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)

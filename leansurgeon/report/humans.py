@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from leansurgeon.reading.jsonfile import JsonObject
+
 NONE = "–"
 
 
@@ -23,7 +25,7 @@ class Spread:
         """Standard error of the mean; 0 with one value, of which nothing is known."""
         return (self.sd or 0.0) / math.sqrt(self.n)
 
-    def as_dict(self) -> dict[str, float | int | None]:
+    def as_dict(self) -> JsonObject:
         """Mean, standard deviation (None for one value) and count, for JSON."""
         return {"mean": self.mean, "sd": self.sd, "n": self.n}
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import Spread, listed, plain
 from leansurgeon.report.rows.rows import Row, Section, Task
 
@@ -41,7 +41,7 @@ class Verdict:
     sentence: str
     needed: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The verdict as it stands in the JSON document."""
         return asdict(self)
 

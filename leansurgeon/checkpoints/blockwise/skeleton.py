@@ -32,6 +32,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
 
@@ -239,7 +240,7 @@ class Skeleton:
         """Whether all parameters of a block have values."""
         return not any(p.is_meta for p in self.block(layer).parameters())
 
-    def read(self, layer: int) -> dict[str, np.ndarray]:
+    def read(self, layer: int) -> Arrays:
         """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`."""
         if not self.filled(layer):
             raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")

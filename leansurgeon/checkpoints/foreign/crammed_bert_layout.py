@@ -14,14 +14,16 @@ What was learned from github.com/JonasGeiping/cramming (`architectures/attention
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from leansurgeon.errors import UnsupportedModel, plural
+from leansurgeon.reading.jsonfile import Json
 
 Config = dict[str, Any]
 Read = Callable[[str], np.ndarray]
+Moves: TypeAlias = dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]  # by our name: theirs, what is done to it
 
 FUSED = "encoder.layers.{i}.attn.self_attention.query_key_value.weight"
 EMBEDDING = ("encoder.embedding.word_embedding.weight", "decoder.weight")
@@ -110,7 +112,7 @@ def convert(config: Config, read: Read, names: Iterable[str]) -> tuple[Config, d
     return new, {name: bind(read, source, change) for name, (source, change) in plan.items()}
 
 
-def tensor_plan(names: set[str], layers: int, heads: int) -> dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+def tensor_plan(names: set[str], layers: int, heads: int) -> Moves:
     """Our name -> (published name, rearrangement)."""
     embedding = next((n for n in EMBEDDING if n in names), EMBEDDING[0])
     plan = {
@@ -139,7 +141,7 @@ def same(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def norm(ours: str, theirs: str) -> dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+def norm(ours: str, theirs: str) -> Moves:
     """A weight and a bias that keep their form."""
     return {f"{ours}.{kind}": (f"{theirs}.{kind}", same) for kind in ("weight", "bias")}
 
@@ -160,7 +162,7 @@ def bind(read: Read, source: str, change: Callable[[np.ndarray], np.ndarray]) ->
     return lambda: np.ascontiguousarray(change(read(source)))
 
 
-def lookup(arch: Config, path: str, default: Any = None) -> Any:
+def lookup(arch: Config, path: str, default: Json = None) -> Any:
     """A value of the nested config by its dotted path; None counts as absent."""
     value: Any = arch
     for key in path.split("."):

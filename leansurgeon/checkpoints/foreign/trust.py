@@ -21,6 +21,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.digests import digest
 from leansurgeon.errors import UnsupportedModel, quoted
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import Json
 
 FLAG = "--trust-remote-code"
 ALLOWED = "LEANSURGEON_TRUST_REMOTE_CODE"  # how a command tells the processes that it starts
@@ -98,7 +99,7 @@ def refuse_loaders(config: Config, folder: Path) -> None:
         )
 
 
-def walk(config: object) -> Iterator[tuple[str, object]]:
+def walk(config: Json) -> Iterator[tuple[str, Json]]:
     """Every key of nested objects with each text below it."""
     if not isinstance(config, Mapping):
         return
@@ -119,7 +120,7 @@ def shipped_file(name: str) -> Path:
 
 
 @cache
-def earlier() -> dict[str, list[str]]:
+def earlier() -> Mapping[str, list[str]]:
     """SHA-256 of modelling files that earlier versions shipped, by name; `tests/support/shipped.py` writes the list."""
     return jsonfile.read_object(Path(__file__).with_name("shipped.json"))
 

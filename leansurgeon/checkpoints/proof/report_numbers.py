@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 from leansurgeon.checkpoints.record import Comparison, Embeddings
 
+Line: TypeAlias = dict[str, str]  # cells of a table by their column's head
 
-def of_comparison(name: str, compared: Comparison, language: bool) -> dict[str, str]:
+
+def of_comparison(name: str, compared: Comparison, language: bool) -> Line:
     """Cells of one starting point. Perplexity for language models, else accuracy; empty where nothing is scored."""
     row = {"start": name}
     if compared.loss:
@@ -22,14 +25,14 @@ def of_comparison(name: str, compared: Comparison, language: bool) -> dict[str, 
     return row
 
 
-def of_source(name: str, compared: Comparison, language: bool) -> dict[str, str]:
+def of_source(name: str, compared: Comparison, language: bool) -> Line:
     """The same cells for the source that was compared with; its name alone where nothing is scored."""
     if compared.loss is None:
         return {"start": name}
     return {"start": name} | scores(compared.loss.source, compared.accuracy and compared.accuracy.source, language)
 
 
-def scores(loss: float, accuracy: float | None, language: bool) -> dict[str, str]:
+def scores(loss: float, accuracy: float | None, language: bool) -> Line:
     """Loss with perplexity for a language model, with accuracy (per cent) for a classifier."""
     row = {"loss": f"{loss:.3f}"}
     if language:

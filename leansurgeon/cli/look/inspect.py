@@ -11,6 +11,7 @@ import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
 from leansurgeon.errors import short
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def measured(source: Source, data: str, model: str) -> KappaDocument:
     return study(source, sample, progress=progress, say=say)
 
 
-def kept(source: Source) -> dict | None:
+def kept(source: Source) -> JsonObject | None:
     """The kappa that the training of this run's model has left in its summary."""
     from leansurgeon.reading import jsonfile
     from leansurgeon.training.runs.folder import LAST, SUMMARY

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
 from leansurgeon.report.charts.scales import Axis, dodged, log_ticks, ticks
 from leansurgeon.report.humans import plain_small
@@ -22,6 +23,7 @@ WIDTH, HEIGHT = 360, 180
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif'
 ABOUT = 6.2  # units that a letter takes
 SHIFT = {"expr": "datum.shift"}
+Channels: TypeAlias = dict[str, Any]  # of an Altair encoding: colour, dash, shape
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Chart:
     drawing: alt.LayerChart
 
     @cached_property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> JsonObject:
         """The Vega-Lite specification with all of its data."""
         return self.drawing.to_dict()
 
@@ -80,7 +82,7 @@ def data(rows: Sequence[dict[str, Any]]) -> alt.Data:
     return alt.Data(values=list(rows))
 
 
-def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> dict[str, Any]:
+def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> Channels:
     """The channels colour, dash and shape, each name with its style, and one legend under the drawing: of marks where
     there are some, else of lines.
     """

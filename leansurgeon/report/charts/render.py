@@ -7,10 +7,14 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.charts.palette import LIGHT
+
+if TYPE_CHECKING:
+    import altair as alt
 
 FORMATS = ("svg", "png", "pdf")
 SVG = "http://www.w3.org/2000/svg"
@@ -44,7 +48,7 @@ def svg(chart: Chart) -> str:
 GROUPS = ("axis", "legend", "group mark container", "title", "line mark container", "rule mark container", None)
 
 
-def drawn(drawing: object) -> str:
+def drawn(drawing: alt.LayerChart) -> str:
     """The drawing as the text of an SVG file."""
     file = io.StringIO()
     drawing.save(file, format="svg")

@@ -5,7 +5,8 @@ A row has one look in all of them. A new chart is a function here, and its name 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, lines, stacked
@@ -17,6 +18,9 @@ from leansurgeon.report.evidence.kappa import LayerKappa
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.by_heads import sweep
 from leansurgeon.report.rows.rows import PARTS, Row, Section
+
+if TYPE_CHECKING:
+    import altair as alt
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (
@@ -37,7 +41,7 @@ def every(section: Section) -> list[Chart]:
     return [chart for part in OF_SECTION for chart in of_section(section, part)]
 
 
-def styles(section: Section) -> dict[str, int]:
+def styles(section: Section) -> Mapping[str, int]:
     """One look for every row of a section, the same in all of its charts."""
     return {row.name: i for i, row in enumerate(section.rows)}
 
@@ -53,7 +57,7 @@ def with_error(x: float, spread: Spread) -> Point:
     return Point(x, spread.mean, spread.mean - sd, spread.mean + sd)
 
 
-def one(key: str, title: str, says: str, drawing: object) -> list[Chart]:
+def one(key: str, title: str, says: str, drawing: alt.LayerChart | None) -> list[Chart]:
     """The chart in a list of its own; no chart where there was nothing to draw."""
     return [Chart(key, title, says, drawing)] if drawing is not None else []
 

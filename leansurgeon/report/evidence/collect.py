@@ -15,6 +15,7 @@ from typing import Any
 from leansurgeon.checkpoints import record
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.values import stamp, text
 from leansurgeon.training.runs import summary
@@ -54,7 +55,7 @@ class Unfinished:
         how_far = "before its first step" if self.step is None else f"at step {self.step:,}"
         return f"{self.name} {'is being trained, now' if self.running else 'was interrupted'} {how_far}."
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The run as it stands in the report's JSON document."""
         return {
             "path": str(self.path),
@@ -103,7 +104,7 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
     return found
 
 
-def _same_form(surgery: Any) -> dict[str, Any] | None:
+def _same_form(surgery: Json) -> JsonObject | None:
     """The record that a summary keeps, as `collect` reads it from a file."""
     try:
         return record.SurgeryRecord.from_dict(surgery).as_dict()

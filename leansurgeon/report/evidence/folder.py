@@ -11,6 +11,7 @@ from typing import Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.evidence.values import number
 from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE, call_in
 
@@ -94,7 +95,7 @@ def thinned(points: list[tuple[float, float]]) -> Points:
     return tuple(points[i] for i in sorted(kept))
 
 
-def left_by(run: Path, name: str) -> dict[str, Any] | None:
+def left_by(run: Path, name: str) -> JsonObject | None:
     """The JSON object that another command wrote into this folder, such as `heads.json`."""
     return jsonfile.read_object_if_whole(run / name)
 

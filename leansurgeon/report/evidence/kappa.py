@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from leansurgeon.measure.kappa.figures import ceiling
+from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.report.evidence.values import number, part, text, whole
 from leansurgeon.report.humans import spread
 
@@ -93,7 +94,7 @@ def kappa_of(found: list[Any]) -> Kappa | None:
     def layer(i: int) -> LayerKappa:
         """Layer `i`'s figures, averaged over the runs that have such a layer."""
 
-        def pick(k: Any) -> Any:
+        def pick(k: JsonObject) -> Any:
             return k["layers"][i] if len(k["layers"]) > i else None
 
         def mean(key: str) -> float | None:
@@ -123,7 +124,7 @@ def kappa_of(found: list[Any]) -> Kappa | None:
 
     layers = tuple(layer(i) for i in range(len(found[0]["layers"])))
 
-    def model(k: Any) -> Any:
+    def model(k: JsonObject) -> Any:
         return k["model"]
 
     deficient = sum(layer.deficient for layer in layers)
@@ -168,12 +169,12 @@ def _median_bound(found: list[Bound | None]) -> Bound | None:
     return Bound(median(b.value for b in known), all(b.exact for b in known)) if known else None
 
 
-def as_dict(kappa: Kappa | None) -> dict[str, Any] | None:
+def as_dict(kappa: Kappa | None) -> JsonObject | None:
     """Everything for a program; bounds become `{"value": null, "lower_bound": x}`."""
     if kappa is None:
         return None
 
-    def plain(value: Any) -> Any:
+    def plain(value: Bound | Json) -> Any:
         """Dicts and values as JSON takes them: an exact bound fills `value`, another one `lower_bound`."""
         if isinstance(value, dict):
             return {key: plain(inner) for key, inner in value.items()}

@@ -4,11 +4,13 @@ what lies beside it (curves, recipe, what other commands left), which is read wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.reading.jsonfile import Json
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.predicted import Predicted, predicted_of, setting_of
@@ -54,12 +56,12 @@ class Run:
     versions: dict[str, str] = field(default_factory=dict)
     parameters: int | None = None
     parameters_of_source: int | None = None
-    parts: dict[str, int | None] | None = None
-    shape: dict[str, str] | None = None
+    parts: Mapping[str, int | None] | None = None
+    shape: Mapping[str, str] | None = None
     width: int | None = None
     began_trained: bool = False  # its first weights had learned something, here or elsewhere
     init_std: float | None = None  # of weights that were drawn
-    expected: dict[str, dict[str, float]] = field(default_factory=dict)  # what its recipe expects of each arm
+    expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what its recipe expects of each arm
 
     @property
     def part(self) -> summary.Part | None:
@@ -158,24 +160,24 @@ def task_of(task: summary.Task) -> Task:
     return Task(name, metric, label, task.higher_is_better, task.percent, task.eval_samples or None)
 
 
-def expected_of(found: Any) -> dict[str, dict[str, float]]:
+def expected_of(found: Json) -> Mapping[str, Mapping[str, float]]:
     """The expected figures by arm, those that are numbers."""
     arms = found if isinstance(found, dict) else {}
     return {text(arm): known for arm, values in arms.items() if (known := figures(values))}
 
 
-def of_plan(surgery: Any, key: str) -> Any:
+def of_plan(surgery: Json, key: str) -> Any:
     """A value of surgery.json, which may keep its plan under a key of its own."""
     found = part(surgery, key)
     return part(surgery, "plan", key) if found is None else found
 
 
-def parts_of(found: Any) -> dict[str, int | None] | None:
+def parts_of(found: Json) -> Mapping[str, int | None] | None:
     """The number of parameters of each part, None where it is not said."""
     return {key: whole(found.get(key)) for key in PARTS} if isinstance(found, dict) else None
 
 
-def shape_of(shape: Any) -> dict[str, str] | None:
+def shape_of(shape: Json) -> Mapping[str, str] | None:
     """`{"depth": "12", ...}`, with `4,8,16,32` where stages differ."""
     stages = part(shape, "stages")
     if not isinstance(stages, list) or not stages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from leansurgeon.reading.jsonfile import Json
 from leansurgeon.report.evidence.values import items, number, objects, part, sentences, text, whole
 
 
@@ -47,7 +48,7 @@ class HeadStudy:
         return sum(v for a in self.attentions for v in a.importance if v is not None and v > 0)
 
 
-def heads_of(found: Any) -> HeadStudy | None:
+def heads_of(found: Json) -> HeadStudy | None:
     """The document of `leansurgeon heads`; None where it is none."""
     if not isinstance(found, dict):
         return None
@@ -111,7 +112,7 @@ class Bench:
     remarks: tuple[str, ...]
 
 
-def bench_of(found: Any) -> Bench | None:
+def bench_of(found: Json) -> Bench | None:
     """The document of `leansurgeon bench`; None where it has no rows."""
     rows = objects(part(found, "rows"))
     if not rows:

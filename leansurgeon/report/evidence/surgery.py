@@ -8,6 +8,7 @@ from typing import Any
 
 from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.checkpoints.record import DamagedRecord, Step, SurgeryRecord
+from leansurgeon.reading.jsonfile import Json
 from leansurgeon.report.evidence.values import figures, number, numbers, objects, part, text, whole, words
 from leansurgeon.shape import Shape
 
@@ -73,7 +74,7 @@ class Cut:
         return self.before != self.after
 
 
-def cut_of(data: Any) -> Cut | None:
+def cut_of(data: Json) -> Cut | None:
     """The record of a surgery as it stands in surgery.json or in a run's summary; None where there is none, or one that
     is damaged.
     """

@@ -101,7 +101,7 @@ class Part:
     caveats: tuple[str, ...] = ()
 
 
-def cell(shown: str, value: object = None, beside: str = "") -> Cell:
+def cell(shown: str, value: str | float | None = None, beside: str = "") -> Cell:
     """A cell that shows `shown` and sorts by `value`, if that is a number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and shown != NONE
     return Cell(shown, value if is_number else None, beside)

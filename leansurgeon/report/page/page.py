@@ -169,7 +169,7 @@ def template(name: str) -> Any:
     return made.get_template(name)
 
 
-def printable(value: Any) -> Any:
+def printable(value: str | float | None) -> str | float | None:
     """Names from a file must steer neither the browser nor the encoder; escaping comes behind this."""
     from markupsafe import Markup
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.rows import Row, Section, Task
 from leansurgeon.report.verdict import binomial_variance, degrees_of_freedom, needed
@@ -23,7 +23,7 @@ class Expected:
     measured: float
     agrees: bool | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The comparison as it stands in the JSON document."""
         return asdict(self)
 
@@ -45,7 +45,7 @@ def of_row(row: Row, section: Section) -> Iterator[Expected]:
             yield Expected(row.name, figure, value, measured.mean, within(value, measured, row, section.task))
 
 
-def wanted_of(row: Row, section: Section) -> dict[str, float]:
+def wanted_of(row: Row, section: Section) -> Mapping[str, float]:
     """By the name of its arm; a single run by its number of parameters, where the recipe tells its arms apart by it."""
     run = next(iter(row.runs), None)
     if run is None or section.name.endswith(DEBUG) or section.kind == "models":

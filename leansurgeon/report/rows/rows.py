@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from leansurgeon.report.evidence.kappa import Kappa, kappa_of
@@ -44,8 +44,8 @@ class Row:
     loss: Spread | None = None
     parameters: int | None = None
     reference_parameters: int | None = None
-    parts: dict[str, int | None] | None = None
-    shape: dict[str, str] | None = None
+    parts: Mapping[str, int | None] | None = None
+    shape: Mapping[str, str] | None = None
     memory: Spread | None = None
     memory_kind: str = ""
     step_ms: Spread | None = None

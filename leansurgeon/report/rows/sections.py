@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -132,7 +132,7 @@ def _settings(run: Run) -> tuple:
     return run.summary.steps, run.part.digest
 
 
-def _unique_names(runs: list[Run]) -> dict[Path, str]:
+def _unique_names(runs: list[Run]) -> Mapping[Path, str]:
     """Folder names as `called` says them, with the parent's in front where two share one."""
     names = [called(run.path) for run in runs]
     return {

@@ -6,8 +6,9 @@ import json
 
 from tabulate import tabulate
 
-from leansurgeon.checkpoints.diff import ABSENT, Compared, Diff
+from leansurgeon.checkpoints.diff import ABSENT, Absent, Compared, Diff
 from leansurgeon.errors import short
+from leansurgeon.reading.jsonfile import Json
 from leansurgeon.words import ranges, wrap
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
@@ -65,7 +66,7 @@ def configs(found: Diff) -> list[str]:
     return tabulate(rows, headers=["config", "A", "B"], disable_numparse=True).splitlines()
 
 
-def text(value: object) -> str:
+def text(value: Json | Absent) -> str:
     """A config's value as JSON, a dash where the key is absent."""
     return "-" if value is ABSENT else json.dumps(value)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.evidence.collect import Unfinished
 from leansurgeon.report.evidence.kappa import as_dict
 from leansurgeon.report.humans import NONE
@@ -112,7 +113,7 @@ def as_json(found: Sequence[Section], problems: Sequence[str] = (), unfinished: 
 
 def document(
     found: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()
-) -> dict[str, Any]:
+) -> JsonObject:
     """Everything that is known, as one JSON-able dict with `schema_version`."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -134,7 +135,7 @@ def document(
     }
 
 
-def row_dict(row: Row) -> dict[str, Any]:
+def row_dict(row: Row) -> JsonObject:
     """One row for a program; shapes as in the table, kappa with every layer."""
     out: dict[str, Any] = {"name": row.name, "role": row.role, "control_of": row.control_of, "seeds": list(row.seeds)}
     for key in ("metric", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds"):

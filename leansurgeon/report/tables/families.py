@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.check.undeclared import Row
 
 NUMBERS = ("depth", "heads", "mlp_dim")
 
 
-def counts(rows: Sequence[Row]) -> dict[str, int]:
+def counts(rows: Sequence[Row]) -> Mapping[str, int]:
     """How many types can be tried, and how many of them allow what."""
     built = [row for row in rows if row.built]
     return {
@@ -25,12 +25,12 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
+def document(rows: Sequence[Row]) -> JsonObject:
     """The families as the JSON document that `--json` prints."""
     return {"versions": versions(), "counts": counts(rows), "rows": [row.as_dict() for row in rows]}
 
 
-def versions() -> dict[str, str]:
+def versions() -> Mapping[str, str]:
     """Versions of leansurgeon and of the libraries the families come from."""
     return {name: version(name) for name in ("leansurgeon", "transformers", "torch")}
 

@@ -20,6 +20,7 @@ from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import from_float32
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.check import operators, roles
 from leansurgeon.surgery.check.patient import Patient, Unclear, opened
 from leansurgeon.surgery.plan.planning import plan
@@ -56,7 +57,7 @@ class Check:
     ok: bool | None
     says: str
 
-    def as_dict(self) -> dict[str, str | bool | None]:
+    def as_dict(self) -> JsonObject:
         """The check as the JSON document shows it."""
         return asdict(self)
 

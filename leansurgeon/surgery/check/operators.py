@@ -221,7 +221,7 @@ def passing(patient: Patient, layers: Sequence[int]) -> torch.Tensor:
             hook.remove()
 
 
-def pass_on(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
+def pass_on(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], out: torch.Tensor | tuple[Any, ...]) -> Any:
     """What a block gives out, with its inputs in the place of what it has made of them. TNT's blocks have two."""
     given = args or (kwargs["hidden_states"],)
     if isinstance(out, torch.Tensor):

@@ -24,6 +24,7 @@ from leansurgeon.checkpoints.proof.reload_check import example
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.checkpoints.weights import Out, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.measure.data.batches import Batch
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -78,7 +79,7 @@ class Patient:
         return self.source.parameters.total >= LARGE
 
     @cached_property
-    def inputs(self) -> dict[str, torch.Tensor]:
+    def inputs(self) -> Batch:
         """One small random input of the model's kind."""
         generator = torch.Generator().manual_seed(0)
         if self.arch.library == "timm":

@@ -60,7 +60,7 @@ def masked_heads(patient: Patient) -> str:
     """An output projection that receives nothing gives its bias."""
     worst = 0.0
 
-    def compare(module: torch.nn.Module, _: object, out: torch.Tensor) -> None:
+    def compare(module: torch.nn.Module, _: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         """Forward hook: note how far the output is from the bias alone."""
         nonlocal worst
         bias = module.bias if module.bias is not None else torch.zeros(())

@@ -9,14 +9,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon import architectures
 from leansurgeon.architectures.limits import refusals
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+    from leansurgeon.architectures.base import Architecture
+    from leansurgeon.architectures.infer.differences import Level
+    from leansurgeon.architectures.infer.library import Library
+
 
 SEED, DEPTH = 23, 7  # other than those that inference proves with
 
@@ -47,7 +56,7 @@ class Row:
         """Whether the cut model's outputs equal those of a cut by hand."""
         return self.difference is not None and self.difference <= EQUAL
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The row as the JSON document shows it."""
         return asdict(self)
 
@@ -96,7 +105,7 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any]) -> 
         return Row(name, cls, built=True, why=f"defect: {reason(error)}")
 
 
-def through_the_product(name: str, library: Any, small: dict[str, Any], scratch: Path) -> Row:
+def through_the_product(name: str, library: Library, small: dict[str, Any], scratch: Path) -> Row:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer import cuts, inputs
     from leansurgeon.architectures.infer.differences import levels
@@ -148,7 +157,7 @@ def kept(shape: Shape) -> list[int]:
     return found
 
 
-def wanted_numbers(shape: Shape, arch: Any, refused: Mapping[str, str]) -> dict[str, str]:
+def wanted_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
     """The numbers to ask for: twice the heads, a larger MLP; none that the type refuses."""
     found = {}
     if "heads" not in refused:
@@ -160,12 +169,12 @@ def wanted_numbers(shape: Shape, arch: Any, refused: Mapping[str, str]) -> dict[
     return found
 
 
-def keys_of(arch: Any) -> list[Any]:
+def keys_of(arch: Architecture) -> list[Any]:
     """The config keys of every stage, those of the architecture where stages have none of their own."""
     return [blocks.keys or arch.keys for blocks in arch.stages] or [arch.keys]
 
 
-def by_plain_library(model: Any, folder: Path, arch: Any) -> Any:
+def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:
     """The result as a user loads it: with the library's class, or with the modelling file that came along."""
     import torch
 
@@ -183,7 +192,9 @@ def by_plain_library(model: Any, folder: Path, arch: Any) -> Any:
     return loaded.eval()
 
 
-def by_hooks(model: Any, levels: Sequence[Any], shape: Shape, gone: Sequence[int], given: Mapping[str, Any]) -> Any:
+def by_hooks(
+    model: torch.nn.Module, levels: Sequence[Level], shape: Shape, gone: Sequence[int], given: Mapping[str, Any]
+) -> Any:
     """What the model computes when the blocks that are gone pass on what they receive."""
     from contextlib import ExitStack
 

@@ -29,8 +29,9 @@ from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Out, from_float32, to_float32
+from leansurgeon.checkpoints.weights import Arrays, Out, from_float32, to_float32
 from leansurgeon.errors import Diverged
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.layer.canonical import ATTENTION_ROLES, Attention
 
@@ -129,7 +130,7 @@ def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
         record.setdefault(name, []).append((before, after, pair.basis is not None))
 
 
-def summed(rows: list[tuple[float, float, bool]]) -> dict[str, Any]:
+def summed(rows: list[tuple[float, float, bool]]) -> JsonObject:
     """Condition numbers of one kind of matrix in one layer: geometric mean and worst over its heads that are balanced;
     `left` counts those that stayed as they were.
     """
@@ -204,7 +205,7 @@ class Balanced:
 
         return make
 
-    def made(self, layer: int) -> dict[str, Array]:
+    def made(self, layer: int) -> Arrays:
         """The balanced tensors of a layer by name, in float32."""
         specs = self.by_layer[layer]
         stage = self.target.shape.stages[specs[0].stage]

@@ -23,6 +23,7 @@ from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
 
 Array = np.ndarray
@@ -202,7 +203,7 @@ def within_block(spec: TensorSpec, architecture: Architecture) -> str:
 # -- and back --------------------------------------------------------------------------------------
 
 
-def pack(layer: Layer, target: Reshaped, index: int) -> dict[str, Array]:
+def pack(layer: Layer, target: Reshaped, index: int) -> Arrays:
     """File tensors (float32, by name) of layer `index` of a model at another shape.
 
     Raises `UnsupportedModel` where the result has no place for something (a bias, the norm of a layer that becomes the

@@ -8,7 +8,6 @@ Credits follow one order: first precision and attention (which need no surgery),
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.reshaped import Reshaped
@@ -18,6 +17,7 @@ from leansurgeon.measure.costs import flops as operations
 from leansurgeon.measure.costs.flops import Flops
 from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import ParameterCount, Shape
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.planning import models_along, saved_along
@@ -46,7 +46,7 @@ class Cost:
         """FLOPs of a forward: the formula's, else those counted; None where neither is known."""
         return self.flops.total if self.flops else self.counted
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The costs of one model for JSON: FLOPs of a forward, memory in bytes."""
         return {
             "shape": self.shape.as_dict(),
@@ -72,7 +72,7 @@ class Costs:
     start: int | None  # bytes of the source in fp32 with eager attention
     gpu: Gpu | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The costs before and after for JSON."""
         return {
             "source": self.source,

@@ -11,9 +11,9 @@ more     what more heads of the same size are: `add` (silent new heads) or `spli
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from leansurgeon.errors import UsageError, did_you_mean
+from leansurgeon.reading.jsonfile import JsonObject
 
 # Layer choices, and whether they need calibration data.
 LAYERS = {
@@ -80,7 +80,7 @@ class Method:
             raise UsageError(f"{asks[0]} needs sample data.", "Add --calibrate DATA.")
         kept_numbers(self.keep)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The method's settings for JSON."""
         return asdict(self)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from leansurgeon.reading.jsonfile import JsonObject
+
 Exactness = Literal["exact", "near", "fresh"]
 
 
@@ -23,6 +25,6 @@ class Operator:
         """The same step, said of one stage of several (counted from 1)."""
         return replace(self, says=f"stage {number}: {self.says}", settings={"stage": number, **self.settings})
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> JsonObject:
         """The step as `surgery.json` holds it."""
         return asdict(self)

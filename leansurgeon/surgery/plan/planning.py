@@ -17,6 +17,7 @@ from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import Flops, closed_form
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.plan import balance, drop_layers, fresh, heads, mlp
@@ -79,7 +80,7 @@ class Plan:
         found = {o.exactness for o in self.operators}
         return next((e for e in ("fresh", "near", "exact") if e in found), "exact")
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> JsonObject:
         """The plan as `plan --json` prints it."""
         return {
             "source": self.source.name,

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import Diverged
+from leansurgeon.reading.jsonfile import JsonObject
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 0.3, 1.0)
 LEAST_GAIN = 0.005  # of the guard's relative error; a smaller gain is not worth a changed tensor
@@ -134,7 +135,7 @@ class Refit:
         """Whether the refitted weight is better on the guard than the old one."""
         return self.weight is not None
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> JsonObject:
         """The refit's errors and its ridge, rounded for the record."""
         return {
             "kept": self.kept,

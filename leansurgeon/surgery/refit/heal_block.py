@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit import block as handles
 from leansurgeon.surgery.refit import heal
 from leansurgeon.surgery.refit.block import add_to, flat, inputs_of, way_back
@@ -113,7 +114,7 @@ def refit_projection(site: Site, module: nn.Module, scale: Tensor) -> heal.Refit
     return found
 
 
-def heal_pre_norm(site: Site, *, attention: bool) -> dict[str, Any] | None:
+def heal_pre_norm(site: Site, *, attention: bool) -> JsonObject | None:
     """Refit the MLP's output, and before it the attention's where `attention` says so. None where the block is no
     pre-norm block.
     """
@@ -132,7 +133,7 @@ def heal_pre_norm(site: Site, *, attention: bool) -> dict[str, Any] | None:
     return record
 
 
-def refit_attention(site: Site, module: nn.Module, scale: Tensor) -> dict[str, Any]:
+def refit_attention(site: Site, module: nn.Module, scale: Tensor) -> JsonObject:
     """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
     the block.
     """
@@ -166,7 +167,7 @@ class Norm:
         return cls(module.weight.detach().clone(), shift.detach().clone())
 
 
-def absorb(site: Site, closing: Norm) -> dict[str, Any] | None:
+def absorb(site: Site, closing: Norm) -> JsonObject | None:
     """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
     block is no post-norm block; everything stays as it was where the guard does not gain.
     """

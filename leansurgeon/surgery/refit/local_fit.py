@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.heal_block import Samples, Site
 
 STEPS, RATE = 150, 1e-3
@@ -63,7 +64,7 @@ class Fitted:
     kept: bool
     seconds: float
 
-    def as_dict(self) -> dict[str, float | int | bool]:
+    def as_dict(self) -> JsonObject:
         """Steps, errors on the guard and seconds, rounded for the record."""
         return {
             "steps": self.steps,
@@ -132,7 +133,7 @@ def fit_examples(
     return Fitted(done, before, after, kept, perf_counter() - start)
 
 
-def fit_block(site: Site, steps: int = STEPS) -> dict[str, float | int | bool]:
+def fit_block(site: Site, steps: int = STEPS) -> JsonObject:
     """Fit all weights of the filled block of a `Site` to its targets, guarded by its guard samples; the numbers."""
 
     def examples(samples: Samples) -> list[Example]:

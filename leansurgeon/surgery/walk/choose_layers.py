@@ -12,7 +12,7 @@ Layers that alternate (shifted windows) go in whole groups of `period`. Stages o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import pi
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
 from leansurgeon.surgery.walk.changes import ranges
@@ -42,7 +43,7 @@ class Evidence:
     lost: list[int]  # layers to lose, by stage
     stages: list[range]
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> JsonObject:
         """Influence of every layer and angles over runs of layers, rounded for the record."""
         sizes = sorted({n for _, n in self.angle})
         angles = {str(n): {str(i): round(a, 6) for (i, m), a in self.angle.items() if m == n} for n in sizes}
@@ -163,7 +164,7 @@ def by_angle(found: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -
     return without(found.stages, gone)
 
 
-def blocks(found: Evidence, period: int = 1, most: int = BLOCKS) -> dict[str, tuple[int, ...]]:
+def blocks(found: Evidence, period: int = 1, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
     """Every contiguous block that may go, where one stage alone loses layers: its first layer in words, and the layers
     that stay. The angle only orders them, and leaves out what is beyond the first `most`.
     """

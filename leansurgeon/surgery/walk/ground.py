@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from leansurgeon.surgery.walk.changes import is_near
 
 Say = Callable[[str], None]
 PARTS = ("fit", "guard")
+Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ class View:
         masks = {part: [calibration.mask(b) for b in batches[part]] for part in PARTS}
         return cls("part" if tokens else "all", batches, masks)
 
-    def streams(self, skeleton: Skeleton) -> dict[str, Stream]:
+    def streams(self, skeleton: Skeleton) -> Streams:
         """New streams of all parts before the first block of a skeleton."""
         return {part: Stream(skeleton, batches) for part, batches in self.batches.items()}
 
-    def standing(self, skeleton: Skeleton) -> dict[str, Stream]:
+    def standing(self, skeleton: Skeleton) -> Streams:
         """Streams of a skeleton for those who only call its blocks and never move; made once."""
         if id(skeleton) not in self.kept:
             self.kept[id(skeleton)] = self.streams(skeleton)

@@ -12,14 +12,14 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.weights import Out
+from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
 from leansurgeon.surgery.refit.span_fit import LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
 from leansurgeon.surgery.walk.changes import ranges
@@ -64,7 +64,7 @@ class Walked(Protocol):
     edits: Edits
     outs: dict[str, Out]
 
-    def tensors(self, layer: int) -> dict[str, np.ndarray]: ...
+    def tensors(self, layer: int) -> Arrays: ...
 
 
 class Growing:
@@ -189,7 +189,7 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 
 def fit_locally(
     ground: Ground, view: View, student: Walked, teacher: Stream, edits: Edits, score: dict[str, Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
     """

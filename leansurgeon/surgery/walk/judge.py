@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.measure.data.batches import Batch
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.walk.ground import Ground, View
 
@@ -84,7 +85,7 @@ class Tally:
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
         found = {"guard_error": self.error / self.rows}
         if self.predicts:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.weights import to_float32
+from leansurgeon.checkpoints.weights import Arrays, to_float32
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit import heal_block, local_fit
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import Norm, Samples, Site
@@ -68,7 +69,7 @@ class Student:
         """Whether a new layer stands for more than its own source layer, or behind a gap."""
         return self.ends[at] != self.kept[at] or self.kept[at] in self.behind_gap
 
-    def tensors(self, layer: int) -> dict[str, np.ndarray]:
+    def tensors(self, layer: int) -> Arrays:
         """The tensors of a new layer as `apply` would write them without calibration."""
         found = {}
         for name in self.names[layer]:
@@ -166,14 +167,14 @@ class Student:
         way = cut or self.ground.source.architecture.norm == "pre"
         return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
-    def refit(self, lesson: Lesson, site: Site, cut: bool, near: bool) -> dict[str, Any] | None:
+    def refit(self, lesson: Lesson, site: Site, cut: bool, near: bool) -> JsonObject | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
         if found is None and cut and (closing := teacher_norm(lesson)) is not None:
             return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
         return found
 
-    def make(self, lesson: Lesson, site: Site, kept: int) -> dict[str, Any]:
+    def make(self, lesson: Lesson, site: Site, kept: int) -> JsonObject:
         """Fill the block with what becomes of a source layer; what was decided."""
         if kept in self.candidate.fused:
             made = make_fused(self.ground, self.view, site, kept)

@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan import fresh, heads, mlp
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
@@ -27,7 +28,7 @@ from leansurgeon.surgery.plan.planning import Plan
 NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
 
 
-def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> dict:
+def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> JsonObject:
     """Write the result of `plan` into `folder`: config, weights, companions. `edits` are tensors (in float32, by their
     names in the result) that calibration has made. Returns what was decided while applying.
     """

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.surgery.layer import canonical, split_heads
 from leansurgeon.surgery.plan.planning import Plan
 
@@ -36,7 +37,7 @@ class SplitTensors(Mapping[str, np.ndarray]):
             self.now = (layer, self.made(layer))
         return self.now[1][name]
 
-    def made(self, layer: int) -> dict[str, np.ndarray]:
+    def made(self, layer: int) -> Arrays:
         """The layer's attention tensors with split heads, by name."""
         old = canonical.unpack(self.source, self.plan.layers[layer])
         stage, left = 0, layer

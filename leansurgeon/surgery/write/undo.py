@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.method import Method
@@ -233,7 +233,7 @@ def carry_out(
     return record
 
 
-def verify(steps: Undo, written: Path, paths: list[Path]) -> dict[str, Any]:
+def verify(steps: Undo, written: Path, paths: list[Path]) -> JsonObject:
     """How the result can be held against the source, and what differs."""
     origin = steps.record.source
     recorded = set(origin.sha256.values())
