@@ -152,14 +152,17 @@ def for_device(settings: TrainingRecipe, *, cpu: bool, say: Callable[[str], None
 def did_it_help(summary: Summary, folder: Path) -> str | None:
     """What a healing brought, in one sentence; None where there is nothing to compare with."""
     before, best, task = summary.before, summary.best or summary.final, summary.task
-    if before is None or best is None or before.metric is None or best.metric is None:
+    kept_start = best is not None and best.step == 0
+    after = summary.final if kept_start else best
+    if before is None or after is None or before.metric is None or after.metric is None:
         return None
 
     def shown(value: float) -> str:
         """The metric in per cent or as a plain number, as the task has it."""
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
-    change = f"{task.metric_label} {shown(before.metric)} before and {shown(best.metric)} after"
-    if (best.metric > before.metric) == task.higher_is_better and best.metric != before.metric:
+    change = f"{task.metric_label} {shown(before.metric)} before and {shown(after.metric)} after"
+    if not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric:
         return f"It healed: {change}."
-    return f"It did not help: {change}. The model as it was is in {folder}; give it more --time, or more data."
+    where = f"The model as it was is in {folder}{', and was kept as the best' if kept_start else ''}"
+    return f"It did not help: {change}. {where}; give it more --time, or more data."

@@ -100,6 +100,9 @@ def evaluate(
     if not math.isfinite(loss_sum):
         raise Diverged(f"The evaluation loss is {loss_sum}.", "A lower learning rate or a longer warm-up may help.")
     metrics = task.metric_value(Sums(*sums, _extra(extra, task, accelerator, kind)))
+    if beyond := {name: value for name, value in metrics.items() if not math.isfinite(value)}:  # a loss of 1,000 nats
+        told = ", ".join(f"{name} {value}" for name, value in beyond.items())
+        raise Diverged(f"The evaluation loss is {loss_sum / loss_count:.4g} ({told}).", "Lower train.optim.lr.")
     return Evaluation(loss_sum / loss_count, metrics[task.metric.key], int(samples), metrics)
 
 

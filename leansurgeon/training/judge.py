@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def evaluated(run: Run) -> Evaluation:
-    """Evaluate at the present step, write it down, and keep the model if it is the best of those that were trained."""
+    """Evaluate at the present step, write it down, and keep the model if it is the best so far. The one before the
+    first step counts only where the recipe says so.
+    """
     clock, history = time.perf_counter(), run.history
     engine.average_statistics(run.judged, run.trainer.accelerator)
     result = _evaluation(run)
@@ -38,6 +40,8 @@ def evaluated(run: Run) -> Evaluation:
             run.progress.say(f"No better for {history.worse} evaluations: the training ends after step {history.done}.")
     else:
         history.before = result.scores()
+        if run.recipe.train.checkpoint.keep_start:
+            _kept(run, result)
     _told(run, result)
     history.evaluate = False
     run.evaluated_at = time.perf_counter()
@@ -70,9 +74,14 @@ def _taken_in(run: Run, result: Evaluation) -> None:
     history.last = scores
     history.eval_losses.append(result.loss)
     if best:
-        if run.recipe.train.checkpoint.keep_best:
-            saved(run, runfolder.BEST)
-        history.best, history.stale = result.scores(history.done), False
+        _kept(run, result)
+
+
+def _kept(run: Run, result: Evaluation) -> None:
+    """The present model is the best so far."""
+    if run.recipe.train.checkpoint.keep_best:
+        saved(run, runfolder.BEST)
+    run.history.best, run.history.stale = result.scores(run.history.done), False
 
 
 def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStopping | None) -> tuple[bool, int]:

@@ -80,6 +80,7 @@ def test_an_encoder_without_a_head_learns_embeddings(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert recipe(tmp_path / "run")["task"]["name"] == "sentences"
+    assert recipe(tmp_path / "run")["train"]["dropout"] == 0.0  # the model's config says 0.1
     assert "It healed" in done.stderr
     found = summary(tmp_path / "run")
     before, after = found["before"]["metric"], found["final"]["metric"]
@@ -214,10 +215,35 @@ def test_a_healing_that_hurts_is_called_so(higher, after, helped):
     from leansurgeon.cli.healing import did_it_help
 
     task = SimpleNamespace(percent=False, metric_label="score", higher_is_better=higher)
-    scores = [SimpleNamespace(metric=value) for value in (0.6, after)]
+    scores = [SimpleNamespace(metric=value, step=step) for value, step in ((0.6, 0), (after, 9))]
     told = did_it_help(SimpleNamespace(before=scores[0], best=scores[1], final=None, task=task), Path("own/lean"))
     assert ("did not help" in told) != helped and ("own/lean" in told) != helped
     assert "0.6 before" in told and f"{after} after" in told
+    kept = did_it_help(SimpleNamespace(before=scores[0], best=scores[0], final=scores[1], task=task), Path("own/lean"))
+    assert "did not help" in kept and f"{after} after" in kept
+
+
+@pytest.mark.parametrize(("sets", "kept"), [((), True), (("train.checkpoint.keep_start=false",), False)])
+def test_a_healing_that_hurts_keeps_the_model_as_it_was(tmp_path, sets, kept):
+    """A rate at which everything gets worse: model/ is the start, weight for weight, and last/ is not."""
+    data = strangers.texts(tmp_path / "texts")
+    lean = strangers.halved(tmp_path / "lean", strangers.model(tmp_path / "source", "llama"))
+    wild = [word for one in ("train.optim.lr=5", *sets) for word in ("--set", one)]
+    done = strangers.healed(lean, data, tmp_path / "run", *wild)
+    assert done.returncode == 0, done.stderr
+    before = loaded(lean).model.state_dict()
+    after, last = (loaded(tmp_path / "run" / name).model.state_dict() for name in ("model", "last"))
+    assert all(torch.equal(before[name], after[name]) for name in before) == kept
+    assert not all(torch.equal(before[name], last[name]) for name in before)
+    assert (summary(tmp_path / "run")["best"]["step"] == 0) == kept
+
+
+def test_a_perplexity_beyond_all_numbers_is_a_divergence(tmp_path):
+    data = strangers.texts(tmp_path / "texts")
+    lean = strangers.halved(tmp_path / "lean", strangers.model(tmp_path / "source", "llama"))
+    done = strangers.healed(lean, data, tmp_path / "run", "--set", "train.optim.lr=50")
+    assert done.returncode == 5 and "Traceback" not in done.stderr
+    assert not (tmp_path / "run/summary.json").exists()
 
 
 def test_a_recipe_takes_a_time_whatever_its_warm_up(tmp_path):

@@ -60,7 +60,9 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
     if chosen.new_head:
         found = teacher.Teacher(None, "its head is new")
     task = from_data.prepared(chosen, model_dir, cache, say)
-    train = settings(source, kind, task.size("train"), from_data.length_of(task), found, asked)
+    train = settings(
+        source, kind, task.size("train"), from_data.length_of(task), found, asked, new_head=chosen.new_head
+    )
     raw = {
         "version": 1,
         "name": f"{name_of(model_dir)}-{data.slug}",
@@ -96,9 +98,18 @@ def kind_of(source: Source) -> str:
 
 
 def settings(
-    source: Source, kind: str, samples: int, tokens: int | None, found: teacher.Teacher, asked: Asked
+    source: Source,
+    kind: str,
+    samples: int,
+    tokens: int | None,
+    found: teacher.Teacher,
+    asked: Asked,
+    *,
+    new_head: bool = False,
 ) -> dict[str, Any]:
-    """The `train` block. `samples` to train on, of `tokens` each (None: images)."""
+    """The `train` block. `samples` to train on, of `tokens` each (None: images); `new_head` where the model's is not
+    kept.
+    """
     width = source.shape.stages[-1].width
     here = machine.look()
     matrices = source.parameters.total - source.parameters.embeddings
@@ -121,8 +132,11 @@ def settings(
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if found.name is not None:
         train["distill"] = found.settings(kind)
+        train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     if asked.new_tokenizer:
         train["new_tokenizer"] = True
+    if source.learned and not (new_head or asked.new_tokenizer):
+        train["checkpoint"] = {"keep_start": True}
     if asked.lora:
         train["lora"] = {"rank": asked.lora}
     return train

@@ -111,6 +111,7 @@ class Checkpoint(Strict):
     every: DurationText = "15m"
     keep_last: int = Field(default=2, ge=1)  # checkpoints of an unfinished run; a finished one keeps none
     keep_best: bool = True  # model/ is the best of all evaluations; otherwise that of the last step
+    keep_start: bool = False  # the model before the first step counts among them: nothing gets worse than it was
 
 
 class Eval(Strict):
