@@ -23,7 +23,7 @@ from leansurgeon.checkpoints.family import convert_config, write_config
 from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.checkpoints.source import complete
+from leansurgeon.checkpoints.source import complete, tower_of
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading.jsonfile import JsonObject
@@ -247,9 +247,10 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
     config, overrides = read_config(folder), dict(overrides or {})
     check_sizes(config, Weights.open(folder).shapes.values())
     config = complete(config)
-    config, architecture = buildable(config, trust.judged(architectures.of(config), config, folder))
-    config = trust.with_known_classes(config, architecture)
     surgery = record.read_if_whole(folder)
+    family = architectures.of(config, tower_of(surgery, config))
+    config, architecture = buildable(config, trust.judged(family, config, folder))
+    config = trust.with_known_classes(config, architecture)
     check_fit(architecture.flat(config), overrides)
     if architecture.library == "timm":
         model, config = load_timm(folder, config, overrides)

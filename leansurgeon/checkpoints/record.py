@@ -283,11 +283,19 @@ class SurgeryRecord:
         """Whether the weights know anything."""
         return self.initialised != FRESH
 
+    @property
+    def tower(self) -> str | None:
+        """The part of a model of several (text, vision, audio) that surgery was for."""
+        inferred = self.plan.get("inferred")
+        section = inferred.get("tower") if isinstance(inferred, Mapping) else None
+        return next((tower for tower in TOWERS if section == f"{tower}_config"), None)
+
     def trained(self) -> SurgeryRecord:
         """The record of the same model after a training, in a folder that is another one."""
         return replace(self, initialised=TRAINED, files=())
 
 
+TOWERS = ("text", "vision", "audio")
 PLAN = ("before", "after", "layers", "steps")
 KEY_OF = {"form": "schema_version"}
 OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")

@@ -185,7 +185,7 @@ def from_folder(
         notes += ("converted from the published Crammed BERT layout",)
     check_sizes(config, weights.shapes.values())
     config = complete(config)
-    architecture = trust.judged(architectures.of(config, tower), config, original)
+    architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
     specs = match(architecture, config, weights.shapes)
@@ -267,6 +267,11 @@ def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
         return read_record(path), ""
     except DamagedRecord as error:
         return None, error.message
+
+
+def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
+    """The tower that earlier surgery was for, so that whoever reads its result later means the same one."""
+    return record.tower if record and not architectures.declared(config) else None
 
 
 def preset_of(record: SurgeryRecord | None) -> Preset | None:

@@ -13,6 +13,7 @@ from typing import Any
 Config = dict[str, Any]
 
 DEPTH = 5
+LEAST = 2  # with one layer nothing tells a list of blocks from a single module
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers", "depth"),
     *("encoder_layers", "decoder_layers", "encoder_num_layers", "num_transformer_layers", "encoder_num_hidden_layers"),
@@ -161,7 +162,7 @@ class Sizes:
         if not number or value <= 0:
             return value
         if name in LAYERS:
-            return min(value, DEPTH)
+            return min(max(value, LEAST), DEPTH)
         if name in HEADS:
             return self.n_heads
         if name in KV_HEADS:
@@ -233,8 +234,11 @@ def is_per_layer(key: str, value: list) -> bool:
 
 
 def pick_layers(c: Config, before: int, after: int) -> None:
-    """Shorten the lists of layers so that every kind of layer is there, in its order."""
+    """Shorten the lists of layers so that every kind of layer is there, in its order; a single layer is repeated."""
     keys = list(per_layer(c, before))
+    if after > before:
+        c |= {key: [*c[key]] * after for key in keys if before == 1 and key != "architectures"}
+        return
     if not keys or before == after:
         return
     kinds = [repr([c[key][i] for key in keys]) for i in range(before)]

@@ -26,7 +26,7 @@ from leansurgeon.checkpoints.provenance import write_card, write_surgery
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord, Taker
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
-from leansurgeon.checkpoints.source import Source, unchanged
+from leansurgeon.checkpoints.source import Source, tower_of, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading.jsonfile import JsonObject
@@ -121,7 +121,7 @@ def plan_undo(source: Source) -> Undo:
     was = Reshaped(source, source.architecture, before)
     config, take = record.source_config, Taker(steps, "plan")
     check_kinds(config or {})
-    architecture = architectures.of(config) if config else source.architecture
+    architecture = architectures.of(config, tower_of(record, config)) if config else source.architecture
     if architecture.name == source.architecture.name:
         architecture = replace(architecture, code=source.architecture.code)  # what is trusted travels back, too
     config = config or architecture.with_shape(source.config, before)

@@ -14,6 +14,8 @@ from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.check.undeclared import checked
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.write import undo
 from tests.support.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
@@ -138,3 +140,26 @@ def test_the_other_towers_stay_as_they_are(tmp_path):
     assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
     with pytest.raises(UnsupportedModel, match="not reached"):
         plan(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))
+
+
+def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
+    small_model("clip", tmp_path / "source")
+    opened = open_source(str(tmp_path / "source"), tower="vision")
+    width = opened.shape.stages[0].mlp_dim
+    carry_out(plan(opened, Wanted(mlp_dim=str(2 * width))), tmp_path / "wide")
+    result = open_source(str(tmp_path / "wide"))
+    assert result.architecture.section == "vision_config" and result.shape == result.record.after
+    assert result.shape.stages[0].mlp_dim == 2 * width
+    undo.carry_out(undo.plan_undo(result), tmp_path / "back")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "back"))
+    assert set(before) == set(after) and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("model_type", ["granite", "gemma2"])
+def test_a_result_of_one_layer(model_type, tmp_path):
+    model, config = small_model(model_type, tmp_path / "source")
+    shrunk(tmp_path / "source", tmp_path / "cut", layers="1")
+    by_hand = without(model, "model.layers", [1, 2, 3, 4], config)
+    assert torch.allclose(computed(reloaded(tmp_path / "cut", model), config), by_hand, atol=3e-5)
+    result = open_source(str(tmp_path / "cut"))
+    assert result.shape.depth == 1 and result.architecture.name == model_type
