@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import leansurgeon
 from leansurgeon import architectures
@@ -24,6 +24,8 @@ from leansurgeon.errors import LeanSurgeonError, disk_is_full
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
 EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
+
+HowToLoad = TypedDict("HowToLoad", {"class": str, "module": str, "trust": bool}, total=False)
 
 
 def prove(
@@ -162,7 +164,7 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
     return found, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
-def how_to_load(folder: Path, *, as_documented: bool = False) -> dict[str, Any]:
+def how_to_load(folder: Path, *, as_documented: bool = False) -> HowToLoad:
     """What `reload_check` needs beside the folder: the `class`, our `module` that has it (or registers its timm entry
     point), and whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
     modelling file was copied from this package a moment ago, to load it `as_documented`.

@@ -24,7 +24,7 @@ from leansurgeon.surgery.layer.canonical import Attention
 from leansurgeon.surgery.layer.score_forms import Forms, divided_form, low_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -232,43 +232,54 @@ def activation_aware(
     The numbers: `kept`, the share of the weighted score form that is left; `error_split`, `error_refine` and
     `error_refit`, the relative output error on the guard so far; `refined` and `refitted`, whether these were kept.
 
-    Positions must not rotate queries and keys. Raises `UnsupportedModel` for shared keys, `UsageError` for numbers that
-    do not divide.
+    Not for rotary positions. Raises `UnsupportedModel` for shared keys, `UsageError` for numbers that do not divide.
     """
     children = children_of(attention, after, rotary=False)
     if not inputs_BTW:
         raise UsageError("A calibrated split needs at least one batch of sample data.")
     from leansurgeon.surgery.layer import split_factors as factors
+    from leansurgeon.surgery.layer.split_refine import refine as refined
 
     parent = factors.Torch.of(attention, score_scale, causal)
-    guard = [b for b in range(len(inputs_BTW)) if len(inputs_BTW) < 5 or b % 5 == 4]
-    fit = [b for b in range(len(inputs_BTW)) if len(inputs_BTW) < 5 or b % 5 != 4]
-    moments = factors.moments(parent, inputs_BTW, masks, children)
+    fit, guard = fit_and_guard(len(inputs_BTW))
     gain = gain_of(attention, after, score_gain)
-    forms = low_rank(*moments, after.head_dim, gain)
+    forms = low_rank(*factors.moments(parent, inputs_BTW, masks, children), after.head_dim, gain)
     goals = targets_BTW if targets_BTW is not None else factors.Lazy(parent, inputs_BTW, masks)
 
     def error(candidate: Attention) -> float:
         runner = factors.Torch.of(candidate, parent.scale / gain, causal)
         return round(factors.error(runner, inputs_BTW, goals, masks, guard), 6)
 
-    split = assemble(attention, after, forms)
-    numbers: dict[str, float | bool] = {"kept": round(forms.kept, 6)}
-    best = numbers["error_split"] = error(split)
+    found = Guarded(assemble(attention, after, forms), error, {"kept": round(forms.kept, 6)})
     if refine:
-        from leansurgeon.surgery.layer.split_refine import refine as refined
-
-        some = [[x[b] for b in fit] for x in (inputs_BTW, masks)]
-        found = assemble(attention, after, refined(parent, forms, parent.scale / gain, *some, refine))
-        numbers["error_refine"] = error(found)
-        if numbers["error_refine"] < best:
-            split, best = found, numbers["error_refine"]
-        numbers["refined"] = split is found
+        x, m = ([values[b] for b in fit] for values in (inputs_BTW, masks))
+        forms = refined(parent, forms, parent.scale / gain, x, m, refine)
+        found.offer(assemble(attention, after, forms), "error_refine", "refined")
     if ridge is not None:
-        child = factors.Torch.of(split, parent.scale / gain, causal)
-        found = factors.refit_output(split, child, inputs_BTW, goals, masks, fit, ridge)
-        numbers["error_refit"] = error(found)
-        if numbers["error_refit"] < best:
-            split = found
-        numbers["refitted"] = split is found
-    return split, numbers
+        child = factors.Torch.of(found.best, parent.scale / gain, causal)
+        refitted = factors.refit_output(found.best, child, inputs_BTW, goals, masks, fit, ridge)
+        found.offer(refitted, "error_refit", "refitted")
+    return found.best, found.numbers
+
+
+def fit_and_guard(count: int) -> tuple[list[int], list[int]]:
+    """Which of `count` batches are fitted to and which guard: every fifth guards; of fewer than five, all do both."""
+    every = range(count)
+    if count < 5:
+        return list(every), list(every)
+    return [b for b in every if b % 5 != 4], [b for b in every if b % 5 == 4]
+
+
+class Guarded:
+    """The best split so far by its error on the guard, and the numbers of all that were tried."""
+
+    def __init__(self, split: Attention, error: Callable[[Attention], float], numbers: dict[str, float | bool]) -> None:
+        self.best, self.error, self.least = split, error, error(split)
+        self.numbers = numbers | {"error_split": self.least}
+
+    def offer(self, split: Attention, error: str, taken: str) -> None:
+        """Take a split if its error is lower. `error` and `taken` name the numbers that say what it was and whether."""
+        found = self.numbers[error] = self.error(split)
+        if found < self.least:
+            self.best, self.least = split, found
+        self.numbers[taken] = self.best is split
