@@ -367,7 +367,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
 # -- small parts -----------------------------------------------------------------------------------
 
 
-def named(value: Any) -> JsonObject:
+def named(value: Comparison | Proof | Origin | SurgeryRecord | Both | Embeddings) -> JsonObject:
     """A record's fields by name, not descending into them."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 

@@ -326,7 +326,7 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
     return model.float().eval()
 
 
-def names_in_files(model: nn.Module, library: str) -> dict[str, str]:
+def names_in_files(model: nn.Module, library: str) -> Mapping[str, str]:
     """File names by names in memory. timm's are equal; of transformers' tied tensors some may lack."""
     memory = list(model.state_dict())
     if library == "timm":

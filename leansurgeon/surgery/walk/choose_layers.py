@@ -196,7 +196,7 @@ def placings(found: Evidence, stage: range, sizes: list[int], period: int) -> li
 
 def drop_errors(
     teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, kept: Sequence[int], candidates: Sequence[tuple]
-) -> dict[tuple, float]:
+) -> Mapping[tuple[int, ...], float]:
     """For every group of layers in `candidates`: how far the last hidden states are from the source's, as relative
     error per token, when the group is missing from `kept`. All variants go through the source side by side, so a block
     is read once; memory holds one set of hidden states per variant.
