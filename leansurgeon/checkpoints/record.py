@@ -358,6 +358,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
         plan=without_places(record.plan),
         history=tuple(without_places(record.history)),
         decided=without_places(record.decided),
+        judged={without_places(name): found for name, found in record.judged.items()},
         source_config=None if config is None else without_place(config),
         source_surgery=record.source_surgery and published(record.source_surgery),
         restored=record.restored and published(record.restored),

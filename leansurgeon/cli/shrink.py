@@ -137,14 +137,15 @@ def shrink(
     check_before(steps, folder, compare=compare, has_data=has_data, writes=not dry_run, force=force)
     if used and data is None:
         data = sample_data(opened, calibrate, task, calibration_samples, seed, say)
+    other = sample_data(opened, judge, None, None, seed, say) if judge and used else None
     decided = decide(steps, data, say)
     record = None
     if dry_run:
         decided.close()
     else:
         record = written(decided, folder, wanted if compare else None, force=force, proof=proof)
-    if judge and record and used:
-        record = judged_on(judge, opened, folder, record, seed)
+    if other and record:
+        record = judged_on(judge, other, opened, folder, record)
     if as_json:
         print(json.dumps(document(decided, record, folder)))
     else:
@@ -253,7 +254,7 @@ def question(name: str, as_json: bool) -> None:
     say(f"{told} {hint}")
 
 
-def judged_on(name: str, opened: Source, folder: Path, made: SurgeryRecord, seed: int) -> SurgeryRecord:
+def judged_on(name: str, other: Calibration, opened: Source, folder: Path, made: SurgeryRecord) -> SurgeryRecord:
     """The record with the result's outputs on data that had no part in the making, written into its folder."""
     from dataclasses import replace
 
@@ -261,7 +262,6 @@ def judged_on(name: str, opened: Source, folder: Path, made: SurgeryRecord, seed
     from leansurgeon.checkpoints.proof.prove import prove
     from leansurgeon.surgery.shrink import predicts_words
 
-    other = sample_data(opened, name, None, None, seed, say)
     causal = predicts_words(other) and other.task.head == "causal-lm"
     batches, kind = [*other.guard, *other.heldout], "causal-lm" if causal else "plain"
     say(f"Judging on {name} ...")

@@ -55,11 +55,15 @@ def test_another_domain_judges(tmp_path):
     done = leansurgeon("shrink", source, *wanted)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "lean" / "surgery.json").read_text())
-    own, foreign = record["proof"]["compared"], record["judged"][str(other)]
+    assert list(record["judged"]) == [other.name]  # the record does not say where it lies
+    own, foreign = record["proof"]["compared"], record["judged"][other.name]
     assert own["embeddings"].keys() == foreign["embeddings"].keys() >= {"rank_correlation", "nearest_kept"}
-    assert own["embeddings"]["cosine"] != foreign["embeddings"]["cosine"] and str(other) in done.stdout
+    assert own["embeddings"]["cosine"] != foreign["embeddings"]["cosine"] and other.name in done.stdout
     refused = leansurgeon("shrink", source, "--layers", 3, "--uncalibrated", "--judge", other, "-o", tmp_path / "no")
     assert refused.returncode == 2 and not (tmp_path / "no").exists()
+    refused = leansurgeon("shrink", source, *wanted[:-3], tmp_path / "nowhere.txt", "-o", tmp_path / "no")
+    assert refused.returncode == 2 and "nowhere.txt" in refused.stderr
+    assert not (tmp_path / "no").exists()  # known before anything is written
 
 
 def test_neighbours_are_those_of_scipy_and_of_a_loop():

@@ -90,7 +90,7 @@ def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Operator:
     dropped = [i for i in range(depth) if i not in kept]
     if choice.criterion == "fuse":
         pairs = [[i - 1, i] for i in dropped]
-        says = f"fuse {len(pairs)} pairs of layers, each into one: {', '.join(f'{a}+{b}' for a, b in pairs)}"
+        says = f"fuse {plural(len(pairs), 'pair')} of layers, each into one: {', '.join(f'{a}+{b}' for a, b in pairs)}"
         return Operator("fuse-layers", "near", says, {"pairs": pairs, "kept": list(kept), "evidence": choice.evidence})
     return Operator(
         "drop-layers",
