@@ -13,6 +13,7 @@ from typing import Any
 Config = dict[str, Any]
 
 DEPTH = 5
+LEAST_MLP = 16  # units; so many are taken away to see what follows
 LEAST = 2  # with one layer nothing tells a list of blocks from a single module
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers", "depth"),
@@ -178,6 +179,8 @@ class Sizes:
             return self.image(value)
         if name in ("rotary_dim",):
             return max(4, min(value, 4))
+        if name in (*MLPS, *EXPERT_MLPS, *SHARED_MLPS) and value <= LEAST_MLP:
+            return SMALL[name]
         if name in SMALL and value > SMALL[name]:
             return value if self.attempt >= 3 and ("position" in name or "window" in name) else SMALL[name]
         return value

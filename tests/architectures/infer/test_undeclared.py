@@ -163,3 +163,10 @@ def test_a_result_of_one_layer(model_type, tmp_path):
     assert torch.allclose(computed(reloaded(tmp_path / "cut", model), config), by_hand, atol=3e-5)
     result = open_source(str(tmp_path / "cut"))
     assert result.shape.depth == 1 and result.architecture.name == model_type
+
+
+def test_a_result_with_a_narrow_mlp(tmp_path):
+    small_model("granite", tmp_path / "source")
+    shrunk(tmp_path / "source", tmp_path / "cut", mlp_dim="10")
+    result = open_source(str(tmp_path / "cut"))
+    assert result.shape.stages[0].mlp_dim == 10 and not result.architecture.refused
