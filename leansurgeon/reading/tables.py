@@ -39,7 +39,7 @@ def columns(path: Path) -> tuple[str, ...]:
         return tuple(parquet_schema(path).names)
     try:
         if path.suffix in (".csv", ".tsv"):
-            return tuple(next(csv.reader(lines(path, ""), delimiter="\t" if path.suffix == ".tsv" else ","), []))
+            return tuple(next(csv.reader(lines(path, ""), delimiter=delimiter(path)), []))
         first = next((line for line in lines(path) if line.strip()), "{}")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
@@ -60,13 +60,23 @@ def lines(path: Path, newline: str | None = None) -> Iterator[str]:
             yield line
 
 
+def delimiter(path: Path) -> str:
+    """What separates the columns: tabs in .tsv; commas in .csv, or what spreadsheets of other languages write instead,
+    where the header has that and no comma.
+    """
+    if path.suffix == ".tsv":
+        return "\t"
+    header = next(lines(path, ""), "")
+    return "," if "," in header else next((mark for mark in ";\t" if mark in header), ",")
+
+
 def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
     tabs = path.suffix == ".tsv"
     csv.field_size_limit(LINE)
     # Between tabs a quotation mark means itself, as in GLUE's files: a text that begins with one would otherwise
     # swallow the rows behind it.
     quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    rows = csv.reader(lines(path, ""), delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
+    rows = csv.reader(lines(path, ""), delimiter=delimiter(path), quoting=quoting, strict=True)
     try:
         header = next(rows, [])
         places = [_place(path, column, header) for column in columns]

@@ -147,9 +147,10 @@ def _given_columns(given: str | None, columns: tuple[str, ...]) -> dict[str, str
         role = role.strip()
         if not equals or role not in ("text", "text_pair", "label"):
             raise UsageError(f"--columns {given}: write it as text=COLUMN,label=COLUMN.", _listed(columns))
-        if column.strip() not in columns:
+        named = column if column in columns else {name.strip(): name for name in columns}.get(column.strip())
+        if named is None:
             raise UsageError(f"--columns {given}: there is no column '{column.strip()}'.", _listed(columns))
-        chosen[role] = column.strip()
+        chosen[role] = named
     return chosen
 
 

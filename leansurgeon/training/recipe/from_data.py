@@ -9,7 +9,7 @@ from typing import Any
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data import calibration, images
 from leansurgeon.reading import tables
 from leansurgeon.tasks import user_data
@@ -152,7 +152,8 @@ def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] 
         order = f"{', '.join(labels[:6])}{' ...' if len(labels) > 6 else ''}"
         also = f"the model calls its classes {', '.join(own[:6])}" if named else "the model names none"
         return None, (f"The {what} are taken as the model's {outputs} classes in this order: {order} ({also}).",), False
-    return None, (f"The data has {len(labels)} {what} and the model {outputs} classes: it gets a new head.",), True
+    has = plural(len(labels), what.removesuffix("s"))
+    return None, (f"The data has {has} and the model {outputs} classes: it gets a new head.",), True
 
 
 def of_images(source: Source, kind: str, data: UserData) -> Chosen:
