@@ -132,4 +132,8 @@ def counted(config: Config, architecture: Architecture, tokens: int | None = Non
             inputs.run(model, inputs.make(config, architecture, 1, tokens, "cpu"))
     except RuntimeError:  # torch's word for it, and for a library that cannot do without a mask
         return None
+    except (ValueError, AttributeError):
+        if architecture.section:  # the other towers want inputs of their own
+            return None
+        raise
     return counter.get_total_flops()

@@ -12,6 +12,7 @@ from leansurgeon.architectures.infer.printing import as_source
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.check.undeclared import checked
+from leansurgeon.surgery.plan.costs import costs
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
@@ -143,7 +144,7 @@ def test_the_other_towers_stay_as_they_are(tmp_path):
 
 
 def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
-    small_model("clip", tmp_path / "source")
+    small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
     opened = open_source(str(tmp_path / "source"), tower="vision")
     width = opened.shape.stages[0].mlp_dim
     carry_out(plan(opened, Wanted(mlp_dim=str(2 * width))), tmp_path / "wide")
@@ -170,3 +171,10 @@ def test_a_result_with_a_narrow_mlp(tmp_path):
     shrunk(tmp_path / "source", tmp_path / "cut", mlp_dim="10")
     result = open_source(str(tmp_path / "cut"))
     assert result.shape.stages[0].mlp_dim == 10 and not result.architecture.refused
+
+
+def test_the_plan_of_one_of_two_towers_is_priced_without_its_operations(tmp_path):
+    small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
+    found = costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))
+    assert found.after.shape.depth == 2 and found.after.counted is None
+    assert found.after.parameters.total < found.before.parameters.total
