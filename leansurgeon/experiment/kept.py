@@ -15,6 +15,7 @@ from typing import Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.experiment.jobs import Job
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -27,7 +28,7 @@ FREE = ("name", "version", "expected", "train.trackers", "train.workers", "train
 FREE = (*FREE, "train.checkpoint")
 
 
-def settings_of(job: Job) -> dict[str, Any]:
+def settings_of(job: Job) -> JsonObject:
     """What decides the job's result beside its recipe, by name, as a summary keeps it."""
     recipe = job.experiment
     found: dict[str, Any] = {"arm": asdict(job.wanted), "method": asdict(job.method) | {"calibrate": job.calibrate}}
@@ -142,11 +143,11 @@ def _of_old_form(found: Summary, job: Job) -> tuple[str, Any, Any] | None:
     return None
 
 
-def _dump(recipe: TrainingRecipe) -> dict[str, Any]:
+def _dump(recipe: TrainingRecipe) -> JsonObject:
     return recipe.model_dump(mode="json")
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def _flat(value: Any, path: str = "") -> JsonObject:
     """The values of nested objects by dotted key."""
     if not isinstance(value, dict):
         return {path: value}

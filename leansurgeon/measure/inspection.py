@@ -16,6 +16,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.record import SurgeryRecord, read_if_whole
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape, Stage
 
 NUMBERS = {
@@ -43,7 +44,7 @@ class Inspection:
     findings: tuple[Finding, ...]
     record: SurgeryRecord | None  # surgery.json
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> JsonObject:
         """All that was found, as JSON holds it."""
         source, arch = self.source, self.source.architecture
         return {

@@ -6,17 +6,17 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from leansurgeon.paper.audit import Alternative, Audited
 from leansurgeon.paper.base import Exhibit
+from leansurgeon.reading.jsonfile import JsonObject
 
 SCHEMA_VERSION = 1
 PAPER = "Saratchandran, Teney, Lucey: Leaner Transformers: More Heads, Less Depth"
 Found = Sequence[tuple[Exhibit, list[Audited]]]
 
 
-def document(found: Found, how: str) -> dict[str, Any]:
+def document(found: Found, how: str) -> JsonObject:
     """Everything that is known of every row. `how` is meta or formula."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -46,7 +46,7 @@ def summary(rows: Sequence[Audited]) -> dict[str, int]:
     }
 
 
-def record(a: Audited) -> dict[str, Any]:
+def record(a: Audited) -> JsonObject:
     """A row as JSON holds it."""
     row, printed = a.row, a.row.printed
     return {
@@ -74,7 +74,7 @@ def record(a: Audited) -> dict[str, Any]:
     }
 
 
-def alternative(x: Alternative, original: int) -> dict[str, Any]:
+def alternative(x: Alternative, original: int) -> JsonObject:
     """Another reading of a row as JSON holds it."""
     return {
         "head_policy": x.policy,
@@ -97,7 +97,7 @@ def as_csv(found: Found) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def flat(exhibit: Exhibit, a: Audited) -> dict[str, Any]:
+def flat(exhibit: Exhibit, a: Audited) -> JsonObject:
     """A row as one line of CSV."""
     row, printed = a.row, a.row.printed
     words = {

@@ -16,10 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.score import ranks
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape
@@ -45,7 +46,7 @@ class Cheap:
     influence: float | None = None
     kappa: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The numbers as JSON holds them."""
         return asdict(self)
 

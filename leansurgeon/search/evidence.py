@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
@@ -42,7 +43,7 @@ class Evidence:
     influence: list[float] | None
     says: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The figures as JSON holds them."""
         return asdict(self)
 

@@ -23,6 +23,7 @@ from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.evidence import outputs
 from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
@@ -182,7 +183,7 @@ def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def written(result: Result) -> dict[str, Any]:
+def written(result: Result) -> JsonObject:
     """A result as its file holds it."""
     return {"score": result.score.as_dict() if result.score else None, "failed": result.failed}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from leansurgeon.reading.jsonfile import JsonObject
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Score:
         """The value as a person reads it."""
         return f"{100 * self.value:.1f} %" if self.percent else f"{self.value:.4g}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The score as JSON holds it."""
         return asdict(self)
 

@@ -19,6 +19,7 @@ from leansurgeon.experiment.jobs import Job, make_jobs, prepare_data
 from leansurgeon.experiment.kept import finished
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
@@ -103,7 +104,7 @@ def forget_weights(job: Job) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def arm_of(candidate: Candidate) -> dict[str, Any]:
+def arm_of(candidate: Candidate) -> JsonObject:
     """The candidate as an arm of an experiment."""
     wanted = candidate.wanted
     numbers = {"heads": wanted.heads, "layers": wanted.layers, "mlp_dim": wanted.mlp_dim}

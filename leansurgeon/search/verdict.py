@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import hypot
 from typing import Any
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search import Outcome
 from leansurgeon.search.score import front, kendall_tau, moves
 from leansurgeon.search.space import Candidate
@@ -102,7 +103,7 @@ def as_good(outcome: Outcome) -> list[Candidate]:
     return found
 
 
-def document(outcome: Outcome, command: str, extra: dict[str, Any]) -> dict[str, Any]:
+def document(outcome: Outcome, command: str, extra: dict[str, Any]) -> JsonObject:
     """The search as one JSON document."""
     on_front = set(pareto(outcome))
     place = {c.name: i for i, c in enumerate(outcome.tried, 1)}

@@ -11,6 +11,7 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError, plural
+from leansurgeon.tasks.base import Batch
 from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
 from leansurgeon.training.data.feed import to_device
@@ -61,7 +62,7 @@ def ready(
     run_dir: Path,
     progress: Progress,
     *,
-    loaded: Any = None,
+    loaded: Loaded = None,
     task: tasks.Task | None = None,
     cpu: bool = False,
     replace: bool = False,
@@ -255,7 +256,7 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def blocks_of(loaded: Any) -> list[torch.nn.Module]:
+def blocks_of(loaded: Loaded) -> list[torch.nn.Module]:
     """The blocks of a model whose weights are borrowed together; none where its family is not known."""
     from leansurgeon.training.update.distill import blocks
 
@@ -266,7 +267,7 @@ def _fit(run: Run) -> None:
     """Let the micro batch fit in memory, and learn how much a sample costs."""
     train, accelerator = run.recipe.train, run.trainer.accelerator
 
-    def batch(scheme: plan.Plan) -> dict[str, Any]:
+    def batch(scheme: plan.Plan) -> Batch:
         _, indices = order.global_batch(train.seed, 0, run.task.size("train"), scheme.batch)
         rows = order.micro_batches(indices[: scheme.group], scheme.processes, accelerator.process_index, scheme.micro)
         made = to_device(run.task.batch("train", rows[0], seed=train.seed, epoch=0), accelerator.device)

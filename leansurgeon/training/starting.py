@@ -23,6 +23,8 @@ from leansurgeon.tasks.text import vocab
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -134,7 +136,7 @@ def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
 
 
 @torch.no_grad()
-def embeddings_anew(found: Loaded, tokenizer: Any, size: int | None) -> None:
+def embeddings_anew(found: Loaded, tokenizer: PreTrainedTokenizerBase, size: int | None) -> None:
     """Give the model embeddings of the tokenizer's size that have learned nothing, and its special tokens."""
     model, std = found.model, found.init_std or 0.02
     if not hasattr(model, "resize_token_embeddings"):
@@ -153,7 +155,7 @@ def embeddings_anew(found: Loaded, tokenizer: Any, size: int | None) -> None:
     found.config = model.config.to_dict() | {"architectures": [type(model).__name__]}
 
 
-def replace_tokenizer(folder: Path, found: Loaded, tokenizer: Any) -> None:
+def replace_tokenizer(folder: Path, found: Loaded, tokenizer: PreTrainedTokenizerBase) -> None:
     """In a folder that was just saved: the new tokenizer instead of the files of the old one."""
     for name in vocab.MODEL_FILES:
         (folder / name).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.processes import shards
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -64,7 +65,7 @@ class History:
     def from_dict(cls, data: dict[str, Any]) -> History:
         return cls(**data | {key: Scores.from_dict(data.get(key)) for key in ("before", "best", "last")})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         scores = {
             key: found and found.as_dict() for key in ("before", "best", "last") for found in [getattr(self, key)]
         }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,6 +38,9 @@ from leansurgeon.training.state import Run
 from leansurgeon.training.watch import guards, measures, speed
 from leansurgeon.training.watch.progress import Progress
 
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
+
 __all__ = ["prepared_task", "train"]
 
 
@@ -49,7 +52,7 @@ def train(
     seed: int | None = None,
     experiment: Part | None = None,
     say: Callable[[str], None] | None = None,
-    loaded: Any = None,
+    loaded: Loaded = None,
     task: tasks.Task | None = None,
     cpu: bool = False,
     replace: bool = False,

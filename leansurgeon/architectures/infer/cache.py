@@ -22,6 +22,7 @@ from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.tensors import Blocks
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
 # What a declaration that was inferred may hold; all else keeps its default.
@@ -107,7 +108,7 @@ def write_declaration(key: str, made: Architecture) -> None:
         pass
 
 
-def to_json(made: Architecture) -> dict[str, Any]:
+def to_json(made: Architecture) -> JsonObject:
     known = {f.name for f in fields(Architecture)}
     found = {name: getattr(made, name) for name in FIELDS if name in known}
     return found | {

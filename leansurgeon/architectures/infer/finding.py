@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from leansurgeon.reading.jsonfile import JsonObject
+
 
 @dataclass(frozen=True)
 class Part:
@@ -74,7 +76,7 @@ class Finding:
             "mlp_dim": bool(stages) and not any(s.mlp_trouble for s in stages),
         }
 
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> JsonObject:
         """What stands in `surgery.json`: that the family was inferred, on what, and what was proven."""
         return {
             "inferred": True,

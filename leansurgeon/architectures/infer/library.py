@@ -2,6 +2,7 @@
 
 All that inference finds is found on these. Tensors are spoken of by their names in files, which in transformers differ
 from the names in memory: `saved` is what `save_pretrained` would write, `reloaded` what `from_pretrained` makes of it.
+from leansurgeon.reading.jsonfile import JsonObject
 """
 
 from __future__ import annotations

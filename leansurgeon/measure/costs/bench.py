@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
@@ -14,6 +14,7 @@ from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import inputs
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Row:
         low, _, high = self.against_first
         return "faster" if high < 1 else "slower" if low > 1 else "same"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The row as JSON holds it; times in seconds, memory in bytes."""
         c = self.contender
         low, mid, high = self.against_first

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.data import inputs
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 
 ATTENTION = ("q", "k", "v", "qk", "qkv", "vkq", "o")
@@ -39,7 +39,7 @@ class Flops:
         """All operations of one forward pass."""
         return self.attention + self.scores + self.mlp + self.outside
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Operations by part and in all, as JSON holds them."""
         return asdict(self) | {"total": self.total}
 

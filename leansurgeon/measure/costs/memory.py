@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.data import inputs
+from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,7 @@ class Prediction:
         """What `torch.cuda.max_memory_allocated` would say."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Bytes by part and in all, as JSON holds them."""
         return asdict(self) | {"total": self.total, "unit": "bytes"}
 

@@ -21,6 +21,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
+from leansurgeon.reading.jsonfile import JsonObject
 
 BACKENDS = ("auto", "math", "flash", "efficient", "cudnn", "eager")
 WARM_UP = 2
@@ -42,7 +43,7 @@ class Timing:
         low, high = quantiles(seconds, n=4, method="inclusive")[::2] if several else (seconds[0], seconds[0])
         return cls(median(seconds), low, high, tuple(seconds))
 
-    def as_dict(self) -> dict[str, float | int]:
+    def as_dict(self) -> JsonObject:
         """Seconds, and how many rounds they come from."""
         return {"median": self.median, "low": self.low, "high": self.high, "rounds": len(self.seconds)}
 

@@ -20,6 +20,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Calibration:
         score = self.task.score(logits, batch)
         return float(score.loss_sum), float(score.loss_count)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Name, digest and sample counts, as `surgery.json` keeps them."""
         samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
         known = {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.heads.sites import Site, at_rest, switched_off
+from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
@@ -125,7 +126,7 @@ class Scores:
         """Share of right answers, where there are any."""
         return None if self.right is None else float(self.right.mean())
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> JsonObject:
         """Loss, and accuracy where there is one."""
         return {"loss": self.loss} | ({} if self.right is None else {"accuracy": self.accuracy})
 

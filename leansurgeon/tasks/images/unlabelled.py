@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.tasks import base
 from leansurgeon.tasks.images.folder import ImageFolder
@@ -20,7 +20,7 @@ class Images(ImageFolder):
     head = "features"
     metric = base.Metric("cosine", "cosine to the source", higher_is_better=True, percent=False)
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
         return batch | {"labels": batch["labels"] * 0}
 
@@ -32,8 +32,8 @@ class Images(ImageFolder):
     def extra_sums(self) -> int:
         return 0
 
-    def metric_value(self, sums: base.Sums) -> dict[str, float]:
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
         return base.Task.metric_value(self, sums)
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
         return {key: value for key, value in super().model_overrides().items() if key != "num_labels"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -64,7 +64,7 @@ class Sentences(classification.TextClassification):
             "seq_len": o.seq_len,
         }
 
-        def build(folder: Path) -> dict[str, Any]:
+        def build(folder: Path) -> disk.Info:
             lines = of_documents(data.whole())
             if other is None:
                 lines, held = hold_out(lines, o.eval_fraction, o.split_seed)
@@ -93,13 +93,13 @@ class Sentences(classification.TextClassification):
         """`logits` are the student's embeddings (B, D), and the teacher's stand in the batch."""
         return cosine_score(logits, batch)
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> base.Overrides:
         o = self.options
         if o.tokenizer == "model":
             return {}
         return {"vocab_size": vocab.config_size(o.tokenizer, o.vocab_size, self._info["vocab"])}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> base.Description:
         return {
             "train_samples": self.size("train"),
             "eval_samples": self.size("eval"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.tasks import Task
+from leansurgeon.tasks.base import Batch, Description
 
 
 class Instead:
@@ -33,7 +34,7 @@ class Limited(Instead):
     def size(self, split: str) -> int:
         return min(self._task.size(split), self._most.get(split, self._task.size(split)))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}
 
 
@@ -49,9 +50,9 @@ class Sampled(Instead):
     def size(self, split: str) -> int:
         return len(self._rows) if split == "eval" else self._task.size(split)
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Any]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
         rows = self._rows[np.asarray(indices)] if split == "eval" else indices
         return self._task.batch(split, rows, seed=seed, epoch=epoch)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         return self._task.describe() | {"eval_samples": len(self._rows), "eval_sampled_of": self._task.size("eval")}

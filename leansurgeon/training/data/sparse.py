@@ -9,9 +9,12 @@ Shape letters: B samples, T tokens, N listed places, D width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
 
 PLACES = "_places"
 
@@ -33,7 +36,7 @@ def head_of(model: torch.nn.Module) -> tuple[str, ...] | None:
     return next((names for names in HEADS if all(hasattr(model, name) for name in names)), None)
 
 
-def forward(loaded: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def forward(loaded: Loaded, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Logits (1, N, V) at the places of the batch, for a model with a known head; where it has none, all logits."""
     if PLACES not in batch:
         return loaded.forward(batch)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leansurgeon.tasks.base import Batch, Overrides
 from leansurgeon.training.data.limit import Instead
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
 # Samples to train on and to evaluate, as the authors publish them.
@@ -39,7 +41,7 @@ class Synthetic(Instead):
     def size(self, split: str) -> int:
         return self.sizes[split == "eval"] if self.sizes else _ANY
 
-    def model_overrides(self) -> dict[str, Any]:
+    def model_overrides(self) -> Overrides:
         """What the task knows without its data."""
         try:
             return self._task.model_overrides()
@@ -48,11 +50,11 @@ class Synthetic(Instead):
             found = {key: getattr(self._task.options, option, None) for key, option in named.items()}
             return {key: value for key, value in found.items() if value is not None}
 
-    def know(self, loaded: Any) -> None:
+    def know(self, loaded: Loaded) -> None:
         """Take from the model what the recipe leaves open: image size, vocabulary, number of classes."""
         self._config = {**loaded.config, **loaded.architecture.flat(loaded.config)}
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> dict[str, Tensor]:
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
         import torch
 
         generator = torch.Generator().manual_seed(seed)

@@ -14,12 +14,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostOthers
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 JOB, ANSWER = "job.json", "answer.json"
 _SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`
@@ -66,7 +70,7 @@ def passing_on(folder: Path) -> Iterator[list[int]]:
     """
     received: list[int] = []
 
-    def heard(number: int, frame: object) -> None:
+    def heard(number: int, frame: FrameType | None) -> None:
         received.append(number)
         for file in folder.glob("pid-*"):
             with suppress(OSError, ValueError):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from leansurgeon.checkpoints.model import Loaded
+
 
 def split(module: nn.Module, blocks: list[nn.Module], device: torch.device, processes: int) -> None:
     """Let every process keep its part of the parameters of `module`; those of a block are borrowed together. All
@@ -76,7 +78,7 @@ def parted(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def twin(loaded: Any, *, main: bool) -> Any:
+def twin(loaded: Loaded, *, main: bool) -> Any:
     """A copy of `loaded` for what needs a whole model: on the CPU on the main process, without memory on the others.
     To be taken before `split`.
     """
@@ -100,7 +102,7 @@ class _Silence:
 
 
 def rehearsal(
-    loaded: Any,
+    loaded: Loaded,
     scored_of: Callable[[Any], nn.Module],
     blocks_of: Callable[[Any], list[nn.Module]],
     device: torch.device,

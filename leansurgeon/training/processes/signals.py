@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from leansurgeon.errors import Interrupted, LeanSurgeonError, Stopped, Terminated
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from leansurgeon.training.processes.agree import Council
 
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
@@ -62,7 +64,7 @@ class Stops:
             steps = _SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)
             self.every = max(1, int(self.council.of_main([steps])[0]))
 
-    def heard(self, number: int, frame: object) -> None:
+    def heard(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         if number != signal.SIGINT:
             self.wish = max(self.wish, STOP)
@@ -78,7 +80,7 @@ def listening(stops: Stops) -> Iterator[None]:
     """Turn signals into wishes for a while. Processes forked meanwhile die of SIGTERM as usual."""
     owner = os.getpid()
 
-    def heard(number: int, frame: object) -> None:
+    def heard(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:
             os._exit(128 + number)
         stops.heard(number, frame)
@@ -102,7 +104,7 @@ def raising(sentence: str) -> Iterator[None]:
     tidied up. Below it is a `Terminated`, which nobody there takes for an error of a model.
     """
 
-    def heard(number: int, frame: object) -> None:
+    def heard(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
     before = {}
@@ -138,7 +140,7 @@ def insisting() -> Iterator[None]:
         lost.append(what.exc_type)  # raised here it would be lost, too
         signal.setitimer(signal.ITIMER_REAL, _MOMENT)
 
-    def again(number: int, frame: object) -> None:
+    def again(number: int, frame: FrameType | None) -> None:
         if lost:
             raise lost.pop()
 

@@ -16,6 +16,7 @@ from typing import Any
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import calibration
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
 from leansurgeon.training.recipe import from_data, machine, reading, teacher
 from leansurgeon.training.recipe.durations import parse_duration
@@ -106,7 +107,7 @@ def settings(
     asked: Asked,
     *,
     new_head: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The `train` block. `samples` to train on, of `tokens` each (None: images); `new_head` where the model's is not
     kept.
     """

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 import leansurgeon
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import files, yamlfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
 
 _HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."
@@ -144,7 +145,7 @@ def brief(recipe: TrainingRecipe) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=70)
 
 
-def plain(recipe: Recipe) -> dict[str, Any]:
+def plain(recipe: Recipe) -> JsonObject:
     """The recipe as plain values, without what is not set; `measure: null` says something and stays."""
     values = recipe.model_dump(mode="json", exclude_none=True)
     if recipe.measure is None or recipe.measure.kappa is None:
@@ -202,7 +203,7 @@ class _Source:
         return self.places[parents[0]] if parents else self.file
 
 
-def _with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> dict[str, Any]:
+def _with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> JsonObject:
     for text in sets:
         key, equals, value = text.partition("=")
         parts = key.strip().split(".")

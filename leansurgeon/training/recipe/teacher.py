@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.record import Origin
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.data import calibration
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import hub
 
 _KEY = "train.distill.teacher="
@@ -28,7 +28,7 @@ class Teacher:
     why: str
     own: bool = False
 
-    def settings(self, kind: str) -> dict[str, Any]:
+    def settings(self, kind: str) -> JsonObject:
         """The recipe's `train.distill`."""
         if kind != "features":
             return {"teacher": self.name, "logits": 1.0}

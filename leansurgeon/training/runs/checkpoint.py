@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile, tensorfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: 
         )
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> JsonObject:
     """What a checkpoint says beside its tensors. Raises `UsageError` where it lacks what all have."""
     state = jsonfile.read_object(path / STATE)
     for key, kind in _STATE.items():

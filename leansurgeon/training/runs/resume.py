@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -106,7 +107,7 @@ def first_difference(old: Any, new: Any, free: tuple[str, ...] = FREE, path: str
     return None if old == new else (path, old, new)
 
 
-def today(recipe: dict[str, Any]) -> dict[str, Any]:
+def today(recipe: dict[str, Any]) -> JsonObject:
     """A recipe that an older version noted, with the keys that have come since at their defaults."""
     try:
         return TrainingRecipe.model_validate(recipe).model_dump(mode="json")
@@ -142,7 +143,7 @@ def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Pat
     return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> JsonObject | None:
     """The state of a checkpoint whose contents nobody has checked; None where it says nothing."""
     try:
         state = checkpoint.read_state(path)

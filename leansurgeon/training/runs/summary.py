@@ -16,6 +16,7 @@ from typing import Any
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs import folder as runfolder
 
 FORM = 1  # raised where an older reader would misread what is written
@@ -43,7 +44,7 @@ class Scores:
             return None
         return cls(number(data.get("loss")), number(data.get("metric")), _figures(data), whole(data.get("step")))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
         return {"loss": self.loss, "metric": self.metric} | more | ({} if self.step is None else {"step": self.step})
 
@@ -64,7 +65,7 @@ class OnTest:
             return None
         return cls(whole(data.get("samples")), *(Scores.from_dict(data.get(key)) for key in ("last", "best")))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         last, best = (scores and scores.as_dict() for scores in (self.last, self.best))
         return {"samples": self.samples, "last": last, "best": best}
 
@@ -99,7 +100,7 @@ class Model:
             {k: v for k, v in files.items() if isinstance(v, str)} if isinstance(files, Mapping) else {},
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         keys = ("source", "shape", "parameters", "parts", "surgery", "init_std")
         start = {"name": self.start_name, "files": self.start_files}
         return {key: getattr(self, key) for key in keys} | {"start": start}
@@ -139,7 +140,7 @@ class Task:
             _object(data.get("data")) or {},
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def shown(self, metric: float | None) -> str:
@@ -172,7 +173,7 @@ class Part:
         control_of, settings = text(data.get("control_of")) or None, _object(data.get("settings"))
         return cls(**words, seed=whole(data.get("seed")), control_of=control_of, settings=settings)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return found if self.settings is not None else {k: v for k, v in found.items() if k != "settings"}
 
@@ -249,7 +250,7 @@ class Summary:
         }
         return cls(**known, other={key: value for key, value in data.items() if key not in {*known, "memory"}})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """As the file holds it."""
         found: dict[str, Any] = {"schema_version": self.schema_version, "name": self.name, "status": self.status}
         for one in fields(self):
@@ -326,7 +327,7 @@ def _wholes(value: object) -> tuple[int, ...]:
     return tuple(n for item in value if (n := whole(item)) is not None) if isinstance(value, list) else ()
 
 
-def _object(value: object) -> dict[str, Any] | None:
+def _object(value: object) -> JsonObject | None:
     return value if isinstance(value, dict) else None
 
 

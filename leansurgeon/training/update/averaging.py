@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.training.processes import shards
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.training.recipe.settings import Ema
 
 
 class Average:
     """The average of `loaded.model`; `loaded` here is the same thing with the averaged model in it."""
 
-    def __init__(self, loaded: Any, ema: Ema) -> None:
+    def __init__(self, loaded: Loaded, ema: Ema) -> None:
         from timm.utils import ModelEmaV3
 
         self._ema = ModelEmaV3(loaded.model, decay=ema.decay, use_warmup=ema.warmup)

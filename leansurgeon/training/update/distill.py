@@ -29,6 +29,7 @@ from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
 
 if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.checkpoints.record import Origin, SurgeryRecord
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.data.feed import Batch
@@ -38,7 +39,7 @@ _IGNORED = -100
 FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
 
 
-def of_recipe(train: Train, loaded: Any, task: Task, model_dir: Path, device: torch.device) -> Distillation | None:
+def of_recipe(train: Train, loaded: Loaded, task: Task, model_dir: Path, device: torch.device) -> Distillation | None:
     """What the recipe wants learned from a teacher. Raises `UsageError` for a task that has nothing else to learn from
     and a recipe that names no teacher.
     """
@@ -187,7 +188,7 @@ class _Tap:
         return state
 
 
-def blocks(loaded: Any) -> list[nn.Module]:
+def blocks(loaded: Loaded) -> list[nn.Module]:
     """The blocks of a model in order, over all its stages."""
     names = dict(loaded.model.named_modules())
     found = []

@@ -28,6 +28,7 @@ from leansurgeon.training.update.optimizer import set_lr
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.plan import Plan
     from leansurgeon.training.update.averaging import Average
@@ -47,7 +48,7 @@ class Scored(nn.Module):
 
     def __init__(
         self,
-        loaded: Any,
+        loaded: Loaded,
         task: Task,
         *,
         precision: str = "fp32",

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import plural
 from leansurgeon.progress import duration_text
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import budget, testing
 from leansurgeon.training.processes.signals import Wish
 from leansurgeon.training.watch import measures
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from leansurgeon.training.state import Run
 
 LONGEST = 600.0  # seconds, or as long as the training took: after that nobody waits for a measure
@@ -28,7 +31,7 @@ class Enough(KeyboardInterrupt):
     """The time is up, or somebody does not want to wait. Nobody below takes it for an error of a model."""
 
 
-def measured(run: Run, seconds: float) -> dict[str, Any]:
+def measured(run: Run, seconds: float) -> JsonObject:
     """What the summary of a training of `seconds` holds besides, as far as it came: `test`, `kappa`, `heads`. To be
     called by all processes.
     """
@@ -69,7 +72,7 @@ def until(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def end(number: int, frame: object) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         raise Enough(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)

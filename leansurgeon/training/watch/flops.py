@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
 # Dense peaks in FLOP/s of the makers' data sheets: (bf16 and fp16, fp32 as torch runs it by default, without TF32).
@@ -36,7 +37,7 @@ def peak(device_name: str, precision: str) -> float | None:
 
 
 def of_training(
-    loaded: Any, task: Task, batch: dict[str, torch.Tensor], *, sparse_prediction: bool = True
+    loaded: Loaded, task: Task, batch: dict[str, torch.Tensor], *, sparse_prediction: bool = True
 ) -> float | None:
     """Forward and backward FLOPs of one sample, from a batch `(B, ...)`; None where they cannot be counted.
 

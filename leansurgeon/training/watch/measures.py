@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from leansurgeon.measure.data.batches import inner
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import state
 from leansurgeon.training.data import feed, order
 
@@ -42,7 +43,7 @@ def at_step(run: Run) -> None:
     _measure(run, [wanted for wanted in _wanted(run) if _due(run, wanted, run.history.done)])
 
 
-def at_end(run: Run, found: dict[str, Any] | None = None) -> dict[str, Any]:
+def at_end(run: Run, found: dict[str, Any] | None = None) -> JsonObject:
     """Everything, with the last weights: what the summary holds under `kappa` and `heads`, put into `found` one by one
     for whoever ends it early. Called by all processes.
     """
@@ -65,7 +66,7 @@ def _due(run: Run, wanted: Kappa | Heads, done: int) -> bool:
 
 def _measure(
     run: Run, wanted: list[Kappa | Heads], *, end: bool = False, found: dict[str, Any] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measure on one process, and write a row for each that also comes on the way."""
     if not wanted:
         return {}
@@ -85,7 +86,7 @@ def _measure(
     return found
 
 
-def _kappa(run: Run, export: Any, wanted: Kappa) -> dict[str, Any]:
+def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
     """Conditioning of the attention blocks, raw and invariant (see `measure.invariant`)."""
     from leansurgeon.measure.kappa import invariant
 
@@ -95,7 +96,7 @@ def _kappa(run: Run, export: Any, wanted: Kappa) -> dict[str, Any]:
     return invariant.measure(export, batches, run.task.token_mask, samples, probes=wanted.probes)
 
 
-def _heads(run: Run, export: Any, wanted: Heads) -> dict[str, Any]:
+def _heads(run: Run, export: Any, wanted: Heads) -> JsonObject:
     """Importance of the heads, and how many could go (see `measure.pruning.at_epoch`)."""
     from leansurgeon.measure.heads.pruning import at_epoch
 

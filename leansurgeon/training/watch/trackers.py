@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -63,7 +64,7 @@ class Trackers:
         self._trackers = []
 
 
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
+def _flat(values: Any, path: str = "") -> JsonObject:
     """`{"train.optim.lr": 1e-3, ...}`, lists as text: what every tracker takes."""
     if not isinstance(values, dict):
         return {path: values if isinstance(values, (int, float, str, bool)) else str(values)}
