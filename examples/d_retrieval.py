@@ -21,7 +21,7 @@ def short() -> list[dict]:
     """Two arms of the recipe, 600 steps, one seed."""
     recipe = load("d-retrieval", ["train.duration=600st", "seeds=[0]", "task.length=8"])
     recipe = recipe.model_copy(update={"arms": {name: recipe.arms[name] for name in ("D2-h1", "D2-h2")}})
-    return experiment.run(recipe, Path(tempfile.mkdtemp()))
+    return [summary.as_dict() for summary in experiment.run(recipe, Path(tempfile.mkdtemp()))]
 
 
 def table(summaries: list[dict]) -> dict[int, dict[str, float]]:

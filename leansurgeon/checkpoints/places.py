@@ -13,6 +13,7 @@ from typing import Any
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
 # An absolute path within a text: behind nothing, a blank or an opening sign, and up to the next of them.
+OF_A_RUN = ("model", "last")  # folders of a run, whose own name says nothing
 _IN_TEXT = re.compile(r"(?:(?<=^)|(?<=[\s='\"(\[]))(?:~?/(?=[\w.])|[A-Za-z]:[\\/])[^\s,;:'\")\]]*[^\s,;:.'\")\]]")
 
 
@@ -21,10 +22,14 @@ def public(name: str) -> str:
 
     >>> public("/home/somebody/models/llama/"), public("runs/lean"), public("org/name")
     ('llama', 'runs/lean', 'org/name')
+    >>> public("/home/somebody/runs/lean-s0/last")  # every run has a `last`
+    'lean-s0/last'
     """
     if not is_place(name):
         return name
     parts = [part for part in re.split(r"[\\/]", name) if part not in ("", ".", "~")]
+    if len(parts) > 1 and parts[-1] in OF_A_RUN:
+        return "/".join(parts[-2:])
     return parts[-1] if parts else "model"
 
 

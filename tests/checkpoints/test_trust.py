@@ -14,7 +14,7 @@ from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.support.command_line import leansurgeon
 
 EVIL = """
@@ -195,7 +195,7 @@ def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
     (folder / "evil.py").write_text(EVIL.format(mark=str(mark), base="BertTokenizer", name="Evil"))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # the library asks, and somebody pipes `yes`
-    with pytest.raises(ValueError):
+    with pytest.raises(UsageError):
         vocab.load(folder)
     assert not mark.exists()
 

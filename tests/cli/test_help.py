@@ -36,6 +36,8 @@ def test_a_page_shows_every_option_in_80_columns_and_ends_with_an_example(path):
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"<(bool|int|str|float|path)>|9223372036854775807|<=x", text)
     for param in COMMANDS[path].params:
+        if getattr(param, "hidden", False):
+            continue
         for spelling in param.opts:
             assert spelling.startswith("-") is False or spelling in text
     titles = [t for t in TITLES if f"─ {t} ─" in text]

@@ -184,7 +184,7 @@ def test_crammed_bert_trains_on_packed_rows_and_is_tuned_on_glue(tmp_path, monke
     sets = [f"task.data={data}", "task.task=mrpc", "task.seq_len=32", "train.duration=2st", "train.precision=fp32"]
     recipe = recipefile.load_training("crammed-bert-glue", [*sets, "measure.kappa.samples=2"])
     summary = train_one(recipe, tmp_path / "runs/crammed-bert/lean-s0/model", tmp_path / "tuned", say=lambda line: None)
-    assert set(summary["final"]["metrics"]) == {"f1", "accuracy"} and summary["steps"] == 2
+    assert set(summary.final.metrics) == {"f1", "accuracy"} and summary.steps == 2
     config = json.loads((tmp_path / "tuned/model/config.json").read_text())
     assert config["hidden_dropout_prob"] == 0.1  # pretraining without dropout has not changed it
 

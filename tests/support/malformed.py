@@ -190,7 +190,7 @@ def damage_lines(rng: Random, path: Path) -> str:
             try:
                 document, what = mutated(rng, json.loads(lines[at]))
                 lines[at] = json.dumps(document)
-            except ValueError:
+            except (ValueError, RecursionError):  # an earlier turn has damaged this line
                 continue
         else:
             content, what = spelled(rng, {"step": 1, "loss": 2.0})

@@ -141,6 +141,6 @@ def test_other_models_and_other_tasks_stay_as_they_are():
     model = build("gpt2")
     assert sparse.head_of(model) is None
     batch = hidden_batch()
-    scored = Scored(Loaded(model), SimpleNamespace(score=None))
+    scored = Scored(Loaded(model), SimpleNamespace(score=None, head="masked-lm"))
     assert "_places" not in scored.seen(batch) and scored.seen(batch).keys() == {"input_ids", "labels"}
     assert Train.model_validate({"duration": "1st", "batch": 1, "optim": {"lr": 1}}).sparse_prediction is True
