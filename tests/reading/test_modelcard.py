@@ -48,7 +48,7 @@ def test_else_its_name_does(name, base, tmp_path):
 def test_or_the_name_in_its_config(tmp_path):
     assert base_model(tmp_path, "org/Model-7B") == "org/Model-7B"
     assert base_model(tmp_path, "org/Model-7B-AWQ") == "org/Model-7B"
-    assert base_model(tmp_path, "/root/of/somebody/model") is None
+    assert base_model(tmp_path, "/home/somebody/model") is None
     assert base_model(tmp_path, 7) is None
 
 

@@ -40,7 +40,7 @@ def test_charts_are_written_as_svg_png_and_pdf(tmp_path):
 def test_a_name_gets_no_file_elsewhere(tmp_path):
     """Sections and rows are named by files, and charts after them."""
     made = summary()
-    made["experiment"] |= {"name": "../../evil", "arm": "/tmp/x"}
+    made["experiment"] |= {"name": "../../evil", "arm": "/nowhere/x"}
     write(tmp_path / "runs" / "a", made)
     done = report("--workspace", "runs", "--plots", "charts", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
