@@ -95,15 +95,20 @@ def evaluate(
         scored.train(training)
         shards.give_back(scored)
     *sums, samples = all_reduced(totals, accelerator).tolist()
-    loss_sum, loss_count, _, metric_count = sums
-    _check_count(task, size, int(samples), metric_count, loss_count)
+    _check_count(task, size, int(samples), sums[3], sums[1])
+    return _evaluation(task, Sums(*sums, _extra(extra, task, accelerator, kind)), int(samples))
+
+
+def _evaluation(task: Task, sums: Sums, samples: int) -> Evaluation:
+    """The means. Raises `Diverged` for a loss or a metric that is no number."""
+    loss_sum, loss_count = sums.loss_sum, sums.loss_count
     if not math.isfinite(loss_sum):
         raise Diverged(f"The evaluation loss is {loss_sum}.", "A lower learning rate or a longer warm-up may help.")
-    metrics = task.metric_value(Sums(*sums, _extra(extra, task, accelerator, kind)))
+    metrics = task.metric_value(sums)
     if beyond := {name: value for name, value in metrics.items() if not math.isfinite(value)}:  # a loss of 1,000 nats
         told = ", ".join(f"{name} {value}" for name, value in beyond.items())
         raise Diverged(f"The evaluation loss is {loss_sum / loss_count:.4g} ({told}).", "Lower train.optim.lr.")
-    return Evaluation(loss_sum / loss_count, metrics[task.metric.key], int(samples), metrics)
+    return Evaluation(loss_sum / loss_count, metrics[task.metric.key], samples, metrics)
 
 
 def _extra(extra: torch.Tensor | None, task: Task, accelerator: Accelerator, kind: torch.dtype) -> np.ndarray | None:

@@ -52,7 +52,7 @@ def train(
     seed: int | None = None,
     experiment: Part | None = None,
     say: Callable[[str], None] | None = None,
-    loaded: Loaded = None,
+    loaded: Loaded | None = None,
     task: tasks.Task | None = None,
     cpu: bool = False,
     replace: bool = False,
@@ -95,9 +95,7 @@ def train(
             _train(run)
             return finish(run, experiment)
     except KeyboardInterrupt:
-        best = run.history.best
-        kept = f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}" if best else ""
-        progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
+        progress.say(f"Interrupted; {_kept(run)}.")
         raise
     except RuntimeError as error:
         told = feed.dead_worker(error) or lost_others(error)
@@ -105,9 +103,22 @@ def train(
             raise
         raise told from error
     finally:
-        progress.clear()
-        run.trackers.close()
-        runfolder.release(run.lock)
+        _close(run, progress)
+
+
+def _close(run: Run, progress: Progress) -> None:
+    """Let go of the terminal, the trackers and the run's lock, however a training ends."""
+    progress.clear()
+    run.trackers.close()
+    runfolder.release(run.lock)
+
+
+def _kept(run: Run) -> str:
+    """What an interrupted training leaves."""
+    best = run.history.best
+    if best is None:
+        return "no model was saved yet"
+    return f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}"
 
 
 def _smaller(run: Run) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
 from leansurgeon.architectures.tensors import Blocks, axis_size
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.reading.jsonfile import JsonObject
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -61,14 +62,7 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         for layers in b.layers.values()
     )
     first = finding.stages[0]
-    evidence = finding.evidence()
     widened = any(s.spec for s in finding.stages) and "heads" not in refused
-    if widened:
-        evidence["decoupled"] = {
-            "class": finding.cls,
-            "lean_class": lean_class(finding.cls).__name__,
-            "stages": [dict(s.spec) if s.spec else None for s in finding.stages],
-        }
     return Architecture(
         name=finding.model_type,
         library="transformers",
@@ -88,7 +82,7 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         plain=False,
         uneven=uneven,
         refused=refused,
-        evidence=evidence,
+        evidence=evidence_of(finding, widened),
         section=finding.section,
         decoupled=MODEL_TYPE if widened else None,
         shared=("heads",) if widened else (),
@@ -96,6 +90,18 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         heads_unsplittable="was inferred, and its attention is not proven to be softmax(q k) v",
         heads_divide_width=any(s.heads_divide_width for s in finding.stages),
     )
+
+
+def evidence_of(finding: Finding, widened: bool) -> JsonObject:
+    """What was proven, and where heads are `widened` what the modelling file that travels has to know."""
+    evidence = finding.evidence()
+    if widened:
+        evidence["decoupled"] = {
+            "class": finding.cls,
+            "lean_class": lean_class(finding.cls).__name__,
+            "stages": [dict(s.spec) if s.spec else None for s in finding.stages],
+        }
+    return evidence
 
 
 def matches(stage: Stage, name: str) -> re.Match[str] | None:
