@@ -354,7 +354,7 @@ class Architecture:
         for name, source in self.sizes.items():
             try:
                 value = source(c) if callable(source) else c.get(source)
-            except (TypeError, ValueError, AttributeError, ZeroDivisionError):
+            except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
                 raise UnsupportedModel(f"The config's numbers do not give the size of '{name}'.") from None
             if isinstance(value, list | tuple):
                 value = value[stage]

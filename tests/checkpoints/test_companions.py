@@ -76,3 +76,11 @@ def test_code_that_does_not_travel_is_not_named(tmp_path):
     kept = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
     assert kept == {"model_max_length": 64, "ä": "ö"}
     assert (tmp_path / "b" / "generation_config.json").read_text() == '{ "eos_token_id":2}'  # byte for byte
+
+
+def test_a_file_without_end_is_not_copied(tmp_path):
+    """Ten terabytes of which no block is on the disk would fill the disk of whoever copies them."""
+    with (tmp_path / "tokenizer.json").open("wb") as out:
+        out.truncate(10**13)
+    with pytest.raises(UnsupportedModel, match="10,000,000,000,000"):
+        companions.found(tmp_path)

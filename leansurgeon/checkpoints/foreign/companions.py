@@ -23,11 +23,19 @@ NAMES = (
 )  # fmt: skip
 
 
+LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 million
+
+
 def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
     names = [name for name in (*NAMES, *also) if (source / name).is_file()]
     for name in names:
         refuse_elsewhere(source, name)
+        if (size := (source / name).stat().st_size) > LARGEST:
+            raise UnsupportedModel(
+                f"{source / name} has {size:,} bytes, more than the {LARGEST:,} that such a file may have.",
+                "Put the right file in its place, or take it away.",
+            )
     return names
 
 
