@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
@@ -144,17 +145,8 @@ def run_of(model: str | Path) -> Path | None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by a file with this text, at once."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):
-        try:
-            with open(aside, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        write_durably(path, text)
 
 
 def write_json(path: Path, value: Any) -> None:
