@@ -100,7 +100,7 @@ def evenly(depth: int, keep: int, *, last: bool = False) -> tuple[int, ...]:
     """`keep` of `depth` layers at equal spacing, the first of each group: 6 -> 3 keeps 0, 2, 4 (`last`: 1, 3, 5).
 
     The first of each group was the best fixed rule on trained small ViTs; keeping the last can be worse than starting
-    fresh (facts: digits and Fashion-MNIST, `tests/surgery/test_transfer.py` holds the direction).
+    fresh (facts: digits and Fashion-MNIST, `tests/surgery/write/test_transfer.py` holds the direction).
     """
     return tuple((i + last) * depth // keep - last for i in range(keep))
 

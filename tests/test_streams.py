@@ -11,7 +11,7 @@ import pytest
 
 from leansurgeon import streams
 from tests.support.command_line import leansurgeon
-from tests.support.report_workspace import workspace
+from tests.support.report.report_workspace import workspace
 
 COMMAND = [sys.executable, "-m", "leansurgeon"]
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from leansurgeon.cli.main import main
-from tests.support.word_models import WORDS, words
+from tests.support.models.word_models import WORDS, words
 
 QUICK = ("--samples", "64", "--judge-samples", "40", "--steps", "4", "--random", "2")
 

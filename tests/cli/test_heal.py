@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tests.support import strangers
+from tests.support.models import strangers
 
 
 @pytest.fixture(scope="module", autouse=True)

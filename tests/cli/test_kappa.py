@@ -16,8 +16,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.report.tables.kappa import tables
 from leansurgeon.training.runs.sample_data import data_for_kappa
 from tests.support.command_line import leansurgeon
-from tests.support.report_fixtures import summary, write
-from tests.support.word_models import WORDS, sentence_encoder, words
+from tests.support.models.word_models import WORDS, sentence_encoder, words
+from tests.support.report.report_fixtures import summary, write
 
 
 def document(*arguments: object) -> dict:

@@ -14,8 +14,8 @@ import torch
 
 from leansurgeon import architectures
 from leansurgeon.errors import UnsupportedModel
-from tests.support import strangers
 from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pickle", "folder"])

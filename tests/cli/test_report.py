@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.report_fixtures import digits, write
+from tests.support.report.report_fixtures import digits, write
 
 
 def report(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,8 @@ from scipy import stats
 from leansurgeon.checkpoints.proof import reload_check
 from leansurgeon.errors import UsageError
 from leansurgeon.search.choose import budget_of
-from tests.support import strangers
 from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
 
 
 @pytest.fixture(autouse=True)

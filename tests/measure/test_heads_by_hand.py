@@ -23,7 +23,7 @@ from leansurgeon.measure.heads.sites import Site, sites, switched_off
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.heads import trim_map
 from tests.conftest import build
-from tests.support.small_classifier import Rule, classifier
+from tests.support.models.small_classifier import Rule, classifier
 
 
 @pytest.fixture(scope="module")

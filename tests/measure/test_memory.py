@@ -41,7 +41,7 @@ def tiny(family: str, **changes):
 def test_an_a100_took_what_is_counted(attention):
     """6,964.659 and 3,961.013 MB for BERT with 16 x 512 tokens.
 
-    All points: tests/benchmarks/test_memory_published.py
+    All points: tests/benchmarks/memory/test_memory_published.py
     """
     point = next(p for p in PUBLISHED if (p.model, p.batch, p.tokens) == ("bert", 16, 512))
     assert counted(point, attention) == pytest.approx(getattr(point, attention), rel=0.02)

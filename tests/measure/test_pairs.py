@@ -11,7 +11,7 @@ from leansurgeon import checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.pairs import IGNORED, open_pairs
 from leansurgeon.measure.heads.judge import Labelled
-from tests.support.word_models import WORDS
+from tests.support.models.word_models import WORDS
 
 # Special tokens as the two families number them, and what stands around every sentence.
 SPECIAL = {

@@ -18,7 +18,7 @@ from leansurgeon.measure.heads.document import Options, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
 from leansurgeon.measure.heads.sites import Site, count, sites
-from tests.support.small_classifier import Rule, classifier
+from tests.support.models.small_classifier import Rule, classifier
 
 
 def batch_of(size: int, seed: int) -> dict:

@@ -20,7 +20,7 @@ import pytest
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.page import page as html_page
 from leansurgeon.report.rows.sections import sections
-from tests.support.report_workspace import workspace
+from tests.support.report.report_workspace import workspace
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)

@@ -12,8 +12,8 @@ from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.rows.by_heads import sweep
 from leansurgeon.report.rows.rows import Section
 from leansurgeon.report.rows.sections import sections
-from tests.support.chart_reading import axis, legend, lines, marks
-from tests.support.report_fixtures import kappa, summary, write
+from tests.support.report.chart_reading import axis, legend, lines, marks
+from tests.support.report.report_fixtures import kappa, summary, write
 
 METRIC = {2: 0.90, 4: 0.93, 8: 0.95, 12: 0.96, 16: 0.955}
 

@@ -27,9 +27,9 @@ from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.folder import POINTS, thinned
 from leansurgeon.report.evidence.studies import heads_of
 from leansurgeon.report.rows.sections import sections
-from tests.support.chart_reading import axis, legend, lines, marks
-from tests.support.report_fixtures import ARMS, kappa, summary, write
-from tests.support.report_workspace import HEADS, workspace
+from tests.support.report.chart_reading import axis, legend, lines, marks
+from tests.support.report.report_fixtures import ARMS, kappa, summary, write
+from tests.support.report.report_workspace import HEADS, workspace
 
 LOOK = {name: COLOURS[f"c{i}"][0] for i, name in enumerate(ARMS)}
 METRIC, LOSS = "metric", "loss"

@@ -11,7 +11,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.table import render
-from tests.support.report_fixtures import digits, summary, write
+from tests.support.report.report_fixtures import digits, summary, write
 
 PLAN = {
     "before": {"stages": [{"depth": 16, "heads": 12, "head_dim": 64, "kv_heads": 12, "mlp_dim": 3072, "width": 768}]},

@@ -27,10 +27,10 @@ from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.documents import document
 from leansurgeon.report.tables.table import render
 from leansurgeon.training.runs.summary import Summary
-from tests.support.html_reading import Cell, Page
-from tests.support.report_fixtures import digits, kappa, perplexities, summary, write
-from tests.support.report_workspace import BENCH, surgery, workspace
-from tests.support.word_models import sentence_encoder
+from tests.support.models.word_models import sentence_encoder
+from tests.support.report.html_reading import Cell, Page
+from tests.support.report.report_fixtures import digits, kappa, perplexities, summary, write
+from tests.support.report.report_workspace import BENCH, surgery, workspace
 
 SCALES = {"%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "M": 1e6, "k": 1e3}
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m"

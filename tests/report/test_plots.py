@@ -8,8 +8,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from tests.support.report_fixtures import summary, write
-from tests.support.report_workspace import workspace
+from tests.support.report.report_fixtures import summary, write
+from tests.support.report.report_workspace import workspace
 
 CODE = "import sys; {before}\nfrom leansurgeon.cli.main import main; main()"
 

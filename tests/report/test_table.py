@@ -18,7 +18,7 @@ from leansurgeon.report.evidence.kappa import Bound, kappa_of
 from leansurgeon.report.rows.sections import experiment_section, sections
 from leansurgeon.report.tables.table import FORMATS, experiment_table, render
 from leansurgeon.words import WIDTH
-from tests.support.report_fixtures import ARMS, digits, kappa, perplexities, summary
+from tests.support.report.report_fixtures import ARMS, digits, kappa, perplexities, summary
 
 
 def runs(*made: dict) -> list[Entry]:

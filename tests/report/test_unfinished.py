@@ -12,9 +12,9 @@ from leansurgeon.report.page.page import page
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.table import render
 from leansurgeon.training.runs import folder as runfolder
-from tests.support.html_reading import Page
-from tests.support.report_fixtures import summary, write
-from tests.support.report_workspace import surgery
+from tests.support.report.html_reading import Page
+from tests.support.report.report_fixtures import summary, write
+from tests.support.report.report_workspace import surgery
 
 STEP = '{"type": "train", "step": %d, "loss": 1.0}\n'
 

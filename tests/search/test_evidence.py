@@ -9,7 +9,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli import search
 from leansurgeon.search import evidence
 from leansurgeon.training.runs.sample_data import sample_data
-from tests.support.word_models import sentence_encoder
+from tests.support.models.word_models import sentence_encoder
 
 
 def test_the_samples_of_kappa_are_as_long_as_all(saved, tmp_path):

@@ -18,8 +18,8 @@ from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Budget, Candidate, Found
 from leansurgeon.search.verdict import as_good, changes, foretold, pareto
 from leansurgeon.surgery.plan.wanted import Wanted
-from tests.support.chart_reading import axis, legend, lines, marks
-from tests.support.word_models import sentence_encoder
+from tests.support.models.word_models import sentence_encoder
+from tests.support.report.chart_reading import axis, legend, lines, marks
 
 SAMPLES = 10_000
 ERROR = binomial_error(0.9, SAMPLES)  # 0.3 points

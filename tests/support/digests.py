@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import conftest
-from tests.support.word_models import WORDS, words
+from tests.support.models.word_models import WORDS, words
 
 # Keys of JSON files whose values come from a clock, from a meter of memory, or from what is installed.
 CLOCKS = {"seconds", "step_ms", "throughput", "data_wait", "memory", "started", "finished", "versions", "device"}

@@ -56,8 +56,8 @@ def build(root: Path, families: tuple[str, ...] = QUICK) -> Bases:
     from leansurgeon.checkpoints.model import create_timm
     from tests import conftest
     from tests.support.command_line import leansurgeon
-    from tests.support.report_workspace import workspace
-    from tests.support.word_models import words
+    from tests.support.models.word_models import words
+    from tests.support.report.report_workspace import workspace
 
     for family in families:
         conftest.build(family).save_pretrained(root / "models" / family)

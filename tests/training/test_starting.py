@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support import strangers
 from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
 
 STEPS = ("--set", "train.duration=2st", "--set", "train.batch=4", "--set", "measure=null")
 

@@ -17,7 +17,7 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
 from leansurgeon.surgery.write import undo
-from tests.support.undeclared import computed, parameters, reloaded, shrunk, small_model, without
+from tests.support.models.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
 

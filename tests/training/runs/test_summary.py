@@ -8,7 +8,7 @@ import pytest
 
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import DamagedSummary, Model, OnTest, Part, Scores, Summary, Task
-from tests.support.report_fixtures import summary as as_earlier_versions_wrote_it
+from tests.support.report.report_fixtures import summary as as_earlier_versions_wrote_it
 
 WHOLE = Summary(
     Model("digits-vit", {"stages": [{"depth": 3}]}, 7, {"mlp": 3}, None, 0.125, "lean", {"config.json": "ab"}),

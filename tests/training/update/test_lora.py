@@ -9,7 +9,7 @@ import transformers
 from leansurgeon import checkpoints, tasks
 from leansurgeon.training.recipe.settings import Lora
 from leansurgeon.training.update import lora
-from tests.support import strangers
+from tests.support.models import strangers
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])

@@ -11,8 +11,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.check import doctor, patient
 from leansurgeon.surgery.check.doctor import OPERATORS, ROLES, examine
 from tests.conftest import FAMILIES, FIXED, SPLIT_ONLY
-from tests.support.small_models import OURS, cut
-from tests.support.undeclared import small_model
+from tests.support.models.small_models import OURS, cut
+from tests.support.models.undeclared import small_model
 
 SEVERAL = {"t5", "mt5", "bart", "mbart", "davit-b", "volo-d3"}  # attentions in a block, or one without queries
 ROTATING = {"llama", "qwen2", "gemma", "smollm3", "dinov3_vit", "gpt_neox", "glm4"}

@@ -1,6 +1,6 @@
 """Predicted training memory against what the CPU's allocator hands out, as torch's profiler logs it.
 
-    OMP_NUM_THREADS=1 pytest tests/benchmarks/test_memory_cpu.py -m benchmark -o addopts= -s
+    OMP_NUM_THREADS=1 pytest tests/benchmarks/memory/test_memory_cpu.py -m benchmark -o addopts= -s
 
 ViT, BERT and GPT-2 of two blocks, by batch, heads, attention and precision: a real model takes two real training steps
 (`test_memory_gpu.real_step`) while the profiler, which nobody here wrote, logs every allocation, those inside kernels
@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from leansurgeon.measure.costs.memory import Rehearsal, Setting, choose_attention, make_optimizer
 from leansurgeon.measure.costs.speed import random_model
 from leansurgeon.measure.data import inputs
-from tests.benchmarks.test_memory_gpu import LOW, Point, real_step, shaped, table
+from tests.benchmarks.memory.test_memory_gpu import LOW, Point, real_step, shaped, table
 
 CPU = torch.device("cpu")
 TOKENS = {"vit": 1, "bert": 64, "gpt2": 64}

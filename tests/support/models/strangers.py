@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.conftest import build
 from tests.support.command_line import Done, leansurgeon
-from tests.support.word_models import WORDS, words
+from tests.support.models.word_models import WORDS, words
 
 
 def texts(folder: Path, lines: int = 120) -> Path:

@@ -1,6 +1,6 @@
 """Predicted memory against peaks of CUDA's allocator that others measured on real GPUs (`support/published_memory.py`).
 
-    pytest tests/benchmarks/test_memory_published.py -m benchmark -o addopts= -s
+    pytest tests/benchmarks/memory/test_memory_published.py -m benchmark -o addopts= -s
 
 28 points of BERT on an A100 and DistilBERT on an RTX 2060: batch, tokens, eager and fused attention. Prints the table
 that is kept in examples/results/memory.md, and fails where the count is more than 5 % off.

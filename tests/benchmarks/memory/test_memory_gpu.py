@@ -1,6 +1,6 @@
 """Predicted training memory against CUDA's allocator: ViT, BERT and GPT-2, batch, heads, fused and eager attention.
 
-    pytest tests/benchmarks/test_memory_gpu.py -m gpu -o addopts= -s
+    pytest tests/benchmarks/memory/test_memory_gpu.py -m gpu -o addopts= -s
 
 Prints the table of errors, whatever it says, and fails where a prediction is more than 5 % low. Without a GPU the same
 code runs on a CPU up to the allocator (`-m benchmark`), where real tensors are counted in its place.

@@ -23,7 +23,7 @@ from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.planning import keeping, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from tests.checkpoints.test_skeleton import batches, make, of_layer, opened
-from tests.surgery.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
+from tests.surgery.walk.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
 
 FUSED = ["llama", "mistral", "qwen2", "gemma", "vit", "deit", "gpt2", "timm-vit", "lra/text"]
 REFUSED = {

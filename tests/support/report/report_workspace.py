@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.report_fixtures import ARMS, digits, write
+from tests.support.report.report_fixtures import ARMS, digits, write
 
 SHAPES = {name: (depth, heads, mlp) for name, (depth, heads, mlp, *_) in ARMS.items()}
 

@@ -17,7 +17,7 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.write import undo
 from tests import conftest
 from tests.checkpoints.test_skeleton import TIMM, make
-from tests.cli.test_diff import cut
+from tests.cli.look.test_diff import cut
 from tests.support.command_line import leansurgeon
 
 ADD, SPLIT = Method(), Method(more="split")

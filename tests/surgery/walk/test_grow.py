@@ -19,7 +19,7 @@ from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.choose_layers import Evidence, blocks
 from leansurgeon.surgery.walk.ground import Ground, Options
 from leansurgeon.surgery.walk.grow import marks, row_sizes, split
-from tests.surgery.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
+from tests.surgery.walk.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])

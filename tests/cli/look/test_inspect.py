@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UnsupportedModel
-from tests.support.small_models import cut
+from tests.support.models.small_models import cut
 
 
 def invoke(*arguments):
@@ -22,7 +22,7 @@ def edit(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-# -- the doctor, whose own tests are in tests/surgery/test_doctor.py ----------------------------------
+# -- the doctor, whose own tests are in tests/surgery/check/test_doctor.py ----------------------------------
 
 
 def test_the_command_prints_the_diagnosis(saved):

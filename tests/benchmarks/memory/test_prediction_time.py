@@ -2,7 +2,7 @@
 all: at most 5 s of processor time. `leansurgeon plan` with its two predictions (as asked for, and in fp32 with eager
 attention) is printed beside it.
 
-    OMP_NUM_THREADS=1 pytest tests/benchmarks/test_prediction_time.py -m benchmark -o addopts= -s
+    OMP_NUM_THREADS=1 pytest tests/benchmarks/memory/test_prediction_time.py -m benchmark -o addopts= -s
 
 Processor time and not the clock, since others may use the machine; the clock is printed, too.
 """

@@ -1,7 +1,7 @@
 """What sparse prediction saves in a training step of a masked language model, dense and sparse steps in turns.
 
 A tenth-scale Crammed BERT (lean arm): ten layers, vocabulary 43 times the width, a quarter of the tokens hidden. Run
-with `OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/test_sparse_prediction.py`.
+with `OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/memory/test_sparse_prediction.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from tests import conftest
 from tests.checkpoints.test_skeleton import CASES, batches, expected, make
-from tests.surgery.test_canonical import UNSUPPORTED, attend
+from tests.surgery.layer.test_canonical import UNSUPPORTED, attend
 
 SCORES = {"bert", "gpt2", "vit", "opt", "lean-bert", "lean-gpt2", "timm-vit", "bert-crammed"}  # queries and keys, too
 NOT_SCORES = {"llama", "qwen3", "gpt_neox", "dinov3_vit", "timm-eva", "timm-swinv2"}

@@ -4,7 +4,7 @@ A synthetic Llama of 1.3 GB (48 layers, width 1024, fp32; LEANSURGEON_LAYERS=200
 and a quarter of its MLP units on random token ids, so that every tensor of every MLP that is left is made anew, in a
 process of its own whose anonymous memory is looked at every 5 ms. What it holds beyond torch has to be less than half
 a copy of the model; whoever needed source and result at once would hold nearly one and a half. Run with
-`OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/test_calibration_memory.py`.
+`OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/memory/test_calibration_memory.py`.
 """
 
 from __future__ import annotations
