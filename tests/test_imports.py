@@ -191,3 +191,22 @@ def test_no_folder_is_too_full():
     folders = {path.parent for top in (PACKAGE, TESTS) for path in top.rglob("*.py")} - FAMILIES
     full = {str(f.relative_to(TESTS.parent)): n for f in folders if (n := len(list(f.glob("*.py")))) > FULL}
     assert not full
+
+
+LONG_FILE, LONG_FUNCTION = (
+    400,
+    60,
+)  # lines; the signature of a command, with the help of every option, is another matter
+
+
+def test_no_file_and_no_function_is_too_long():
+    long = []
+    for path in PACKAGE.rglob("*.py"):
+        name, text = str(path.relative_to(PACKAGE)), path.read_text()
+        if len(text.splitlines()) > LONG_FILE:
+            long.append(name)
+        if path.parent == PACKAGE / "cli":
+            continue
+        functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+        long += [f"{name}: {f.name}" for f in functions if f.end_lineno - f.lineno >= LONG_FUNCTION]
+    assert not long

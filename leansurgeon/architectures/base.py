@@ -46,6 +46,7 @@ from leansurgeon.architectures.tensors import (
     Keys,
     Tensor,
     TensorSpec,
+    counted,
     exact_ratio,
     exists,
     fill,
@@ -373,8 +374,9 @@ class Architecture:
         dims, c = self.dims(config, shape), self.filled(config)
         for t in self.outer:
             if exists(t, c):
-                name, axes = self._outer_name(t, prefix), tuple(t.axes.split())
-                yield TensorSpec(name, t.role, axes, sizes_of(t.axes, dims), group=t.group)
+                # A leading "/" marks a tensor outside the base model (task heads), which never carries the prefix.
+                name = t.name[1:] if t.name.startswith("/") else prefix + t.name
+                yield TensorSpec(name, t.role, tuple(t.axes.split()), sizes_of(t.axes, dims), group=t.group)
         layer = 0
         for s, stage in enumerate(shape.stages):
             blocks, dims = self.blocks(s), self.dims(config, shape, s)
@@ -386,17 +388,9 @@ class Architecture:
                         yield TensorSpec(start + t.name, t.role, axes, sizes, layer, s, i, t.new, t.group)
                 layer += 1
 
-    def _outer_name(self, t: Tensor, prefix: str) -> str:
-        # A leading "/" marks a tensor outside the base model (task heads), which never carries the prefix.
-        return t.name[1:] if t.name.startswith("/") else prefix + t.name
-
     def count(self, config: Config, shape: Shape | None = None) -> ParameterCount:
         """Parameters by part from the declaration alone (no torch)."""
-        parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
-        for spec in self.tensors(config, shape):
-            if spec.counted:
-                parts[spec.part] += spec.size
-        return ParameterCount(**parts)
+        return counted(self.tensors(config, shape))
 
 
 def derive(base: Architecture, **changes: Any) -> Architecture:

@@ -4,12 +4,13 @@ them stands in `base.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.shape import ParameterCount
 
 Config = dict[str, Any]
 
@@ -119,6 +120,15 @@ class TensorSpec:
     def counted(self) -> bool:
         """Whether it is a parameter of its own."""
         return self.role not in ("tied", "buffer")
+
+
+def counted(specs: Iterable[TensorSpec]) -> ParameterCount:
+    """Parameters by part of the model; tied tensors and buffers are not counted."""
+    parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
+    for spec in specs:
+        if spec.counted:
+            parts[spec.part] += spec.size
+    return ParameterCount(**parts)
 
 
 def exists(part: Tensor | Blocks, config: Config) -> bool:

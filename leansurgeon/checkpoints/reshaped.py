@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec, sizes_of
+from leansurgeon.architectures.tensors import counted
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.shape import ParameterCount, Shape, evenly_per_stage
@@ -101,11 +102,7 @@ class Reshaped:
     @property
     def parameters(self) -> ParameterCount:
         """Parameters by part, from the tensors' axes alone."""
-        parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
-        for spec in self.specs:
-            if spec.counted:
-                parts[spec.part] += spec.size
-        return ParameterCount(**parts)
+        return counted(self.specs)
 
 
 def in_block(spec: TensorSpec, stage: int, index: int) -> bool:

@@ -22,13 +22,13 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
+from leansurgeon.architectures.tensors import counted
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
-from leansurgeon.checkpoints.foreign import companions, trust, unpacked
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.foreign import companions, converted, trust, unpacked
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
-from leansurgeon.checkpoints.weights import Out, Weights, write
+from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import modelcard
 from leansurgeon.shape import ParameterCount, Shape
@@ -62,11 +62,7 @@ class Source:
     @property
     def parameters(self) -> ParameterCount:
         """Parameters by part of the model; tied tensors and buffers are not counted."""
-        parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
-        for spec in self.specs:
-            if spec.counted:
-                parts[spec.part] += spec.size
-        return ParameterCount(**parts)
+        return counted(self.specs)
 
     @property
     def learned(self) -> bool:
@@ -174,12 +170,12 @@ def from_folder(
     notes += (trouble,) if trouble else ()
     files: tuple[Path, ...] = ()
     if not list(path.glob("*.safetensors")) and not (path / "model.safetensors.index.json").exists():
-        path, files = from_pickle(path, allow_pickle, keep)
+        path, files = converted.from_pickle(path, allow_pickle, keep)
         notes += ("read from a pickle",)
     weights = Weights.open(path)
     files = files or tuple(weights.files)
-    if published_crammed_bert(config, weights):
-        path = convert_crammed_bert(config, weights, keep)
+    if converted.is_crammed_bert(config, weights):
+        path = converted.from_crammed_bert(config, weights, keep)
         companions.copy(original, path)
         config, weights = read_config(path), Weights.open(path)
         notes += ("converted from the published Crammed BERT layout",)
@@ -279,52 +275,6 @@ def preset_of(record: SurgeryRecord | None) -> Preset | None:
     return PRESETS.get(record.source.preset or "") if record else None
 
 
-def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, tuple[Path, ...]]:
-    """A folder whose weights are a pickle: refused, or read with `weights_only=True` into a temporary safetensors
-    copy. Returns the copy and the pickles.
-    """
-    found = sorted([*path.glob("pytorch_model*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
-    if not found:
-        raise UnsupportedModel(
-            f"There is no model.safetensors in {path}.", "A folder needs config.json and safetensors weights."
-        )
-    if not allow_pickle:
-        raise UnsupportedModel(
-            f"{found[0].name} is a pickle, and reading a pickle can run foreign code.",
-            "If you trust it, --allow-pickle reads it with weights_only=True.",
-        )
-    from leansurgeon.reading.pickles import read_tensors
-
-    tensors = {name: tensor for file in found for name, tensor in read_tensors(file).items()}
-    if not tensors:
-        raise UnsupportedModel(f"{found[0].name} holds no tensors.")
-    from safetensors.torch import save_file
-
-    copy = temporary(keep)
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    companions.copy(path, copy, also=("config.json",))
-    return copy, tuple(found)
-
-
-def published_crammed_bert(config: Config, weights: Weights) -> bool:
-    """Whether config and tensors are in the layout of the published Crammed BERT."""
-    from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
-
-    return layout.recognises(config, weights.shapes)
-
-
-def convert_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
-    """The published Crammed BERT, converted into a temporary folder that lives as long as `keep`."""
-    from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
-
-    new_config, tensors = layout.convert(config, weights.float32, list(weights.entries))
-    folder = temporary(keep)
-    arrays = {name: (value() if callable(value) else value) for name, value in tensors.items()}
-    write(folder, [Out(name, "F32", a.shape, make=lambda a=a: a.astype("<f4")) for name, a in arrays.items()])
-    (folder / "config.json").write_text(json.dumps(new_config, indent=2))
-    return folder
-
-
 def complete(config: Config) -> Config:
     """A config with all that its family's library gives it, where nobody declared that. A timm config with the
     constructor's arguments; many on the hub leave some or all out, since the name says the
@@ -373,7 +323,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
             f"The published weights of timm/{name} cannot be had here ({type(error).__name__}).",
             "Without network, --init fresh starts from its architecture; or give a folder with the weights.",
         ) from None
-    folder = temporary(keep)
+    folder = converted.temporary(keep)
     tensors = {k: v.contiguous() for k, v in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -394,8 +344,3 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
             "Check the name and the network, or download it elsewhere and give its folder.",
         ) from None
     return from_folder(folder, name=name, kind="hub", allow_pickle=allow_pickle, keep=keep, tower=tower)
-
-
-def temporary(keep: ExitStack) -> Path:
-    """A temporary folder that lives as long as `keep`."""
-    return keep.enter_context(scratch())

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.tasks import hub
-from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 
 Kind = Literal["text", "table", "classes", "images", "hub"]
@@ -86,7 +86,7 @@ def _of_folder(path: Path, spec: str) -> UserData:
     below = [file for depth in range(_DEPTH + 1) for file in path.glob("/".join(["*"] * (depth + 1)))]
     files = [f for f in below if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
     suffixes = {file.suffix.lower() for file in files}
-    images = [file for file in files if file.suffix.lower() in image_files.SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in image_places.SUFFIXES]
     if images:
         flat = all(file.parent == path for file in images)
         return UserData("images" if flat else "classes", spec, (str(path),))
@@ -108,7 +108,7 @@ def _of_folder(path: Path, spec: str) -> UserData:
 
 def _of_files(files: list[Path], spec: str, words: list[str] | None = None) -> UserData:
     kinds = {"table" if file.suffix in tables.SUFFIXES else "text" for file in files}
-    if all(file.suffix.lower() in image_files.SUFFIXES for file in files):
+    if all(file.suffix.lower() in image_places.SUFFIXES for file in files):
         raise UsageError(f"'{spec}' names single images.", "Give the folder that they lie in.")
     if any(file.suffix == ".tar" for file in files):
         return UserData("classes", spec, (spec,))

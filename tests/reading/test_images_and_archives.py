@@ -16,7 +16,7 @@ from PIL import Image
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import archives, files, images
-from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 
 
 def encoded(kind: str, size: tuple[int, int] = (8, 6)) -> bytes:
@@ -74,14 +74,14 @@ def test_links_of_an_image_folder(tmp_path):
         place.mkdir(parents=True)
         (place / "1.png").write_bytes(encoded("PNG"))
     (root / "b").symlink_to(elsewhere)
-    found = image_files.find(str(root), None)
-    assert len(image_files.listing(str(root)).folders) == 2 and found.key()
+    found = image_places.find(str(root), None)
+    assert len(image_places.listing(str(root)).folders) == 2 and found.key()
     os.mkfifo(root / "a" / "2.png")
-    assert image_files.listing(str(root / "a")).images == [str(root / "a" / "1.png")]
+    assert image_places.listing(str(root / "a")).images == [str(root / "a" / "1.png")]
     for target in ("..", ".", "/", "c"):
         (root / "a" / "c").symlink_to(target)
         with pytest.raises(UsageError, match="/c "):
-            image_files.find(str(root), None).key()
+            image_places.find(str(root), None).key()
         (root / "a" / "c").unlink()
 
 

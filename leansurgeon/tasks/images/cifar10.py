@@ -13,7 +13,7 @@ from leansurgeon.reading import archives, files, pickles
 from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.images import shifts
 from leansurgeon.tasks.images import tables as image_tables
 
@@ -100,11 +100,14 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
     Raises UsageError where they are not CIFAR-10, LeanSurgeonError where the hub cannot be reached.
     """
     found = find(data)
-    key = {"version": 1, "files": found.key() if isinstance(found, image_files.Found) else image_files.stamp(found)}
+    key = {
+        "version": 1,
+        "files": found.key() if isinstance(found, image_places.ImagePlaces) else image_places.stamp(found),
+    }
 
     def build(folder: Path) -> disk.Info:
         say(f"cifar10: reading {data}")
-        splits = _rows(found) if isinstance(found, image_files.Found) else _batches(found)
+        splits = _rows(found) if isinstance(found, image_places.ImagePlaces) else _batches(found)
         for split, (images, labels) in splits.items():
             if len(labels) and labels.max() > 9:
                 raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
@@ -115,12 +118,12 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
     return disk.entry(cache, "cifar10", key, build)
 
 
-def find(data: str) -> Path | image_files.Found:
+def find(data: str) -> Path | image_places.ImagePlaces:
     """The archive or the folder of batches that `data` names, or parquet files."""
     if hub.parse(data):
         name, config = hub.parse(data)
         splits = {split: hub.load(name, config, theirs, by_hand=BY_HAND) for split, theirs in _HUB_SPLITS}
-        return image_files.Found("hub", {split: [dataset] for split, dataset in splits.items()})
+        return image_places.ImagePlaces("hub", {split: [dataset] for split, dataset in splits.items()})
     path = Path(data).expanduser()
     if path.is_file():
         return path
@@ -131,14 +134,14 @@ def find(data: str) -> Path | image_files.Found:
         if (path / name).is_file():
             return path / name
     if path.is_dir() and any(path.rglob("*.parquet")):
-        return image_files.find(data, None)
+        return image_places.find(data, None)
     raise UsageError(f"CIFAR-10 is not in {data}: no test_batch, {ARCHIVES[0]} or parquet files there.", BY_HAND)
 
 
 _HUB_SPLITS = (("train", "train"), ("eval", "test"))
 
 
-def _rows(found: image_files.Found) -> dict[str, Split]:
+def _rows(found: image_places.ImagePlaces) -> dict[str, Split]:
     splits = {}
     for split, places in found.places.items():
         rows = image_tables.rows_of(found.kind, places, None)[1]

@@ -19,6 +19,7 @@ from leansurgeon.reading import files, images
 from leansurgeon.tasks import base, draws
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places
 from leansurgeon.tasks.text.classification import matched
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class ImageFolder(base.Task):
         """List the images and their classes into the cache once; the images stay where they are."""
         o = self.options
         _check_transform(o)
-        found = image_files.find(o.data, o.eval_data)
+        found = places.find(o.data, o.eval_data)
         key = {"version": _VERSION, **found.key(), "label": o.label, "classes": o.classes}
 
         def build(folder: Path) -> disk.Info:

@@ -20,7 +20,7 @@ from leansurgeon.reading import archives, files, tables
 from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
-from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import vocab
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class LraText(_Bytes):
         vocab.check_length(self.options.seq_len, model_dir)
         data = self.options.data
         splits = _imdb(data)
-        stamps = {s: [image_files.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
+        stamps = {s: [image_places.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
         key = {"version": 2, "files": stamps}  # 1 let any whole number pass for a label
 
         def build(folder: Path) -> disk.Info:
@@ -187,7 +187,7 @@ class LraRetrieval(_Bytes):
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
         files = _pairs_files(Path(self.options.data).expanduser())
-        key = {"version": 1, "files": {split: image_files.stamp(path) for split, path in files.items()}}
+        key = {"version": 1, "files": {split: image_places.stamp(path) for split, path in files.items()}}
 
         def build(folder: Path) -> disk.Info:
             sizes = {}

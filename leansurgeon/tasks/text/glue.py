@@ -19,7 +19,7 @@ from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import files, tables
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.classification import TextClassification, store_tokens
@@ -295,7 +295,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
 
 
 def _stamp(place: Path | Dataset) -> Any:
-    return image_files.stamp(place)
+    return image_places.stamp(place)
 
 
 def _read(places: list[Any], kind: Kind) -> _Rows:

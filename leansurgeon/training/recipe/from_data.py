@@ -13,7 +13,7 @@ from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data import calibration, images
 from leansurgeon.reading import tables
 from leansurgeon.tasks import user_data
-from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.classification import label_text, matched
@@ -176,7 +176,7 @@ def class_folders(data: UserData) -> list[str]:
     """Names of the class folders, sorted; none for shards and parquet files."""
     if data.spec.startswith("hub:"):
         return []
-    found = image_files.find(data.names[0], None)
+    found = image_places.find(data.names[0], None)
     if found.kind != "folder":
         return []
     return sorted(entry.name for entry in Path(found.places["train"][0]).iterdir() if entry.is_dir())
