@@ -65,7 +65,10 @@ def shrink(
         bool, typer.Option("--uncalibrated", help="Use the weights alone, also where that is much worse.")
     ] = False,
     method: Annotated[
-        str, typer.Option(help="Layers by auto, even, last-of-each, influence, angular, leave-one-out, greedy or fuse.")
+        str,
+        typer.Option(
+            help="Layers by auto, even, first-of-each, last-of-each, influence, angular, leave-one-out, greedy or fuse."
+        ),
     ] = "auto",
     keep: Annotated[
         str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).", show_default=False)

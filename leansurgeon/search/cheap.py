@@ -23,7 +23,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.score import ranks
 from leansurgeon.search.space import Candidate
-from leansurgeon.shape import Shape
+from leansurgeon.shape import Shape, evenly_per_stage
 from leansurgeon.surgery.plan.wanted import holder
 
 if TYPE_CHECKING:
@@ -81,13 +81,12 @@ def flops(source: Source, shape: Shape, tokens: float) -> int:
 
 def kept_layers(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
     """The most influential layers of every stage (evenly spaced where influence is unknown), through all stages."""
+    if not influence:
+        return list(evenly_per_stage(before, after))
     kept, start = [], 0
     for old, new in zip(before.stages, after.stages, strict=True):
         stage = range(start, start + old.depth)
-        if influence:
-            kept += sorted(sorted(stage, key=lambda i: (-influence[i], i))[: new.depth])
-        else:
-            kept += [start + i * old.depth // new.depth for i in range(new.depth)]
+        kept += sorted(sorted(stage, key=lambda i: (-influence[i], i))[: new.depth])
         start += old.depth
     return kept
 

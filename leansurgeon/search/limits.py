@@ -13,7 +13,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.costs import memory
 from leansurgeon.measure.data import inputs
 from leansurgeon.search.space import Candidate
-from leansurgeon.shape import Shape
+from leansurgeon.shape import Shape, evenly_per_stage
 from leansurgeon.surgery.plan.wanted import holder
 
 WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the clock runs, and how long it runs at least
@@ -22,10 +22,7 @@ WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the cloc
 def config_of(source: Source, shape: Shape) -> tuple[Config, Architecture]:
     """Config and family of the source at another shape, evenly spaced layers kept."""
     family = holder(source.architecture, source.shape, shape)
-    kept, start = [], 0
-    for old, new in zip(source.shape.stages, shape.stages, strict=True):
-        kept += [start + i * old.depth // new.depth for i in range(new.depth)]
-        start += old.depth
+    kept = evenly_per_stage(source.shape, shape, source.architecture.period)
     return Reshaped(source, family, shape).config(kept), family
 
 

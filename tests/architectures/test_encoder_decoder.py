@@ -99,7 +99,7 @@ def test_each_side_has_a_depth_of_its_own(family, saved, tmp_path):
     folder, _ = saved(family)
     steps, _ = cut(folder, tmp_path / "lean", layers="3,1", mlp_dim="24")
     model = load(tmp_path / "lean").model
-    assert steps.layers == (0, 1, 2, 4)
+    assert steps.layers == (0, 1, 3, 4)
     assert sum(p.numel() for p in model.parameters()) == steps.parameters_after.total
     keys = ("num_layers", "num_decoder_layers") if family == "t5" else ("encoder_layers", "decoder_layers")
     assert [getattr(model.config, key) for key in keys] == [3, 1]
@@ -183,7 +183,7 @@ def test_the_table_stays_when_its_layer_goes(saved, tmp_path):
         heir = stack.block[0].layer[0].SelfAttention
         heir.relative_attention_bias, heir.has_relative_attention_bias = first.relative_attention_bias, True
     assert torch.allclose(logits(model, inputs), logits(moved, inputs), atol=1e-5)
-    assert evenly(4, 2)[0] == 0  # without a choice of the user's the first layer stays anyway
+    assert evenly(4, 2) == (0, 3)  # without a choice of the user's the first layer stays anyway
 
 
 def test_new_queries_of_t5_start_as_the_librarys(tmp_path):

@@ -8,10 +8,16 @@ from typing import Any
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
-from leansurgeon.shape import Shape, evenly_per_stage
+from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan.method import Method, kept_numbers
 from leansurgeon.surgery.plan.operator import Operator
 from leansurgeon.surgery.plan.wanted import Wanted, per_stage
+
+SPACED = {
+    "even": "evenly, both ends among them",
+    "first-of-each": "first of each group",
+    "last-of-each": "last of each group",
+}
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,8 @@ def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -
         if period > 1 and any(i - i % period + j not in named for i in named for j in range(period)):
             raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
         return Choice(named, "as listed")
-    last = method.layers == "last-of-each"
-    return Choice(evenly_per_stage(before, after, period, last=last), "last of each group" if last else "evenly")
+    spacing = method.layers if method.layers in SPACINGS else "even"
+    return Choice(evenly_per_stage(before, after, period, spacing), SPACED[spacing])
 
 
 def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:

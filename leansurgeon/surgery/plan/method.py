@@ -3,7 +3,8 @@
 init     transfer keeps what can be kept; fresh starts the whole model afresh (the paper's way); fresh-attention
          keeps all but q, k and v where heads change their size; naive is the silent trap (a config edit), which
          only `--compare` builds, to show what it costs
-layers   how the layers to keep are chosen; auto takes the best of several by calibration data, evenly without it
+layers   how the layers to keep are chosen; auto takes the best of several by calibration data, evenly with both ends
+         without it
 heal     none; closed refits output projections; local then fits the blocks around every cut together, in a growing span
 more     what more heads of the same size are: `add` (silent new heads) or `split` (children of the old ones)
 """
@@ -19,6 +20,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 LAYERS = {
     "auto": False,
     "even": False,
+    "first-of-each": False,
     "last-of-each": False,
     "influence": True,
     "angular": True,

@@ -26,7 +26,7 @@ from torch import Tensor
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.shape import Shape
+from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import check_finite, outputs_of
@@ -139,8 +139,7 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any
         "influence": choose_layers.by_influence(evidence, period),
     }
     if criterion != "auto" or after.depth <= HALF * before.depth:  # far from it, spacing is the worst
-        sets["even"] = drop_layers.evenly_per_stage(before, after, period)
-        sets["last-of-each"] = drop_layers.evenly_per_stage(before, after, period, last=True)
+        sets |= {name: evenly_per_stage(before, after, period, name) for name in SPACINGS}
     if criterion == "auto":
         sets |= choose_layers.blocks(evidence, period)
     found = [c for c in candidates(criterion, sets) if not drop_layers.misplaced(ground.source, c.kept)]

@@ -12,7 +12,7 @@ from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.shape import evenly
+from leansurgeon.shape import SPACINGS, Shape, Stage, evenly, evenly_per_stage
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -81,13 +81,13 @@ def test_heads_are_refused_where_what_they_compute_follows_from_their_number(fam
 def test_dropped_layers_equal_the_source_without_them(family, saved, tmp_path):
     folder, model = saved(family)
     steps, _ = cut(folder, tmp_path / "shallow", layers="2")
-    assert steps.layers == ((0, 2, 4, 6) if model.config.is_encoder_decoder else (0, 2))
+    assert steps.layers == ((0, 3, 4, 7) if model.config.is_encoder_decoder else (0, 3))
     shallow = load(tmp_path / "shallow").model.eval()
     inputs = example(model)
     # The reference: the library's model with two blocks of each stack that pass their input on.
     passes = PASS_ON.get(family, lambda hidden, *args, **kwargs: hidden)
     for stack in [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4]:
-        for i in (1, 3):
+        for i in (1, 2):
             stack[i].forward = passes
     assert torch.allclose(logits(model, inputs), logits(shallow, inputs), atol=1e-5)
 
@@ -208,9 +208,9 @@ def test_half_precision_passes_through_bit_for_bit(dtype, tmp_path):
     cut(tmp_path / "half", tmp_path / "wide", heads="8", layers="2")
     old, new = load_file(tmp_path / "half/model.safetensors"), load_file(tmp_path / "wide/model.safetensors")
     assert {t.dtype for t in new.values()} == {dtype}
-    assert torch.equal(new["model.layers.1.mlp.up_proj.weight"], old["model.layers.2.mlp.up_proj.weight"])
+    assert torch.equal(new["model.layers.1.mlp.up_proj.weight"], old["model.layers.3.mlp.up_proj.weight"])
     rows = new["model.layers.1.self_attn.q_proj.weight"].reshape(2, 4, 16, 32)  # groups, heads of a group
-    assert torch.equal(rows[:, :2].reshape(4, 16, 32), old["model.layers.2.self_attn.q_proj.weight"].reshape(4, 16, 32))
+    assert torch.equal(rows[:, :2].reshape(4, 16, 32), old["model.layers.3.self_attn.q_proj.weight"].reshape(4, 16, 32))
     drawn = rows[:, 2:].float()
     assert abs(drawn.std() - 0.3) < 0.05  # the config's initializer_range
 
@@ -225,13 +225,28 @@ def test_shards_are_read_and_tied_tensors_stay_tied(tmp_path):
 
 
 def test_even_choice_of_layers():
-    assert evenly(6, 3) == (0, 2, 4)
-    assert evenly(12, 7) == (0, 1, 3, 5, 6, 8, 10)
+    assert evenly(4, 2) == (0, 3) and evenly(6, 4) == (0, 2, 3, 5)
+    assert evenly(12, 6) == (0, 2, 4, 7, 9, 11)  # DistilBERT's initialisation from BERT
     for depth in range(1, 40):
         for keep in range(1, depth + 1):
             kept = evenly(depth, keep)
-            gaps = np.diff([*kept, depth + kept[0]])
-            assert len(set(kept)) == keep and gaps.max() - gaps.min() <= 1
+            places = np.linspace(0, depth - 1, keep) if keep > 1 else np.zeros(1)
+            assert len(set(kept)) == keep and np.abs(np.array(kept) - places).max() < 0.5 + 1e-9
+            assert kept[0] == 0 and (keep == 1 or kept[-1] == depth - 1)
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_every_spacing_keeps_whole_groups_that_exist(spacing, period):
+    """Layers that alternate: each stays at a place of its own kind, and none is invented behind the last."""
+    for depth in range(1, 14):
+        for keep in range(1, depth + 1):
+            stages = (Shape((Stage(d, 1, 1, 1, 1, 1),) * 2) for d in (depth, keep))
+            kept = evenly_per_stage(*stages, period, spacing)
+            first = kept[:keep]
+            assert list(first) == sorted(set(first)) and first[-1] < depth and len(kept) == 2 * keep
+            assert [i % period for i in first] == [j % period for j in range(keep)]
+            assert kept[keep:] == tuple(depth + i for i in first)
 
 
 def test_record_and_card_say_what_was_done(saved, tmp_path):
