@@ -197,8 +197,12 @@ def written(decided: Decided, folder: Path, compared: Wanted | None, *, force: b
 
 def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> JsonObject:
     """What --json prints; `record` is None after a dry run."""
+    from leansurgeon.surgery.plan.next_steps import indivisible
+
     head = {"schema_version": 1, "dry_run": record is None, "out": None if record is None else str(folder)}
     found = head | {"plan": decided.plan.as_dict(), "decided": decided.record}
+    found["indivisible"] = [number.as_dict() for number in indivisible(decided.plan.after)]
+    found["cannot_hold"] = refused.as_dict() if (refused := decided.plan.cannot_hold) else None
     if record is None:
         return found
     found["proof"] = record.proof and record.proof.as_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from leansurgeon.measure.costs.memory import PARTS
+from leansurgeon.report.tables.next_steps import next_steps
 from leansurgeon.report.tables.plan import change, giga
 from leansurgeon.surgery.plan.costs import STEPS, Cost, Costs
 from leansurgeon.words import wrap
@@ -40,6 +41,7 @@ def costs_table(costs: Costs) -> str:
     lines = [table, "", *wrap(costs.why + ".")]
     for says in (credit(costs), how(costs), fitting(costs)):
         lines += wrap(says) if says else []
+    lines += next_steps(a.shape, b.shape, costs.refused)
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
+from leansurgeon.report.tables.next_steps import next_steps
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.words import wrap
 
@@ -53,6 +54,7 @@ def plan_table(plan: Plan) -> str:
         lines += wrap(f"- {step.name} ({step.exactness}): {step.says}", indent="  ")
     if not plan.operators:
         lines.append("- nothing to do: the shape is the source's own")
+    lines += next_steps(before, after, plan.cannot_hold)
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import ParameterCount, Shape
 from leansurgeon.surgery.plan.class_attention import follow
+from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold, indivisible
 from leansurgeon.surgery.plan.planning import models_along, saved_along
 from leansurgeon.surgery.plan.wanted import Wanted, resolve
 
@@ -71,6 +72,7 @@ class Costs:
     saved: dict[str, dict[str, int] | None]
     start: int | None  # bytes of the source in fp32 with eager attention
     gpu: Gpu | None
+    refused: CannotHold | None = None  # formats that have no place for the shape
 
     def as_dict(self) -> JsonObject:
         """The costs before and after for JSON."""
@@ -83,6 +85,8 @@ class Costs:
             "saved_by": self.saved,
             "memory_in_fp32_with_eager_attention": self.start,
             "gpu": self.gpu and {"name": self.gpu.name, "memory": self.gpu.memory, "source": self.gpu.source},
+            "indivisible": [number.as_dict() for number in indivisible(self.after.shape)],
+            "cannot_hold": self.refused and self.refused.as_dict(),
         }
 
 
@@ -126,7 +130,8 @@ def costs(
         start, totals, found = memory(chain, shapes, setting, gpu, found)
         sums = [start, *totals]
         saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
-    return Costs(source.name, target.architecture.name, target.why, found[0], found[3], saved, start, gpu)
+    refused = cannot_hold(source.architecture, target.architecture, target.shape)
+    return Costs(source.name, target.architecture.name, target.why, found[0], found[3], saved, start, gpu, refused)
 
 
 def counted(config: Config, architecture: Architecture, tokens: int | None) -> int | None:

@@ -24,6 +24,7 @@ from leansurgeon.surgery.plan import balance, drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, Method, healing
+from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold
 from leansurgeon.surgery.plan.operator import Operator
 from leansurgeon.surgery.plan.wanted import Wanted, resolve
 
@@ -79,6 +80,11 @@ class Plan:
         """The weakest promise among the operators."""
         found = {o.exactness for o in self.operators}
         return next((e for e in ("fresh", "near", "exact") if e in found), "exact")
+
+    @property
+    def cannot_hold(self) -> CannotHold | None:
+        """Formats that know the source's family and have no place for the result; None for none."""
+        return cannot_hold(self.source.architecture, self.architecture, self.after)
 
     def as_dict(self) -> JsonObject:
         """The plan as `plan --json` prints it."""

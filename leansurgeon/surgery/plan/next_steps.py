@@ -1,0 +1,107 @@
+"""What a result meets after surgery, said before it: widths that a quantiser, several GPUs or a kernel cannot divide,
+and file formats that cannot hold its heads. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.shape import Shape, Stage
+
+GROUPS = (32, 64, 128, 256)  # values that share a scale, along what a matrix takes in (GPTQ, AWQ, GGUF, torchao)
+GPUS = (2, 4, 8)  # of tensor parallelism, which gives each its heads and its part of the MLP
+KERNELS = (8, 64)  # what matrix units want: 8 to be used at all in 16 bits, 64 for whole tiles
+HEAD_DIM_KERNELS = (8,)  # fused attention takes every head_dim that 8 divides
+
+
+@dataclass(frozen=True)
+class Indivisible:
+    """One number of the shape (`size`), and which group sizes, numbers of GPUs and kernel widths do not divide it."""
+
+    name: str
+    size: int
+    groups: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+
+    def as_dict(self) -> JsonObject:
+        """For --json."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def indivisible(shape: Shape) -> tuple[Indivisible, ...]:
+    """Every number of the shape that some next step cannot divide, each once, stage by stage."""
+    found = (number for stage in shape.stages for number in numbers(stage))
+    return tuple(dict.fromkeys(n for n in found if n.groups or n.gpus or n.kernels))
+
+
+def numbers(stage: Stage) -> Iterator[Indivisible]:
+    """The numbers of one stage with what does not divide them.
+
+    Groups lie along what a matrix takes in: the width, the inner width (output projection) and the MLP. Key/value heads
+    fewer than the GPUs are copied by engines where they divide them.
+    """
+    yield Indivisible("width", stage.width, not_by(stage.width, GROUPS), (), not_by(stage.width, KERNELS))
+    yield Indivisible("inner width", stage.inner, not_by(stage.inner, GROUPS), (), not_by(stage.inner, KERNELS))
+    yield Indivisible("MLP", stage.mlp_dim, *(not_by(stage.mlp_dim, of) for of in (GROUPS, GPUS, KERNELS)))
+    yield Indivisible("head_dim", stage.head_dim, kernels=not_by(stage.head_dim, HEAD_DIM_KERNELS))
+    yield Indivisible("heads", stage.heads, gpus=not_by(stage.heads, GPUS))
+    if stage.kv_heads != stage.heads:
+        apart = tuple(n for n in not_by(stage.kv_heads, GPUS) if n % stage.kv_heads)
+        yield Indivisible("key/value heads", stage.kv_heads, gpus=apart)
+
+
+def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
+    """Those of `of` that do not divide `size`.
+
+    >>> not_by(576, GROUPS)
+    (128, 256)
+    """
+    return tuple(n for n in of if size % n)
+
+
+# -- formats --------------------------------------------------------------------------------------
+
+GGUF, CTRANSLATE2 = "GGUF (llama.cpp)", "CTranslate2"
+# What each knows of the families that have heads of their own size only by a modelling file of ours.
+KNOWN = {GGUF: ("bert", "roberta", "gpt2"), CTRANSLATE2: ("bert", "roberta", "gpt2", "bart", "mbart")}
+OURS = "leansurgeon_"  # before the name of such a family
+# Families with a head_dim in their config, which CTranslate2's converter does not read (tests/clients hold it).
+UNREAD = {CTRANSLATE2: ("llama", "qwen2", "t5", "mt5")}
+
+
+@dataclass(frozen=True)
+class CannotHold:
+    """Formats that have no place for a shape, why, and the choice that they could hold."""
+
+    formats: tuple[str, ...]
+    why: str
+    instead: str
+
+    def as_dict(self) -> JsonObject:
+        """For --json."""
+        return {"formats": list(self.formats), "why": self.why, "instead": self.instead}
+
+
+def cannot_hold(before: Architecture, after: Architecture, shape: Shape) -> CannotHold | None:
+    """The formats that know the family `before` and cannot hold `shape` in the family `after`; None for none."""
+    stage = next((s for s in shape.stages if s.inner != s.width), None)
+    if stage is None:
+        return None
+    family, decoupled = before.name.removeprefix(OURS), after.name.startswith(OURS)
+    table = KNOWN if decoupled else UNREAD
+    formats = tuple(name for name, families in table.items() if family in families)
+    if not formats:
+        return None
+    why = (
+        f"it is {stage.inner:,} wide inside ({stage.heads} heads of {stage.head_dim}), and a {family} there has heads of "
+        f"width / heads ({stage.width:,} / {stage.heads})"
+    )
+    if decoupled and stage.width % stage.heads == 0:
+        return CannotHold(formats, why, f"--head-dim split ({stage.heads} heads of {stage.width // stage.heads})")
+    fitting = stage.width // stage.head_dim
+    fits = stage.width % stage.head_dim == 0 and fitting % (1 if decoupled else stage.kv_heads) == 0
+    return CannotHold(formats, why, f"--heads {fitting}" if fits else "the source's own number of heads")
