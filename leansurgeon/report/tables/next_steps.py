@@ -20,7 +20,9 @@ def next_steps(before: Shape, after: Shape, refused: CannotHold | None = None) -
     if new:
         lines += wrap(f"What a next step cannot divide, new with this surgery: {spelled(new)}.")
     if same:
-        lines += wrap(f"What a next step cannot divide{', as before' if new else ', as in the source'}: {spelled(same)}.")
+        lines += wrap(
+            f"What a next step cannot divide{', as before' if new else ', as in the source'}: {spelled(same)}."
+        )
     if refused:
         lines += wrap(f"{listed(refused.formats)} cannot hold it: {refused.why}. What fits: {refused.instead}.")
     return lines
