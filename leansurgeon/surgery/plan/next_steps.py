@@ -97,8 +97,8 @@ def cannot_hold(before: Architecture, after: Architecture, shape: Shape) -> Cann
     if not formats:
         return None
     why = (
-        f"it is {stage.inner:,} wide inside ({stage.heads} heads of {stage.head_dim}), and a {family} there has heads of "
-        f"width / heads ({stage.width:,} / {stage.heads})"
+        f"it is {stage.inner:,} wide inside ({stage.heads} heads of {stage.head_dim}), and a {family} there has heads "
+        f"of width / heads ({stage.width:,} / {stage.heads})"
     )
     if decoupled and stage.width % stage.heads == 0:
         return CannotHold(formats, why, f"--head-dim split ({stage.heads} heads of {stage.width // stage.heads})")
