@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
@@ -42,16 +44,37 @@ def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]
 
 
 def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
-    """The wanted shape of an arm; a control's MLP is solved for the parameters of the arm that it controls."""
+    """The wanted shape of an arm; a control's MLP is solved for the parameters (or the forward FLOPs) of the arm that
+    it controls.
+    """
     arm = recipe.arms[name]
     if arm.control_of is None:
         return typed(arm)
     lean_arm = recipe.arms[arm.control_of]
     lean = typed(lean_arm)
     target = resolve(source, lean)
-    parameters = Reshaped(source, target.architecture, target.shape).parameters.total
+    size = parameters_of if arm.match != "flops" else flops_of
     narrow = replace(lean, heads=None, head_dim="keep", mlp_dim=None, mlp_ratio=None, init=arm.init or lean.init)
-    return replace(narrow, mlp_dim=",".join(str(m) for m in equal_mlp(source, narrow, parameters)))
+    widths = equal_mlp(source, narrow, size(Reshaped(source, target.architecture, target.shape)), size)
+    return replace(narrow, mlp_dim=",".join(str(m) for m in widths))
+
+
+def parameters_of(reshaped: Reshaped) -> int:
+    """All parameters of a model at another shape."""
+    return reshaped.parameters.total
+
+
+def flops_of(reshaped: Reshaped) -> int:
+    """Forward operations of one sample of the family's usual length. Raises `UnsupportedModel` for families without a
+    closed form.
+    """
+    found = closed_form(reshaped.specs, reshaped.shape, reshaped.config(), reshaped.architecture)
+    if found is None:
+        raise UnsupportedModel(
+            f"{reshaped.architecture.name} has no closed form for its FLOPs, so no control can match them.",
+            "Leave `match: flops` out: a control of equal parameters is possible.",
+        )
+    return found.total
 
 
 def typed(arm: Arm) -> Wanted:
@@ -68,23 +91,19 @@ def typed(arm: Arm) -> Wanted:
     )
 
 
-def equal_mlp(source: Source, wanted: Wanted, parameters: int) -> list[int]:
-    """MLP widths (scaled alike in every stage) whose parameter count is nearest to `parameters`; the count is linear
-    in them.
-    """
+def equal_mlp(source: Source, wanted: Wanted, size: int, of: Callable[[Reshaped], int] = parameters_of) -> list[int]:
+    """MLP widths (scaled alike in every stage) at which what `of` counts is nearest to `size`; it is linear in them."""
     target = resolve(source, wanted)
 
     def at(scale: float) -> tuple[list[Stage], int]:
         stages = [replace(s, mlp_dim=max(1, round(s.mlp_dim * scale))) for s in target.shape.stages]
         shape = replace(target.shape, stages=tuple(stages))
-        return stages, Reshaped(source, target.architecture, shape).parameters.total
+        return stages, of(Reshaped(source, target.architecture, shape))
 
     low, high = at(1.0)[1], at(2.0)[1]
-    scale = 1.0 + (parameters - low) / (high - low)
+    scale = 1.0 + (size - low) / (high - low)
     if scale <= 0:
-        raise UsageError(
-            "The control cannot reach the lean model's parameters even without an MLP.", "Leave the control out."
-        )
+        raise UsageError("The control is larger than the lean model even without an MLP.", "Leave the control out.")
     return [s.mlp_dim for s in at(scale)[0]]
 
 

@@ -25,7 +25,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.update import distill, dropout, lora, optimizer, stochastic_depth
+from leansurgeon.training.update import basis, distill, dropout, lora, optimizer, stochastic_depth
 from leansurgeon.training.update.averaging import Average
 from leansurgeon.training.update.mixing import Mixing
 from leansurgeon.training.update.pace import Pace
@@ -176,6 +176,9 @@ def make_trainer(
     """
     train, device = recipe.train, accelerator.device
     mixing = _changed_for(train, task, loaded)
+    basis.check(train, loaded, sharing=sharing)
+    if train.identity:
+        basis.add_identity(loaded, train.identity)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)

@@ -1,12 +1,10 @@
 """Balance: another basis for every head's values, and for its queries and keys, in which the matrices are as well
 conditioned as they can be. The function stays what it is; numpy only.
 
-A head's values reach the output through the product W_o W_v alone, so W_v -> R W_v, W_o -> W_o R^-1 changes nothing
-for any invertible R. Since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two cannot be pushed below
-sqrt(kappa(W_o W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T reach just that, and no other
-pair has smaller norms together; of their rotations the one nearest to the old factors is taken. Queries and keys are
-the same story (q . k = x^T W_q^T W_k y) where neither rotary positions nor norms stand between them and their product.
-With grouped attention a group's key/value head has one basis, and all its query heads follow it. Biases follow, too.
+The mathematics of one head is in `measure.kappa.basis`. A head's values reach the output through the product W_o W_v
+alone; queries and keys are the same story (q . k = x^T W_q^T W_k y) where neither rotary positions nor norms stand
+between them and their product. With grouped attention a group's key/value head has one basis, and all its query heads
+follow it. Biases follow, too.
 
 Two heads are left as they are: one whose product has not full rank (a new, silent head: its basis is free, and the
 product would wipe out what was drawn), and one that is balanced already.
@@ -14,13 +12,13 @@ product would wipe out what was drawn), and one that is balanced already.
 kappa of a matrix of one head says how a gradient step spreads over its directions; it is *not* a property of the
 function (that is the point), so numbers before and after belong together in the record.
 
-Shape letters: D head_dim, N and M the sizes of the two outer sides.
+Shape letter: D head_dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,59 +29,13 @@ from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays, Out, from_float32, to_float32
 from leansurgeon.errors import Diverged
+from leansurgeon.measure.kappa.basis import Pair, balance
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.layer.canonical import ATTENTION_ROLES, Attention
 
 Array = np.ndarray
-FULL_RANK = 1e-6  # smallest singular value of a factor, relative to its largest, that counts
-WORTH = 0.99  # a basis that lowers the larger kappa by less than this factor is not taken
 ROLES = (*ATTENTION_ROLES, "o")
-
-
-# -- one pair of factors ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The factors of one product in fp64, and their condition numbers `(left, right)` before and after."""
-
-    left: Array  # (N, D)
-    right: Array  # (D, M)
-    basis: Array | None  # R (D, D) of right -> R right; None where all stayed as it was
-    before: tuple[float, float]
-    after: tuple[float, float]
-
-
-def balance(left: Array, right: Array) -> Pair:
-    """Factors of the same product `left @ right` whose condition numbers are both sqrt(kappa(left @ right)).
-
-    The SVD is that of a D x D core between two QR factors; nothing of the product's size is made.
-    """
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    (q_left, r_left), (q_right, r_right) = np.linalg.qr(left), np.linalg.qr(right.T)
-    found = [np.linalg.svd(r, compute_uv=False) for r in (r_left, r_right)]
-    before = (kappa(found[0]), kappa(found[1]))
-    same = Pair(left, right, None, before, before)
-    d = left.shape[1]
-    if any(len(s) < d or s[-1] <= FULL_RANK * s[0] for s in found):
-        return same
-    u, s, vt = np.linalg.svd(r_left @ r_right.T)
-    root, reached = np.sqrt(s), float(np.sqrt(s[0] / s[-1]))
-    if reached > WORTH * max(before):
-        return same
-    basis, new_left, new_right = (u / root).T @ r_left, q_left @ (u * root), (root[:, None] * vt) @ q_right.T
-    # Any rotation of this basis is as good; the one nearest to the old basis changes the least (Procrustes).
-    x, _, yt = np.linalg.svd(right @ new_right.T + left.T @ new_left)
-    turn = x @ yt
-    new_left = new_left @ turn.T
-    new_left[~left.any(axis=1)] = 0  # what is silent stays so to the last bit
-    return Pair(new_left, turn @ new_right, turn @ basis, before, (reached, reached))
-
-
-def kappa(singular: Array) -> float:
-    """sigma_1 / sigma_last; infinite for a singular matrix."""
-    return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else float("inf")
 
 
 # -- one attention ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ep|st|h|m|s)\s*$")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -59,5 +59,12 @@ def _fraction_or_length(given: Any) -> float | str:
     return float(given)
 
 
+def _counted(given: str) -> str:
+    if parse_duration(given).seconds is not None:
+        raise ValueError(f"this comes every so many epochs (50ep) or steps (500st), and {given!r} is a time")
+    return given
+
+
 DurationText = Annotated[str, BeforeValidator(_duration_text)]
+Counted = Annotated[DurationText, AfterValidator(_counted)]
 Warmup = Annotated[float | str, BeforeValidator(_fraction_or_length)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from leansurgeon.training.recipe.durations import Duration, DurationText, parse_duration
+from leansurgeon.training.recipe.durations import Counted, Duration, parse_duration
 from leansurgeon.training.recipe.settings import Eval, Optim, Schedule, Seed, Strict, Train
 
 __all__ = [
@@ -41,21 +41,12 @@ def _name(given: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 
 
-def _counted(given: str | None) -> str | None:
-    if given is not None and parse_duration(given).seconds is not None:
-        raise ValueError(f"measuring comes every so many epochs (50ep) or steps (500st), and {given!r} is a time")
-    return given
-
-
-Every = Annotated[DurationText | None, AfterValidator(_counted)]
-
-
 class Kappa(Strict):
     """Conditioning of attention at the end and, with `every`, on the way; `probes: 0` leaves the Jacobian out."""
 
     kind: ClassVar[str] = "kappa"
     samples: int = Field(default=64, ge=1)
-    every: Every = None
+    every: Counted | None = None
     probes: int = Field(default=16, ge=0)
 
 
@@ -64,7 +55,7 @@ class Heads(Strict):
 
     kind: ClassVar[str] = "heads"
     samples: int = Field(default=256, ge=2)
-    every: Every = None
+    every: Counted | None = None
     steps: int = Field(default=10, ge=1, le=100)
 
 
@@ -108,7 +99,9 @@ class Arm(Strict):
     mlp_ratio: float | str | None = None  # a number, or one per stage
     init: Literal["transfer", "fresh", "fresh-attention"] | None = None
     control_of: str | None = None
+    match: Literal["parameters", "flops"] | None = None  # what a control's MLP is solved for; None: parameters
     task: dict[str, Any] | None = None  # options of the task that are others for this arm (and for its control)
+    train: dict[str, Any] | None = None  # settings of the training that are others for this arm alone
     # How a transfer is made, as `shrink` has it; it calibrates on the experiment's own training data.
     method: str | None = None
     more_heads: Literal["add", "split"] | None = None
@@ -156,6 +149,20 @@ class ExperimentRecipe(Strict):
 
     @field_validator("arms", mode="after")
     @classmethod
+    def _only_controls_match(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
+        for name, arm in arms.items():
+            if arm.match and arm.control_of is None:
+                raise ValueError(f"arm {name!r} matches {arm.match} of no arm: it says no control_of")
+        return arms
+
+    @model_validator(mode="after")
+    def _trainings_of_arms_are_trainings(self) -> ExperimentRecipe:
+        for name in self.arms:
+            self.training(transferred=False, arm=name)
+        return self
+
+    @field_validator("arms", mode="after")
+    @classmethod
     def _controls_have_an_arm(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
         for name, arm in arms.items():
             other = arm.control_of
@@ -178,8 +185,11 @@ class ExperimentRecipe(Strict):
         return TaskChoice.model_validate(merge(self.task.model_dump(), self.own_task(arm)))
 
     def training(self, *, transferred: bool, arm: str | None = None) -> TrainingRecipe:
-        """The training of an arm: `train`, with `retrain` merged over it where weights were transferred."""
+        """The training of an arm: `train`, with `retrain` merged over it where weights were transferred, and what the
+        arm itself says over both.
+        """
         merged = merge(self.train.model_dump(), self.retrain) if transferred else self.train.model_dump()
+        merged = merge(merged, (self.arms[arm].train or {}) if arm else {})
         return TrainingRecipe(
             name=self.name,
             task=self.task_of(arm) if arm else self.task,

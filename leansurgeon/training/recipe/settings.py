@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leansurgeon.training.recipe.durations import DurationText, Warmup, parse_duration
+from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup, parse_duration
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
@@ -98,6 +98,24 @@ class Lora(Strict):
     dropout: Fraction = 0.0
 
 
+class Basis(Strict):
+    """Another basis for the values of every head, every so often: an exact change that moves kappa and no output.
+
+    `balance` makes W_v and W_o of a head as well conditioned as they can be, `skew` gives W_v of every head the
+    condition number `kappa`. For experiments: does kappa matter when heads and function are the same?
+    """
+
+    kind: Literal["balance", "skew"]
+    every: Counted = "1ep"
+    kappa: float | None = Field(default=None, ge=1)  # of skew
+
+    @model_validator(mode="after")
+    def _kappa_is_that_of_skew(self) -> Basis:
+        if (self.kind == "skew") != (self.kappa is not None):
+            raise ValueError("kappa is the condition number that `skew` gives; `balance` takes none")
+        return self
+
+
 class EarlyStopping(Strict):
     """End after `patience` evaluations in a row that did not bring the metric `min_delta` beyond the best."""
 
@@ -152,6 +170,8 @@ class Train(Strict):
     ema: Ema | None = None
     distill: Distill | None = None
     lora: Lora | None = None
+    basis: Basis | None = None
+    identity: float = Field(default=0.0, ge=0)  # lambda of W_v + lambda I and W_o + lambda I before the first step
     new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
     sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None

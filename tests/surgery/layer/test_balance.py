@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.kappa.basis import balance
 from leansurgeon.surgery.layer import canonical
-from leansurgeon.surgery.layer.balance import balance, balance_attention
+from leansurgeon.surgery.layer.balance import balance_attention
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted

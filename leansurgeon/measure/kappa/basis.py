@@ -1,0 +1,81 @@
+"""Another basis within a head: factors of the same product with other condition numbers. numpy only.
+
+A head's values reach the output through W_o W_v alone, so W_v -> R W_v, W_o -> W_o R^-1 changes nothing for any
+invertible R; only kappa of the factors changes, and with it what a gradient step does. `balance` gives the best
+conditioned factors: since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two cannot be pushed below
+sqrt(kappa(W_o W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T reach just that, and no other
+pair has smaller norms together; of their rotations the one nearest to the old factors is taken. `skew` goes the other
+way, to any condition number that is wanted.
+
+Shape letters: D head_dim, N and M the sizes of the two outer sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+FULL_RANK = 1e-6  # smallest singular value of a factor, relative to its largest, that counts
+WORTH = 0.99  # a basis that lowers the larger kappa by less than this factor is not taken
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The factors of one product in fp64, and their condition numbers `(left, right)` before and after."""
+
+    left: Array  # (N, D)
+    right: Array  # (D, M)
+    basis: Array | None  # R (D, D) of right -> R right; None where all stayed as it was
+    before: tuple[float, float]
+    after: tuple[float, float]
+
+
+def balance(left: Array, right: Array) -> Pair:
+    """Factors of the same product `left @ right` whose condition numbers are both sqrt(kappa(left @ right)).
+
+    The SVD is that of a D x D core between two QR factors; nothing of the product's size is made.
+    """
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    (q_left, r_left), (q_right, r_right) = np.linalg.qr(left), np.linalg.qr(right.T)
+    found = [np.linalg.svd(r, compute_uv=False) for r in (r_left, r_right)]
+    before = (kappa(found[0]), kappa(found[1]))
+    same = Pair(left, right, None, before, before)
+    d = left.shape[1]
+    if any(len(s) < d or s[-1] <= FULL_RANK * s[0] for s in found):
+        return same
+    u, s, vt = np.linalg.svd(r_left @ r_right.T)
+    root, reached = np.sqrt(s), float(np.sqrt(s[0] / s[-1]))
+    if reached > WORTH * max(before):
+        return same
+    basis, new_left, new_right = (u / root).T @ r_left, q_left @ (u * root), (root[:, None] * vt) @ q_right.T
+    # Any rotation of this basis is as good; the one nearest to the old basis changes the least (Procrustes).
+    x, _, yt = np.linalg.svd(right @ new_right.T + left.T @ new_left)
+    turn = x @ yt
+    new_left = new_left @ turn.T
+    new_left[~left.any(axis=1)] = 0  # what is silent stays so to the last bit
+    return Pair(new_left, turn @ new_right, turn @ basis, before, (reached, reached))
+
+
+def kappa(singular: Array) -> float:
+    """sigma_1 / sigma_last; infinite for a singular matrix."""
+    return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else float("inf")
+
+
+def skew(left: Array, right: Array, wanted: float) -> Pair:
+    """Factors of the same product `left @ right` of which the right one has the condition number `wanted`, its singular
+    values evenly spaced in logarithm about their old geometric mean, its singular vectors the old ones.
+
+    A factor without full rank, or a head of one dimension, stays as it is. Raises `ValueError` for `wanted` below 1.
+    """
+    if not wanted >= 1:
+        raise ValueError(f"a condition number is at least 1, and {wanted} is wanted")
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    u, s, vt = np.linalg.svd(right, full_matrices=False)
+    before = (kappa(np.linalg.svd(left, compute_uv=False)), kappa(s))
+    if len(s) < 2 or len(s) < left.shape[1] or s[-1] <= FULL_RANK * s[0]:
+        return Pair(left, right, None, before, before)
+    new = np.exp(np.log(s).mean()) * np.geomspace(wanted**0.5, wanted**-0.5, len(s))
+    basis, new_left, new_right = (u * (new / s)) @ u.T, (left @ u * (s / new)) @ u.T, (u * new) @ vt
+    return Pair(new_left, new_right, basis, before, (kappa(np.linalg.svd(new_left, compute_uv=False)), wanted))

@@ -1,0 +1,125 @@
+"""Moving kappa in a training without moving heads: another basis for every head's values, every so often, or
+W + lambda I at the start. For experiments that ask whether kappa itself matters.
+
+`change` leaves the function as it is (up to rounding) and changes what the optimizer sees: its running moments keep
+the coordinates of the old basis, as they would after any other change of weights. Weights that processes share
+(fsdp2), moving averages and adapters are refused, since each of them holds the weights in another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.pieces import Array, outer_axis, to_pieces
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.kappa import attentions
+from leansurgeon.measure.kappa.basis import Pair, balance, skew
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
+    from leansurgeon.training.recipe.settings import Basis, Train
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values and outputs of one attention in float64: `v` (kv_heads, head_dim, width), `o` (width, heads, head_dim),
+    `bias` (kv_heads, head_dim) where there is one. All are views of `buffers`, which have the tensors' own layout.
+    """
+
+    v: Array
+    o: Array
+    bias: Array | None
+    buffers: dict[str, Array]
+
+
+def check(train: Train, loaded: Loaded, *, sharing: bool) -> None:
+    """Raises `UsageError` where the basis of heads cannot be changed in this training."""
+    if train.basis is None and not train.identity:
+        return
+    key = "train.basis" if train.basis else "train.identity"
+    other = next((name for name in ("ema", "lora") if getattr(train, name)), "parallel: fsdp2" if sharing else None)
+    if other:
+        raise UsageError(f"{key} does not go together with train.{other}.", "Leave one of the two out.")
+    if None in attentions.of(loaded):
+        raise UsageError(
+            f"{key} needs attention with values and an output projection, and not every block of "
+            f"{type(loaded.model).__name__} has one.",
+            f"Leave {key} out.",
+        )
+
+
+def change(loaded: Loaded, wanted: Basis) -> None:
+    """Give the values of every head the basis that is wanted; the model computes what it did before."""
+
+    def pair(left: Array, right: Array) -> Pair:
+        return balance(left, right) if wanted.kind == "balance" else skew(left, right, wanted.kappa)
+
+    def turn(held: Values) -> None:
+        kv_heads, head_dim, _ = held.v.shape
+        each = held.o.shape[1] // kv_heads
+        for group in range(kv_heads):
+            heads = slice(group * each, (group + 1) * each)
+            outputs = held.o[:, heads]
+            found = pair(outputs.reshape(-1, head_dim), held.v[group])
+            if found.basis is not None:
+                held.o[:, heads] = found.left.reshape(outputs.shape)
+                held.v[group] = found.right
+                if held.bias is not None:
+                    held.bias[group] = found.basis @ held.bias[group]
+
+    _for_every_attention(loaded, turn)
+
+
+def add_identity(loaded: Loaded, scale: float) -> None:
+    """W_v + scale * I and W_o + scale * I in every block, the identity as wide as the matrix allows. It changes what
+    the model computes, so it belongs before the first step. With grouped attention the groups have their own rows of
+    the identity.
+    """
+
+    def add(held: Values) -> None:
+        values, outputs = held.v.reshape(-1, held.v.shape[2]), held.o.reshape(held.o.shape[0], -1)
+        for matrix in (values, outputs):
+            matrix += scale * np.eye(*matrix.shape)
+        held.v[...], held.o[...] = values.reshape(held.v.shape), outputs.reshape(held.o.shape)
+
+    _for_every_attention(loaded, add)
+
+
+def _for_every_attention(loaded: Loaded, alter: Callable[[Values], None]) -> None:
+    """Let `alter` write into the values and outputs of every attention, and the model have them."""
+    state = loaded.model.state_dict()
+    for attention in attentions.of(loaded):
+        held = _values(attention, state)
+        alter(held)
+        with torch.no_grad():
+            for name, values in held.buffers.items():
+                state[name].copy_(torch.from_numpy(values))
+
+
+def _values(attention: attentions.Attention, state: dict[str, torch.Tensor]) -> Values:
+    buffers, pieces = {}, {}
+    for name, spec in _with_biases(attention.tensors, state).items():
+        if not ("v" in spec.role or spec.role == "o"):
+            continue
+        buffers[name] = state[name].detach().double().cpu().numpy().copy()
+        found = to_pieces(spec, buffers[name], attention.stage)
+        assert all(np.shares_memory(piece, buffers[name]) for piece in found.values())  # what is written arrives
+        pieces |= found
+    return Values(pieces["v"], pieces["o"], pieces.get("v_bias"), buffers)
+
+
+def _with_biases(tensors: dict[str, TensorSpec], state: dict[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    """The matrices of an attention, and the biases of those that make values, as specs of one axis."""
+    found = dict(tensors)
+    for name, spec in tensors.items():
+        bias = f"{name.rpartition('.')[0]}.bias"
+        if "v" in spec.role and bias in state:
+            at = outer_axis(spec)
+            found[bias] = replace(spec, name=bias, shape=(spec.shape[at],), axes=(spec.axes[at],))
+    return found

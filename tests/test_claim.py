@@ -1,0 +1,112 @@
+"""The comparisons of examples/results/claim.md: against scipy and statsmodels on made-up scores, and the recipes that
+are to make the real ones.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.experiment.arms import flops_of, wanted_shapes
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.training.recipe.reading import load
+from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.summary import Model, Part, Scores, Summary, Task
+
+FILE = Path(__file__).parent.parent / "examples" / "claim" / "compare.py"
+spec = importlib.util.spec_from_file_location("claim_compare", FILE)
+compare = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = compare
+spec.loader.exec_module(compare)
+
+ARMS = ("base", "keep-4", "params-4", "split-4", "low-kappa", "high-kappa")
+
+
+def workspace(folder: Path, gains: dict[str, float]) -> tuple[Path, dict]:
+    """Runs of claim-fashion at 4 and 2 layers with 8 seeds; every arm has its gain in points over a seed's level."""
+    rng, said = np.random.default_rng(0), {}
+    levels = 0.8 + rng.normal(0, 0.02, 8)
+    for name, depth in (("claim-fashion", 4), ("claim-fashion-2", 2), ("other", 4)):
+        for seed in range(8):
+            level = levels[seed] + depth / 100
+            for arm in ARMS:
+                score = level + gains.get(arm, 0) / 100 + rng.normal(0, 0.002)
+                run = folder / name / f"{arm}-s{seed}"
+                run.mkdir(parents=True)
+                made = Summary(
+                    model=Model(shape={"stages": [{"depth": depth}]}),
+                    task=Task("fashion-mnist", "accuracy", percent=True),
+                    final=Scores(0.5, score),
+                    experiment=Part(name=name, arm=arm, seed=seed),
+                )
+                summary.write(run, made)
+                if name != "other":
+                    said[arm, depth, seed] = score
+    return folder, said
+
+
+def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypatch):
+    runs, said = workspace(tmp_path / "runs", {"keep-4": 2.0, "low-kappa": 0.01, "high-kappa": 2.0})
+    found = compare.collected(runs)
+    assert found == {"claim-fashion": (said, True)}
+    made = [compare.compared("claim-fashion", said, True, question) for question in compare.QUESTIONS]
+    for one, (name, first, second) in zip(made, compare.QUESTIONS, strict=True):
+        depths = [(2, 4)] if name in compare.DEPTHS else [(2, 2), (4, 4)]
+        a, b = (
+            [np.mean([said[arm, d[i], s] for d in depths]) for s in range(8)] for i, arm in enumerate((first, second))
+        )
+        test = stats.ttest_rel(a, b)
+        low, high = test.confidence_interval(0.95)
+        assert one.mean == pytest.approx(100 * (np.mean(a) - np.mean(b)))
+        assert one.p == pytest.approx(test.pvalue)
+        assert (one.mean - one.half, one.mean + one.half) == pytest.approx((100 * low, 100 * high))
+        assert one.mixed[0] == pytest.approx(one.mean, abs=0.02) and 0 < one.mixed[1] < 2 * one.half
+    p = [one.p for one in made]
+    assert compare.holm(p) == pytest.approx(multipletests(p, method="holm")[1])
+    says = [one.holds(corrected) for one, corrected in zip(made, compare.holm(p), strict=True)]
+    assert says[0] == "yes" and set(says[1:4]) == {"no"}
+    monkeypatch.setattr(sys, "argv", ["compare.py", str(runs)])
+    assert compare.main() == 0
+    out = capsys.readouterr().out
+    assert out.count("| fashion | 8 |") == 5 and f"{made[0].mean:+.2f} points" in out
+    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
+    assert compare.main() == 2
+
+
+def test_a_loss_is_better_when_it_is_lower():
+    scores = {("low-kappa", 4, s): 0.9 + s / 100 for s in range(4)} | {("base", 4, s): 1.0 + s / 90 for s in range(4)}
+    found = compare.compared("claim-text", scores, False, compare.QUESTIONS[2])
+    ratio = [100 * (1 - (0.9 + s / 100) / (1 + s / 90)) for s in range(4)]
+    assert found.mean == pytest.approx(np.mean(ratio)) and found.mean > 9
+    assert compare.compared("claim-text", scores, False, compare.QUESTIONS[0]) is None
+
+
+def test_two_of_three_tasks_answer():
+    assert [compare.answer(v) for v in (["yes", "yes", "no"], ["no", "undecided", "no"], ["yes", "no"], [])] == [
+        "yes", "no", "undecided", "undecided"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["claim-fashion", "claim-text", "claim-retrieval", "claim-fashion-2", "claim-text-6"])
+def test_controls_have_the_parameters_and_the_flops_that_they_are_to_have(name):
+    recipe = load(name)
+    source = open_source(recipe.source, config_changes=recipe.source_config, weights=False)
+    made = {arm: plan(source, wanted, 0).target for arm, wanted in wanted_shapes(recipe, source).items()}
+    stage = {arm: result.shape.stages[0] for arm, result in made.items()}
+    for times in (2, 4):
+        keep, split = stage[f"keep-{times}"], stage[f"split-{times}"]
+        assert keep.heads == split.heads == times * stage["base"].heads
+        assert (keep.head_dim, split.inner) == (stage["base"].head_dim, stage["base"].inner)
+    parameters = {arm: result.parameters.total for arm, result in made.items()}
+    assert parameters["params-4"] == pytest.approx(parameters["keep-4"], rel=0.005)
+    assert parameters["high-kappa"] == parameters["keep-4"] and stage["low-kappa"] == stage["base"]
+    if "flops-4" in made:
+        assert flops_of(made["flops-4"]) == pytest.approx(flops_of(made["keep-4"]), rel=0.005)
+        assert parameters["flops-4"] > 1.1 * parameters["keep-4"]  # attention costs operations that no parameter has
