@@ -10,11 +10,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
+
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -131,3 +134,27 @@ def phase(title: str, total: int, rate: str, screen: Screen) -> Iterator[Callabl
         yield advance
     finally:
         screen.clear()
+
+
+def say(text: str) -> None:
+    """Talk on stderr, in lines of 80 columns. Of the processes of one training only the first speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for line in text.split("\n"):
+        print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)
+
+
+def counted(name: str, total: int) -> Callable[[], None]:
+    """A line every ten seconds: how far, and about how long still."""
+    started, told, done = time.monotonic(), time.monotonic(), 0
+
+    def step() -> None:
+        """One more is done; says how far it is every few seconds."""
+        nonlocal told, done
+        done += 1
+        if time.monotonic() - told > PLAIN_EVERY:
+            told = time.monotonic()
+            left = (told - started) / done * (total - done)
+            say(f"{name}: {done} of {total}, about {left:.0f} s left")
+
+    return step

@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import leansurgeon
 from leansurgeon.checkpoints import record, whereabouts
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
@@ -17,6 +16,7 @@ from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
+from leansurgeon.version import __version__
 
 
 def origin_of(source: Source) -> Origin:
@@ -39,7 +39,7 @@ def code_of(source: Source) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of leansurgeon, Python and the libraries that are installed."""
-    found = {"leansurgeon": leansurgeon.__version__, "python": platform.python_version()}
+    found = {"leansurgeon": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "timm", "safetensors", "numpy"):
         try:
             found[package] = version(package)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -14,33 +10,10 @@ from typing import Annotated
 import typer
 
 from leansurgeon.errors import UsageError
-from leansurgeon.words import wrap
+from leansurgeon.progress import counted as progress
+from leansurgeon.progress import say
 
-EVERY = 10.0  # seconds between two lines of progress
-
-
-def say(text: str) -> None:
-    """Talk on stderr, in lines of 80 columns. Of the processes of one training only the first speaks."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    for line in text.split("\n"):
-        print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)
-
-
-def progress(name: str, total: int) -> Callable[[], None]:
-    """A line every ten seconds: how far, and about how long still."""
-    started, told, done = time.monotonic(), time.monotonic(), 0
-
-    def step() -> None:
-        """One more is done; says how far it is every few seconds."""
-        nonlocal told, done
-        done += 1
-        if time.monotonic() - told > EVERY:
-            told = time.monotonic()
-            left = (told - started) / done * (total - done)
-            say(f"{name}: {done} of {total}, about {left:.0f} s left")
-
-    return step
+__all__ = ["AllowPickle", "Tower", "TrustRemoteCode", "WhichTower", "hold", "let_go", "progress", "say", "seed_list"]
 
 
 def seed_list(text: str) -> list[int]:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, progress, say
-from leansurgeon.errors import UsageError, short
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
+from leansurgeon.errors import short
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.data.calibration import Calibration
-    from leansurgeon.measure.heads.document import Options, Study
 
 
 def heads(
@@ -70,39 +64,20 @@ def heads(
 
     On a run's folder the result is also kept as heads.json in it.
     """
-    asked = checked(data, reduction, normalize, prune, out, plots, force)
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.data import pairs
-    from leansurgeon.measure.heads.document import Options
-    from leansurgeon.report.evidence.folder import HEADS
-    from leansurgeon.report.tables.heads import describe
-    from leansurgeon.training.runs import folder as runfolder
-    from leansurgeon.training.runs.sample_data import data_to_measure
+    from leansurgeon.commands import heads as command
 
-    opened = open_source(model, allow_pickle=allow_pickle)
-    if opened.weights is None:
-        raise UsageError(
-            f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
-            "Give a trained model's folder.",
-        )
-    if not opened.learned:
-        say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
-    if asked is not None:
-        check_prune(opened, asked, out)
-    sample = data_to_measure(opened, data, model, "Importance", samples, seed, say)
+    share = command.checked(reduction, normalize, prune, out)
+    if plots is not None:
+        from leansurgeon.report.charts.render import check
+
+        check(plots)
+    from leansurgeon.measure.heads.document import Options
+    from leansurgeon.report.tables.heads import describe
+
+    pruning = None if share is None or out is None else command.Pruning(share, out, heal, force)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
-    found = measured(opened, sample, options)
-    document = {
-        "schema_version": 1,
-        "kind": "heads",
-        "model": opened.name,
-        "family": opened.architecture.name,
-        "parameters": opened.parameters.total,
-        **found.document,
-    }
-    if asked is not None:
-        heal = heal and not pairs.has_two_stacks(opened)  # sample data cannot be run through both, block by block
-        document["prune"] = pruned(opened, found, asked, sample, seed, out, heal=heal, force=force)
+    found = command.heads(model, data, options, pruning, say, progress, samples=samples, allow_pickle=allow_pickle)
+    document = found.document
     files = []
     if plots is not None:
         from leansurgeon.report.charts.heads import head_charts
@@ -118,96 +93,7 @@ def heads(
             print("\n".join(outcome(document["prune"])))
     for file in files:
         say(f"Wrote {file}.")
-    if run := runfolder.run_of(model):
-        runfolder.write_json(run / HEADS, document)
-        say(f"Kept as {run / HEADS}.")
-
-
-def checked(
-    data: str | None,
-    reduction: str,
-    normalize: str,
-    prune: str | None,
-    out: Path | None,
-    plots: Path | None,
-    force: bool,
-) -> float | None:
-    """Refuse what cannot be before anything is opened; the share of --prune as a number."""
-    for value, flag, known in (
-        (reduction, "--reduction", ("sample", "token", "batch")),
-        (normalize, "--normalize", ("none", "layer")),
-    ):
-        if value not in known:
-            raise UsageError(f"{flag} {value}: give one of {', '.join(known)}.")
-    if (prune is None) != (out is None):
-        raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
-    if plots is not None:
-        from leansurgeon.report.charts.render import check
-
-        check(plots)
-    if prune is None:
-        return None
-    from leansurgeon.surgery.prune import share
-
-    asked = share(prune)
-    hold(out, force=force)
-    return asked
-
-
-def check_prune(opened: Source, asked: float, out: Path) -> None:
-    """Refuse a cut that cannot be before anything is measured."""
-    from leansurgeon.checkpoints.publish.output import check_apart
-    from leansurgeon.surgery import prune
-
-    check_apart(out, opened.folder)
-    prune.check(opened, asked)
-
-
-def measured(opened: Source, sample: Calibration, options: Options) -> Study:
-    """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
-    import torch
-
-    from leansurgeon.checkpoints.model import load
-    from leansurgeon.measure.heads.document import study
-    from leansurgeon.surgery.shrink import blaming_weights
-
-    say(f"Measuring on {sample.says} ...")
-    with blaming_weights(opened):
-        loaded = load(opened.folder)
-        loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
-        return study(loaded, sample, options, progress)
-
-
-def pruned(
-    opened: Source, found: Study, asked: float, sample: Calibration, seed: int, out: Path, *, heal: bool, force: bool
-) -> JsonObject:
-    """Write the smaller checkpoint and give what is to be said of it."""
-    from dataclasses import replace
-
-    from leansurgeon.surgery import prune
-    from leansurgeon.surgery.shrink import carry_out
-
-    decided = prune.decide(opened, found.sites, found.importance, asked, sample, seed=seed, heal=heal, say=say)
-    options = found.document["options"]
-    importance = {key: options[key] for key in ("reduction", "normalise")}
-    importance["by_head"] = [entry["importance"] for entry in found.document["attentions"]]
-    decided = replace(decided, record=decided.record | {"importance": importance})
-    written = carry_out(decided, out, force=force, say=say)
-    steps = decided.plan
-    before, after = steps.parameters_before.total, steps.parameters_after.total
-    return {
-        "asked": asked,
-        "out": str(out),
-        "before": steps.before.as_dict(),
-        "after": steps.after.as_dict(),
-        "parameters_before": before,
-        "parameters_after": after,
-        "healed": heal,
-        "kept_heads": written.decided.get("kept_heads", {}),
-        "library": steps.architecture.library,
-        "proof": written.proof.as_dict(),
-        "language": written.language,
-    }
+    command.keep(model, found, say)
 
 
 def outcome(found: dict[str, Any]) -> list[str]:

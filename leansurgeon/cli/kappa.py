@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
-from leansurgeon.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
-
-SAMPLES, PROBES = 256, 16
-PRECISIONS = ("fp32", "bf16", "fp16")
+from leansurgeon.commands import kappa as command
+from leansurgeon.commands.kappa import PROBES, SAMPLES
 
 
 def kappa(
@@ -45,21 +40,10 @@ def kappa(
     folder, without --data, the result is kept as kappa.json in it; `leansurgeon report` shows it where the training
     measured none.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.report.evidence.collect import KAPPA
     from leansurgeon.report.tables.kappa import describe
-    from leansurgeon.training.runs import folder as runfolder
-    from leansurgeon.training.runs.sample_data import data_for_kappa
-
-    opened = open_source(model, allow_pickle=allow_pickle)
-    sample = data_for_kappa(opened, data, model, seed, say)
-    from leansurgeon.measure.kappa.study import study
 
     asked = {"samples": samples, "probes": probes, "precision": precision}
-    document = study(opened, sample, **asked, progress=progress, say=say)
+    document = command.kappa(model, data, say, progress, **asked, seed=seed, allow_pickle=allow_pickle)
     print(json.dumps(document) if as_json else "\n".join(describe(document)))
-    if data is None and (run := runfolder.run_of(model)):  # a report shows it beside figures of the run's own data
-        runfolder.write_json(run / KAPPA, document)
-        say(f"Kept as {run / KAPPA}.")
+    if data is None:
+        command.keep(model, document, say)

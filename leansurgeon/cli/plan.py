@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower
+from leansurgeon.commands.plan import DEFAULT_BATCH
 from leansurgeon.errors import short
 
-DEFAULT_BATCH = 32
 NAME = 32  # columns of the table for the name of the source
 
 
@@ -67,37 +67,18 @@ def plan(
 
     Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
     """
-    from contextlib import ExitStack
     from dataclasses import replace
 
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.costs import gpus
-    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.commands import plan as command
     from leansurgeon.report.tables.costs import costs_table
-    from leansurgeon.surgery.plan.costs import costs
     from leansurgeon.surgery.plan.wanted import Wanted
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
-    wanted.check()
-    card = gpus.find(gpu) if gpu else None
-    asked = (batch, tokens, precision, attention, optimizer, checkpointing or None, world_size, gpu)
-    setting = None
-    if memory or any(value is not None for value in asked):
-        given = {
-            "batch": DEFAULT_BATCH if batch is None else batch,
-            "tokens": tokens,
-            "precision": precision or "bf16",
-            "attention": attention or "sdpa",
-            "optimizer": optimizer or "adamw",
-            "checkpointing": checkpointing,
-            "world_size": 1 if world_size is None else world_size,
-        }
-        setting = Setting(**given)
-        setting.check()
+    training = command.Training(memory, batch, tokens, precision, attention, optimizer, checkpointing, world_size, gpu)
     # With --json and memory, torch counts the operations too.
-    with ExitStack() as keep:
-        opened = open_source(source, allow_pickle=allow_pickle, tower=tower and tower.value, weights=False, keep=keep)
-        found = costs(opened, wanted, setting, card, cross_check=as_json and setting is not None)
+    found = command.plan(
+        source, wanted, training, tower=tower and tower.value, allow_pickle=allow_pickle, cross_check=as_json
+    )
     print(
         json.dumps({"schema_version": 1, **found.as_dict()})
         if as_json

@@ -33,28 +33,19 @@ def report(
 
     Seeds of an experiment become one row with mean and spread, and below stands what may be said about it.
     """
-    from leansurgeon.report.evidence.collect import collect
-    from leansurgeon.report.rows.sections import sections
-    from leansurgeon.report.tables.table import render
+    from leansurgeon.commands import report as command
 
     if plots is not None:
         from leansurgeon.report.charts.render import check
 
         check(plots)
-    found = collect(paths or [], workspace)
+    found = command.report(paths or [], workspace)
     for problem in found.problems:
         typer.echo(f"skipped: {problem}", err=True)
-    made = sections(found.entries)
-    shown = "json" if json else format
-    text = render(made, shown, wide=wide, kappa=kappa, problems=found.problems, unfinished=found.unfinished)
+    text = found.text("json" if json else format, wide=wide, kappa=kappa)
     if html is not None:
-        from leansurgeon.report.page.page import write
-
-        write(html, made, found)
-        typer.echo(f"Page: {html}", err=True)
+        typer.echo(f"Page: {found.html(html)}", err=True)
     if plots is not None:
-        from leansurgeon.report.charts.files import draw
-
-        for path in draw(plots, made):
+        for path in found.plots(plots):
             typer.echo(f"Chart: {path}", err=True)
     typer.echo(text)

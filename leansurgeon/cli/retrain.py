@@ -10,15 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leansurgeon.cli.common import TrustRemoteCode, say
 from leansurgeon.errors import Terminated, UsageError
-
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
 def retrain(
@@ -94,17 +91,10 @@ def retrain(
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
     began = perf_counter()
-    from leansurgeon.cli.healing import Asked, did_it_help, for_device, recipe_of
-    from leansurgeon.training.processes.launch import check_gpus
+    from leansurgeon.commands import healing
+    from leansurgeon.commands import retrain as command
     from leansurgeon.training.processes.rank import is_worker, rank
-    from leansurgeon.training.runs import folder as runfolder
 
-    if gpus is not None and cpu_processes is not None:
-        raise UsageError("--gpus and --cpu-processes exclude each other.")
-    if cpu_processes is not None and cpu_processes < 1:
-        raise UsageError(f"--cpu-processes must be at least 1, and {cpu_processes} was given.")
-    if gpus is not None and gpus < 1:
-        raise UsageError(f"--gpus must be at least 1, and {gpus} was given.")
     if not resume.strip():
         raise UsageError("--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint.")
     trial = "--dry-run" if dry_run else "--eval-only" if eval_only else None
@@ -113,41 +103,20 @@ def retrain(
         raise UsageError(
             f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
         )
-    folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(workspace)
-    asked = Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
-    settings = recipe_of(folder, asked, say)
-    if seed is not None:
-        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": seed})})
-    processes = gpus or cpu_processes or 1
-    cpu = cpu_processes is not None
-    settings = for_device(settings, cpu=cpu, say=say)
-    if gpus is not None and not (dry_run or is_worker()):
-        check_gpus(gpus)
+    how = healing.Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
+    asked = command.Asked(gpus, cpu_processes, seed, out, workspace, resume_anyway, limit_batches)
+    ready = command.prepare(model, how, asked, say, start=not dry_run)
     if dry_run or eval_only:
         from leansurgeon.training import preview
 
         show = preview.dry_run if dry_run else preview.evaluation
-        show(settings, folder, processes, cpu=cpu, limit_batches=limit_batches, as_json=as_json, say=say)
+        options = {"cpu": asked.cpu, "limit_batches": limit_batches, "as_json": as_json, "say": say}
+        show(ready.recipe, ready.folder, asked.processes, **options)
         return
-    run_dir = _run_folder(out, workspace, settings, folder, resume)
-    from leansurgeon.training.together import train_on
-
     with sigterm_as_exception():
-        summary = train_on(
-            processes,
-            settings,
-            folder,
-            run_dir,
-            cpu=cpu,
-            resume=resume,
-            resume_anyway=resume_anyway,
-            limit_batches=limit_batches,
-            began=began,
-        )
-    if data is not None and (told := did_it_help(summary, folder)):
-        say(told)
+        found = command.retrain(ready, how, asked, say, began=began)
     if not is_worker() or rank() == 0:
-        print(json.dumps(summary.as_dict()) if as_json else run_dir)
+        print(json.dumps(found.as_dict()) if as_json else found.folder)
 
 
 @contextmanager
@@ -175,30 +144,3 @@ def sigterm_as_exception() -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _run_folder(out: Path | None, workspace: Path, settings: TrainingRecipe, folder: Path, resume: str) -> Path:
-    """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
-    from leansurgeon.training.processes.rank import rank
-    from leansurgeon.training.runs import folder as runfolder
-
-    if resume not in ("auto", "never"):
-        from leansurgeon.training.runs import checkpoint
-
-        run_dir = checkpoint.located(Path(resume))[0]
-        if out is not None and out.resolve() != run_dir.resolve():
-            raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
-        return run_dir
-    if out is not None:
-        return out
-    new = runfolder.new_run(workspace, settings.name, settings.train.seed)
-    if rank() > 0:
-        return new  # rank 0 says which
-    from leansurgeon.training.runs.resume import interrupted
-
-    found = interrupted(workspace, settings, folder) if workspace.is_dir() else None
-    if found is not None and resume == "auto":
-        return found
-    if found is not None:
-        say(f"An interrupted run of this recipe is in {found}; --resume auto goes on with it.")
-    return new

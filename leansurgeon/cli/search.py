@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
-from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, hold, say, seed_list
-from leansurgeon.errors import UsageError, short
-from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say, seed_list
+from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.costs.memory import Setting
-    from leansurgeon.measure.data.calibration import Calibration
-    from leansurgeon.search import Outcome
-    from leansurgeon.search.space import Budget, Candidate, Found
-    from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.commands.search import Searched
+    from leansurgeon.search.space import Candidate, Found
 
 
 def search(
@@ -107,230 +100,80 @@ def search(
     The same command goes on with a search that was ended.
     """
     from leansurgeon.checkpoints import digests
-    from leansurgeon.checkpoints.publish.output import check_apart
-    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.commands import search as command
     from leansurgeon.report.charts.render import check as check_plots
-    from leansurgeon.search import Budget, Space, cheap, enumerate_shapes
-    from leansurgeon.search import plots as drawing
-    from leansurgeon.search.table import candidates_table, space_line
+    from leansurgeon.search.space import Budget, Space
 
     budget = Budget.parse(params, memory, latency)
     space = Space(heads, layers, mlp_dim, head_dim)
-    if not 0 < share <= 1:
-        raise UsageError(f"--share {share:g}: a share of the recipe's length is needed, above 0 and at most 1.")
-    numbers = tuple(seed_list(seeds))
+    asked = command.Asked(
+        data=data,
+        samples=calibration_samples,
+        fit=fit,
+        recipe=recipe,
+        sets=tuple(sets or ()),
+        share=share,
+        seeds=tuple(seed_list(seeds)),
+        tries=tries,
+        batch=batch,
+        parallel=parallel,
+        out=out,
+        write=write,
+        workspace=workspace,
+        force=force,
+        allow_pickle=allow_pickle,
+    )
     if plots:
         check_plots(plots)
     if not dry_run:
         digests.begin(source)
-    changes = config_changes(recipe, source)
-    opened = open_source(source, allow_pickle=allow_pickle, config_changes=changes)
-    training = recipe_of(opened, recipe, sets)
-    if training and data:
-        raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")
-    if not training and len(numbers) > 1:
-        raise UsageError(f"--seeds {seeds}: a heal has one seed.", "Give one, or train with --recipe.")
-    init = "transfer" if opened.learned else "fresh"
-    found = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
+    begun = command.begin(source, space, budget, asked)
     if dry_run:
-        cheaply = cheap.scores(opened, found.candidates, None)
-        ranked = cheap.order(found.candidates, cheaply)
-        if as_json:
-            print(json.dumps(dry_document(opened, found, ranked)))
-            return
-        name, size = short(opened.name, 60), opened.parameters.total
-        print("\n".join([*wrap(f"{name}, {size:,} parameters. {space_line(found)}"), ""]))
-        print(candidates_table(ranked, cheaply))
-        more = len(ranked) - 20
-        print(f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried.")
+        print(listed(begun.source, begun.found, as_json=as_json))
         return
-    say(space_line(found))
-    sample = samples_of(opened, source, training, data, calibration_samples, numbers[0])
-    setting = setting_of(training, sample, batch)
-    settings = [found.candidates, budget, space, tries, str(Fraction(share)), numbers, fit, setting, sample.digest]
-    settings.append(training.model_dump(mode="json") if training else None)
-    folder = folder_of(workspace, opened, settings, force=force)
-    target = out or (folder / "winner" if write else None)
-    if target:
-        hold(target, force=force or out is None)
-        check_apart(target, opened.folder)
-    outcome = run(
-        opened, found, budget, sample, training, folder, numbers, share, fit, parallel, changes, setting, tries
-    )
-    command = shrink_command(source, opened, outcome.winner, data, calibration_samples, numbers[0], fit, training)
-    extra: dict[str, Any] = {"folder": str(folder), "mode": "training" if training else "heal"}
-    if plots:
-        extra["plots"] = [str(file) for file in drawing.draw(outcome, plots)]
-    if target:
-        write_winner(opened, outcome.winner, sample, numbers[0], fit, target, force=force or out is None)
-        extra["written"] = str(target)
-    show(outcome, command, extra, training, recipe, folder, as_json=as_json)
+    show(command.search(begun, space, budget, asked, say), recipe, plots, as_json=as_json)
 
 
-def run(
-    opened: Source, found: Found, budget: Budget, sample: Calibration, training: TrainingRecipe | None, folder: Path,
-    seeds: tuple[int, ...], share: float, fit: int, parallel: int | None, changes: dict[str, Any] | None,
-    setting: Setting, tries: int,
-) -> Outcome:  # fmt: skip
-    """The search itself, by heals or by trainings."""
-    from leansurgeon import search as room
-    from leansurgeon.search.evidence import gather
-    from leansurgeon.training.runs.folder import cache_dir
+def listed(opened: Source, found: Found, *, as_json: bool) -> str:
+    """The shapes that fit, for a dry run."""
+    from leansurgeon.search import cheap
+    from leansurgeon.search.table import candidates_table, space_line
 
-    evidence = gather(opened, sample, cache_dir(), seeds[0], say)
-    if evidence.says:
-        say(evidence.says)
-    if training:
-        from leansurgeon.search.trainings import Trainings
-
-        length = Fraction(share).limit_denominator(1000)
-        bench: Any = Trainings(opened, training, folder, seeds, length, parallel, changes, say)
-    else:
-        from leansurgeon.search.heals import Heals
-
-        bench = Heals(opened, sample, folder / "heals", seeds[0], fit, say)
-    return room.search(opened, found, budget, evidence, bench, folder, setting=setting, tries=tries, say=say)
+    cheaply = cheap.scores(opened, found.candidates, None)
+    ranked = cheap.order(found.candidates, cheaply)
+    if as_json:
+        return json.dumps(dry_document(opened, found, ranked))
+    name, size = short(opened.name, 60), opened.parameters.total
+    lines = [*wrap(f"{name}, {size:,} parameters. {space_line(found)}"), "", candidates_table(ranked, cheaply)]
+    more = len(ranked) - 20
+    return "\n".join([*lines, f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."])
 
 
-def show(
-    outcome: Outcome, command: str, extra: dict[str, Any], training: TrainingRecipe | None, recipe: str | None,
-    folder: Path, *, as_json: bool,
-) -> None:  # fmt: skip
+def show(found: Searched, recipe: str | None, plots: Path | None, *, as_json: bool) -> None:
     """The outcome as text or as one JSON document, which also lies in the search's folder."""
-    from leansurgeon.search import table, verdict
+    from leansurgeon.search import plots as drawing
+    from leansurgeon.search import table
     from leansurgeon.training.runs.folder import write_json
 
-    document = verdict.document(outcome, command, extra)
-    write_json(folder / "search.json", document)
+    document, training = found.as_dict(), found.mode == "training"
+    if plots:
+        document["plots"] = [str(file) for file in drawing.draw(found.outcome, plots)]
+    write_json(found.folder / "search.json", document)
     if as_json:
         print(json.dumps(document))
         return
-    shown = table.table(outcome)
+    shown = table.table(found.outcome)
     unit = "the recipe's length times --share" if training else "the sample data"
     kept = " kept: influence kept at best." if " kept " in shown else ""
     print("\n".join([shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]))
-    for sentence in table.sentences(outcome):
+    for sentence in table.sentences(found.outcome):
         print("\n".join(wrap(sentence, "  ")))
-    print(f"\nCarry it out:\n  {command}")
+    print(f"\nCarry it out:\n  {found.command}")
     if training:
         print(f"  leansurgeon retrain{f' --recipe {shlex.quote(recipe)}' if recipe else ''}")
-    if "written" in extra:
-        print(f"Written to {extra['written']}.")
-    print(f"The search is in {folder}.")
-
-
-# -- what is asked for ----------------------------------------------------------------------------
-
-
-def recipe_of(opened: Source, name: str | None, sets: list[str] | None) -> TrainingRecipe | None:
-    """The recipe to train by; None where candidates are healed. Raises `UsageError` where there must be one."""
-    from leansurgeon.training.recipe.reading import load_training
-
-    bound = opened.preset.recipe if opened.preset and not opened.learned else None
-    if name is None and opened.learned:
-        if sets:
-            raise UsageError("--set changes a recipe, and none is named.", "Add --recipe NAME.")
-        return None
-    if (name or bound) is None:
-        raise UsageError(
-            f"Nothing of {opened.name} is learned yet, so candidates must be trained.", "Add --recipe NAME."
-        )
-    return load_training(name or bound, list(sets or []), transferred=opened.learned)
-
-
-def config_changes(recipe: str | None, source: str) -> JsonObject | None:
-    """What an experiment changes in the config of its source, where that is this preset."""
-    from leansurgeon.architectures.presets import PRESETS
-    from leansurgeon.training.recipe.reading import load
-    from leansurgeon.training.recipe.schema import ExperimentRecipe
-
-    name = recipe or (PRESETS[source].recipe if source in PRESETS else None)
-    loaded = load(name) if name and source in PRESETS else None
-    same = isinstance(loaded, ExperimentRecipe) and loaded.source == source
-    return (loaded.source_config or None) if same else None
-
-
-def samples_of(
-    opened: Source, source: str, training: TrainingRecipe | None, data: str | None, samples: int | None, seed: int
-) -> Calibration:
-    """The sample data of heals; of trainings what their task gives."""
-    task = training.task if training else None if data else trained_on(source)
-    if not (task or data):
-        raise UsageError(
-            "A search heals candidates on sample data, and there is none.", "Add --data FILES, or train with --recipe."
-        )
-    return sample_data(opened, data, task, samples, seed, say)
-
-
-def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:
-    """How a model is trained when its memory is predicted."""
-    from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
-
-    first = sample.fit[0]
-    tokens = first["input_ids"].shape[-1] if "input_ids" in first else None
-    if training is None:
-        return Setting(batch or 32, tokens)
-    train = training.train
-    name = train.optim.name if train.optim.name in OPTIMIZERS else "adamw"
-    size = batch or min(train.batch, train.micro_batch or train.batch)
-    return Setting(size, tokens, train.precision, optimizer=name, checkpointing=train.activation_checkpointing)
-
-
-def folder_of(workspace: Path, opened: Source, settings: list[Any], *, force: bool) -> Path:
-    """The folder of this search; everything that decides its results is in the name."""
-    import shutil
-
-    from leansurgeon.search.evidence import VERSION, identity
-
-    digest = hashlib.sha256(f"{VERSION} {identity(opened)} {settings!r}".encode()).hexdigest()[:8]
-    folder = workspace / "search" / f"{opened.slug}-{digest}"
-    if force:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif folder.exists():
-        say(f"Going on with the search in {folder} (--force starts it again).")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-# -- what comes out -------------------------------------------------------------------------------
-
-
-def shrink_command(
-    source: str, opened: Source, winner: Candidate, data: str | None, samples: int | None, seed: int, fit: int,
-    training: TrainingRecipe | None,
-) -> str:  # fmt: skip
-    """The `shrink` that makes the winner."""
-    wanted = winner.wanted
-    flags = {
-        "--heads": wanted.heads,
-        "--layers": wanted.layers,
-        "--mlp-dim": wanted.mlp_dim,
-        "--head-dim": None if wanted.head_dim == "auto" else wanted.head_dim,
-        "--init": "fresh" if wanted.init == "fresh" and opened.weights is not None else None,
-        "--calibrate": data,
-        "--calibration-samples": samples,
-        "--fit": (fit or None) if not training else None,
-        "--seed": seed or None,
-    }
-    if training and opened.learned and trained_on(source) is None:
-        flags["--calibrate"] = spell_task(training.task.name, training.task.options)
-    words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    return shlex.join(["leansurgeon", "shrink", source, *words])
-
-
-def write_winner(
-    opened: Source, winner: Candidate, sample: Calibration, seed: int, fit: int, target: Path, *, force: bool
-) -> None:
-    """What `shrink_command` would do, with the sample data at hand."""
-    from leansurgeon.surgery.plan.method import Method
-    from leansurgeon.surgery.plan.planning import plan
-    from leansurgeon.surgery.shrink import carry_out, decide
-
-    say(f"Writing the winner to {target} ...")
-    used = sample if opened.learned else None
-    method = Method(fit=fit if opened.learned else 0)
-    decided = decide(plan(opened, winner.wanted, seed, method, calibrated=used is not None), used, say)
-    carry_out(decided, target, force=force, say=say)
+    if found.written:
+        print(f"Written to {found.written}.")
+    print(f"The search is in {found.folder}.")
 
 
 def dry_document(opened: Source, found: Found, ranked: list[Candidate]) -> JsonObject:

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower, hold, say
+from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower, say
 from leansurgeon.errors import UsageError
-from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
-    from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.data.calibration import Calibration
-    from leansurgeon.surgery.plan.planning import Plan
-    from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.checkpoints.record import SurgeryRecord
     from leansurgeon.surgery.shrink import Decided
 
 
@@ -107,110 +101,30 @@ def shrink(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads."""
-    from leansurgeon.checkpoints import digests
-
-    if not dry_run:
-        digests.begin(source)
-    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.commands import shrink as command
     from leansurgeon.surgery.plan.method import Method
-    from leansurgeon.surgery.plan.planning import plan
     from leansurgeon.surgery.plan.wanted import Wanted
-    from leansurgeon.surgery.shrink import decide
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
-    wanted.check()
-    healing, longest = "none" if no_heal else heal, seconds(heal_time, "--heal-time")
+    healing, longest = "none" if no_heal else heal, command.seconds(heal_time, "--heal-time")
     how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
-    task = None if calibrate or uncalibrated or init == "fresh" else trained_on(source)
-    has_data = bool(calibrate or task)
-    how.check(has_data)
-    if compare and not (has_data and proof):
-        raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
-    if (judge and not (proof and has_data)) or (judge and dry_run):
-        raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
-    opened = open_source(source, allow_pickle=allow_pickle, tower=tower and tower.value, weights=init != "fresh")
-    used, data = has_data and opened.learned and init != "fresh", None
-    if params:
-        data = sample_data(opened, calibrate, task, calibration_samples, seed, say) if used else None
-        wanted = by_parameters(opened, params, wanted, data, seed)
-    steps = plan(opened, wanted, seed, how, calibrated=used)
-    folder = out or workspace / default_name(opened.slug, steps)
-    if steps.before == steps.after and init == "transfer" and not (balance or class_attention or head_dim != "auto"):
-        question(opened.name, as_json)
-    check_before(steps, folder, compare=compare, has_data=has_data, writes=not dry_run, force=force)
-    if used and data is None:
-        data = sample_data(opened, calibrate, task, calibration_samples, seed, say)
-    other = sample_data(opened, judge, None, None, seed, say) if judge and used else None
-    decided = decide(steps, data, say)
-    record = None
-    if dry_run:
-        decided.close()
-    else:
-        record = written(decided, folder, wanted if compare else None, force=force, proof=proof)
-    if other and record:
-        record = judged_on(judge, other, opened, folder, record)
-    if as_json:
-        print(json.dumps(document(decided, record, folder)))
-    else:
-        print(told(decided, record, folder))
-
-
-def by_parameters(opened: Source, params: str, wanted: Wanted, data: Calibration | None, seed: int) -> Wanted:
-    """The shape that `--params` leaves to be chosen; why is said."""
-    from leansurgeon.search.choose import by_parameters as choose
-
-    chosen = choose(opened, params, wanted, data, seed, say)
-    for sentence in chosen.says:
-        say(sentence)
-    return chosen.wanted
-
-
-def check_before(steps: Plan, folder: Path, *, compare: bool, has_data: bool, writes: bool, force: bool) -> None:
-    """Refuse what cannot be written or compared before long work."""
-    from leansurgeon.checkpoints.publish.output import check_apart
-
-    if compare:
-        from leansurgeon.surgery.check.compare import refuse_unlearned
-
-        refuse_unlearned(steps.source, steps.init)
-    if has_data and steps.init == "fresh":
-        say(f"The sample data is not used: nothing of {steps.source.name} is kept.")
-    if writes:
-        hold(folder, force=force)
-        check_apart(folder, steps.source.folder)
-
-
-def written(decided: Decided, folder: Path, compared: Wanted | None, *, force: bool, proof: bool) -> SurgeryRecord:
-    """Write the result; `compared` is what other starting points of the same shape are made for."""
-    from leansurgeon.surgery.check import compare as comparison
-    from leansurgeon.surgery.shrink import carry_out
-
-    starts = None
-    if compared:
-
-        def starts(found: Proof) -> dict[str, Comparison]:
-            """The comparisons of other ways to start, measured as the result was."""
-            return comparison.starts(compared, decided.plan, decided.calibration, found.compared, say)
-
-    return carry_out(decided, folder, force=force, check=proof, keep_unproved=True, starts=starts, say=say)
-
-
-def document(decided: Decided, record: SurgeryRecord | None, folder: Path) -> JsonObject:
-    """What --json prints; `record` is None after a dry run."""
-    from leansurgeon.surgery.plan.next_steps import indivisible
-
-    head = {"schema_version": 1, "dry_run": record is None, "out": None if record is None else str(folder)}
-    found = head | {"plan": decided.plan.as_dict(), "decided": decided.record}
-    found["indivisible"] = [number.as_dict() for number in indivisible(decided.plan.after)]
-    found["cannot_hold"] = refused.as_dict() if (refused := decided.plan.cannot_hold) else None
-    if record is None:
-        return found
-    found["proof"] = record.proof and record.proof.as_dict()
-    if record.judged:
-        found["judged"] = {name: other.as_dict() for name, other in record.judged.items()}
-    if record.starts:
-        found["compare"] = {name: start.as_dict() for name, start in record.starts.items()}
-    return found
+    asked = command.Asked(
+        data=calibrate,
+        samples=calibration_samples,
+        judge=judge,
+        params=params,
+        compare=compare,
+        proof=proof,
+        seed=seed,
+        out=out,
+        workspace=workspace,
+        dry_run=dry_run,
+        force=force,
+        tower=tower and tower.value,
+        allow_pickle=allow_pickle,
+    )
+    found = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
+    print(json.dumps(found.as_dict()) if as_json else told(found.decided, found.record, found.folder))
 
 
 def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
@@ -259,39 +173,3 @@ def question(name: str, as_json: bool) -> None:
             raise UsageError("Nothing was written.", hint)
         return
     say(f"{told} {hint}")
-
-
-def judged_on(name: str, other: Calibration, opened: Source, folder: Path, made: SurgeryRecord) -> SurgeryRecord:
-    """The record with the result's outputs on data that had no part in the making, written into its folder."""
-    from dataclasses import replace
-
-    from leansurgeon.checkpoints import record
-    from leansurgeon.checkpoints.proof.prove import prove
-    from leansurgeon.surgery.shrink import predicts_words
-
-    causal = predicts_words(other) and other.task.head == "causal-lm"
-    batches, kind = [*other.guard, *other.heldout], "causal-lm" if causal else "plain"
-    say(f"Judging on {name} ...")
-    account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
-    return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
-
-
-def seconds(text: str | None, flag: str) -> float | None:
-    """`90s`, `5m` or `1h` as seconds. Raises `UsageError`."""
-    from leansurgeon.training.recipe.durations import parse_duration
-
-    if text is None:
-        return None
-    try:
-        found = parse_duration(text).seconds
-    except ValueError:
-        found = None
-    if found is None:
-        raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")
-    return found
-
-
-def default_name(slug: str, steps: Plan) -> str:
-    """Name of the output folder: the source's, heads and layers."""
-    shape = steps.after
-    return f"{slug}-h{shape.column('heads')}-l{shape.column('depth')}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from leansurgeon.report.charts.forms import Chart, Label, Point, Series, lines
 from leansurgeon.report.charts.render import save
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, Axis
-from leansurgeon.search import Outcome
+from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.verdict import pareto
 
 

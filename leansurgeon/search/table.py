@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from leansurgeon.errors import plural
 from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
-from leansurgeon.search import Outcome
 from leansurgeon.search.cheap import Cheap
+from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate, Found
 from leansurgeon.search.verdict import TOLD, as_good, changes, foretold, pareto

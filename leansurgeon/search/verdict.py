@@ -8,7 +8,7 @@ from math import hypot
 from typing import Any
 
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.search import Outcome
+from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.score import front, kendall_tau, moves
 from leansurgeon.search.space import Candidate
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import leansurgeon
 from leansurgeon.progress import duration_text
 from leansurgeon.training import judge
 from leansurgeon.training.evaluate import all_reduced, still_falling
@@ -21,6 +20,7 @@ from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.watch import final, speed
+from leansurgeon.version import __version__
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run
@@ -126,4 +126,4 @@ def _largest(value: int, run: Run) -> int:
 
 def _versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")}
-    return {"leansurgeon": leansurgeon.__version__, "python": platform.python_version(), **packages}
+    return {"leansurgeon": __version__, "python": platform.python_version(), **packages}

@@ -212,7 +212,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, family, data):
 def test_a_healing_that_hurts_is_called_so(higher, after, helped):
     from types import SimpleNamespace
 
-    from leansurgeon.cli.healing import did_it_help
+    from leansurgeon.commands.healing import did_it_help
 
     task = SimpleNamespace(percent=False, metric_label="score", higher_is_better=higher)
     scores = [SimpleNamespace(metric=value, step=step) for value, step in ((0.6, 0), (after, 9))]
@@ -247,7 +247,7 @@ def test_a_perplexity_beyond_all_numbers_is_a_divergence(tmp_path):
 
 
 def test_a_recipe_takes_a_time_whatever_its_warm_up(tmp_path):
-    from leansurgeon.cli.healing import Asked, recipe_of
+    from leansurgeon.commands.healing import Asked, recipe_of
 
     lean = strangers.model(tmp_path / "own", "vit")
     said = []

@@ -17,7 +17,9 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.memory import Setting
-from leansurgeon.search import Budget, Space, cheap, enumerate_shapes, limits, who_is_tried
+from leansurgeon.search import cheap, limits
+from leansurgeon.search.outcome import who_is_tried
+from leansurgeon.search.space import Budget, Space, enumerate_shapes
 from leansurgeon.search.trainings import forget_weights
 from leansurgeon.surgery import shrink
 

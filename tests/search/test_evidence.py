@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.cli import search
+from leansurgeon.commands import search
 from leansurgeon.search import evidence
 from leansurgeon.training.runs.sample_data import sample_data
 from tests.support.models.word_models import sentence_encoder
@@ -27,7 +27,7 @@ def test_the_samples_of_kappa_are_as_long_as_all(saved, tmp_path):
 def test_a_search_of_an_older_choice_of_samples_is_not_gone_on_with(saved, tmp_path, monkeypatch):
     folder, _ = sentence_encoder(saved, tmp_path, 20)
     source = open_source(str(folder))
-    now = search.folder_of(tmp_path, source, [1], force=False)
-    assert search.folder_of(tmp_path, source, [1], force=False) == now
+    now = search.place_of(tmp_path, source, [1])
+    assert search.place_of(tmp_path, source, [1]) == now
     monkeypatch.setattr(evidence, "VERSION", evidence.VERSION - 1)
-    assert search.folder_of(tmp_path, source, [1], force=False) != now
+    assert search.place_of(tmp_path, source, [1]) != now

@@ -9,9 +9,8 @@ import pytest
 from leansurgeon.checkpoints.model import initialise
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.search import Budget, Space, enumerate_shapes
 from leansurgeon.search.limits import Limit, config_of, covers, pick
-from leansurgeon.search.space import control, listed, usual_layers
+from leansurgeon.search.space import Budget, Space, control, enumerate_shapes, listed, usual_layers
 
 
 def built(source, shape):

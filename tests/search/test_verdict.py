@@ -9,10 +9,11 @@ import pytest
 import scipy.stats
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.search import Outcome, table
+from leansurgeon.search import table
 from leansurgeon.search.cheap import Cheap, order
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.limits import Limit
+from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.plots import picture
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Budget, Candidate, Found

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-import leansurgeon
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.checkpoints.config import read_config
@@ -21,6 +20,7 @@ from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
+from leansurgeon.version import PACKAGE
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
 EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
@@ -136,7 +136,7 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
     """The accounts of a fresh process that loads `folder`, and then `source`, and runs them; and its last words, where
     it did not come to its end.
     """
-    asked = [str(folder.absolute()), "--kind", kind, "--root", str(Path(leansurgeon.__file__).parents[1])]
+    asked = [str(folder.absolute()), "--kind", kind, "--root", str(PACKAGE.parent)]
     asked += ["--how", json.dumps(how_to_load(folder, as_documented=True))]
     if source is not None:
         asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source))]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import leansurgeon
 from leansurgeon.errors import UsageError
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.evidence.collect import Collection
@@ -25,6 +24,7 @@ from leansurgeon.report.page.tiles import Tile, name_of, tiles, under_the_name
 from leansurgeon.report.rows.rows import Section
 from leansurgeon.report.verdict import sentences, verdicts, warnings
 from leansurgeon.training.runs.folder import write_text
+from leansurgeon.version import __version__
 
 # The browser itself refuses what the page must not do: run a script, load anything, send a form.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -95,7 +95,7 @@ def page(found: Sequence[Section], collection: Collection) -> str:
         unfinished=collection.unfinished,
         problems=collection.problems,
         policy=POLICY,
-        foot=f"Made by leansurgeon {leansurgeon.__version__}. {HOW}",
+        foot=f"Made by leansurgeon {__version__}. {HOW}",
     )
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, model_validator
 
-import leansurgeon
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, command, read_chunk
 from leansurgeon.tasks.text import vocab
+from leansurgeon.version import PACKAGE
 
 PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
 _VERSION = 1  # of the generator: a change that changes the data changes this
@@ -179,7 +179,7 @@ def _chunks(grammar: Grammar, seed: int, workers: int) -> Iterator[Iterator[Tree
     if workers <= 1:
         yield (chunk(grammar, seed, number) for number in itertools.count())
         return
-    path = os.pathsep.join([str(Path(leansurgeon.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = [
         subprocess.Popen(
             command(grammar, seed, first, workers),

@@ -20,7 +20,6 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-import leansurgeon
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import files
 from leansurgeon.reading.images import decode
@@ -29,6 +28,7 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range.pathfinder_dashes import Style
 from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk, command, read_chunk
 from leansurgeon.tasks.text import vocab
+from leansurgeon.version import PACKAGE
 
 _VERSION = 1  # of the generator: a change that changes the data changes this
 GENERATED = "generated"
@@ -174,7 +174,7 @@ def _chunks(style: Style, seed: int, workers: int) -> Iterator[Iterator[tuple[np
         made = (chunk(style, seed, number) for number in itertools.count())
         yield ((drawn.images.reshape(len(drawn.labels), -1), drawn.labels) for drawn in made)
         return
-    path = os.pathsep.join([str(Path(leansurgeon.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = [
         subprocess.Popen(
             command(style, seed, first, workers),

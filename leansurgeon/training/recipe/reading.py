@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-import leansurgeon
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import files, yamlfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
+from leansurgeon.version import PACKAGE
 
 _HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."
 
@@ -36,7 +36,7 @@ def bases() -> dict[str, Path]:
 
 
 def _in_folder(name: str) -> dict[str, Path]:
-    package = Path(leansurgeon.__file__).resolve().parent
+    package = PACKAGE.resolve()
     folder = next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), None)
     return {path.stem: path for path in sorted((folder / name).glob("*.yaml"))} if folder else {}
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon import search
 from leansurgeon.cli.retrain import sigterm_as_exception
 from leansurgeon.errors import Stopped, Terminated
+from leansurgeon.search import outcome as search
 from leansurgeon.training.processes.signals import insisting, raising
 
 

@@ -1,0 +1,186 @@
+"""Heads: how important each one is, how many can go, and a checkpoint without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import SurgeryRecord
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.measure.heads.document import Options, Progress, Study
+    from leansurgeon.surgery.shrink import Decided
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What `--prune` asks for: the share of every layer's heads that goes, and where the rest is written. `heal` refits
+    the output projections.
+    """
+
+    share: float
+    out: Path
+    heal: bool = True
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The heads of a model: the document that JSON holds, and the record of the pruned checkpoint where one was
+    written.
+    """
+
+    document: JsonObject
+    record: SurgeryRecord | None = field(default=None, repr=False)
+    decided: Decided | None = field(default=None, repr=False)
+    folder: Path | None = None
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.document
+
+
+def heads(
+    model: str,
+    data: str | None,
+    options: Options,
+    pruning: Pruning | None,
+    say: Say,
+    progress: Progress,
+    *,
+    samples: int | None = None,
+    allow_pickle: bool = False,
+) -> Measured:
+    """Measure the heads of `model` on sample data, and prune where that is asked for. On a run's folder the document is
+    also kept as heads.json in it.
+
+    Raises `UsageError` for a model without weights or a share that is no whole head, before anything is measured; and
+    what opening, measuring and writing raise.
+    """
+    from leansurgeon.checkpoints.publish.output import check_apart, held
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.data import pairs
+    from leansurgeon.surgery import prune
+    from leansurgeon.training.runs.sample_data import data_to_measure
+
+    with ExitStack() as stack:
+        if pruning is not None:
+            stack.enter_context(held(pruning.out, force=pruning.force))
+        opened = open_source(model, allow_pickle=allow_pickle)
+        refuse_preset(opened, model)
+        if not opened.learned:
+            say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
+        if pruning is not None:
+            check_apart(pruning.out, opened.folder)
+            prune.check(opened, pruning.share)
+            if pairs.has_two_stacks(opened):  # sample data cannot be run through both, block by block
+                pruning = replace(pruning, heal=False)
+        sample = data_to_measure(opened, data, model, "Importance", samples, options.seed, say)
+        study = measured(opened, sample, options, say, progress)
+        document = {
+            "schema_version": 1,
+            "kind": "heads",
+            "model": opened.name,
+            "family": opened.architecture.name,
+            "parameters": opened.parameters.total,
+            **study.document,
+        }
+        if pruning is None:
+            return Measured(document)
+        decided, record = pruned(opened, study, pruning, sample, options.seed, say)
+    document["prune"] = pruned_document(decided, record, pruning)
+    return Measured(document, record, decided, pruning.out)
+
+
+def keep(model: str, found: Measured, say: Say) -> None:
+    """Keep the document as heads.json where MODEL is a run or in one."""
+    from leansurgeon.report.evidence.folder import HEADS
+    from leansurgeon.training.runs import folder as runfolder
+
+    if run := runfolder.run_of(model):
+        runfolder.write_json(run / HEADS, found.document)
+        say(f"Kept as {run / HEADS}.")
+
+
+def refuse_preset(opened: Source, model: str) -> None:
+    """Raises `UsageError` for what has no weights."""
+    if opened.weights is None:
+        raise UsageError(
+            f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
+            "Give a trained model's folder.",
+        )
+
+
+def measured(opened: Source, sample: Calibration, options: Options, say: Say, progress: Progress) -> Study:
+    """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
+    import torch
+
+    from leansurgeon.checkpoints.model import load
+    from leansurgeon.measure.heads.document import study
+    from leansurgeon.surgery.shrink import blaming_weights
+
+    say(f"Measuring on {sample.says} ...")
+    with blaming_weights(opened):
+        loaded = load(opened.folder)
+        loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
+        return study(loaded, sample, options, progress)
+
+
+def pruned(
+    opened: Source, found: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say
+) -> tuple[Decided, SurgeryRecord]:
+    """Write the smaller checkpoint; what was decided, and its record."""
+    from leansurgeon.surgery import prune
+    from leansurgeon.surgery.shrink import carry_out
+
+    asked = pruning.share
+    decided = prune.decide(opened, found.sites, found.importance, asked, sample, seed=seed, heal=pruning.heal, say=say)
+    options = found.document["options"]
+    importance = {key: options[key] for key in ("reduction", "normalise")}
+    importance["by_head"] = [entry["importance"] for entry in found.document["attentions"]]
+    decided = replace(decided, record=decided.record | {"importance": importance})
+    return decided, carry_out(decided, pruning.out, force=pruning.force, say=say)
+
+
+def pruned_document(decided: Decided, written: SurgeryRecord, pruning: Pruning) -> JsonObject:
+    """What is to be said of the smaller checkpoint."""
+    steps = decided.plan
+    return {
+        "asked": pruning.share,
+        "out": str(pruning.out),
+        "before": steps.before.as_dict(),
+        "after": steps.after.as_dict(),
+        "parameters_before": steps.parameters_before.total,
+        "parameters_after": steps.parameters_after.total,
+        "healed": pruning.heal,
+        "kept_heads": written.decided.get("kept_heads", {}),
+        "library": steps.architecture.library,
+        "proof": written.proof.as_dict(),
+        "language": written.language,
+    }
+
+
+def checked(reduction: str, normalize: str, prune: str | None, out: Path | None) -> float | None:
+    """Refuse what cannot be before anything is opened; the share of --prune as a number. Raises `UsageError`."""
+    for value, flag, known in (
+        (reduction, "--reduction", ("sample", "token", "batch")),
+        (normalize, "--normalize", ("none", "layer")),
+    ):
+        if value not in known:
+            raise UsageError(f"{flag} {value}: give one of {', '.join(known)}.")
+    if (prune is None) != (out is None):
+        raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
+    if prune is None:
+        return None
+    from leansurgeon.surgery.prune import share
+
+    return share(prune)

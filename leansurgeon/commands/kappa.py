@@ -1,0 +1,55 @@
+"""Kappa: how well conditioned the attention of a model is on sample data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.kappa.study import KappaDocument, Progress
+
+Say = Callable[[str], None]
+SAMPLES, PROBES = 256, 16
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+def kappa(
+    model: str,
+    data: str | None,
+    say: Say,
+    progress: Progress,
+    *,
+    samples: int = SAMPLES,
+    probes: int = PROBES,
+    precision: str = "fp32",
+    seed: int = 0,
+    allow_pickle: bool = False,
+) -> KappaDocument:
+    """Measure a model on held-out samples of `data` (None: what a run was trained on).
+
+    Raises `UsageError` for another precision, a preset, or missing data; and what opening and measuring raise.
+    """
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.training.runs.sample_data import data_for_kappa
+
+    opened = open_source(model, allow_pickle=allow_pickle)
+    sample = data_for_kappa(opened, data, model, seed, say)
+    from leansurgeon.measure.kappa.study import study
+
+    return study(opened, sample, samples=samples, probes=probes, precision=precision, progress=progress, say=say)
+
+
+def keep(model: str, found: KappaDocument, say: Say) -> None:
+    """Keep the document as kappa.json where MODEL is a run or in one; a report shows it beside figures of the run's own
+    data.
+    """
+    from leansurgeon.report.evidence.collect import KAPPA
+    from leansurgeon.training.runs import folder as runfolder
+
+    if run := runfolder.run_of(model):
+        runfolder.write_json(run / KAPPA, found)
+        say(f"Kept as {run / KAPPA}.")

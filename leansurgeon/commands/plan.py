@@ -1,0 +1,74 @@
+"""Plan: what a shape costs before and after, before anything is written."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leansurgeon.surgery.plan.costs import Costs
+    from leansurgeon.surgery.plan.wanted import Wanted
+
+DEFAULT_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the model would be trained, for its memory; None is the usual. `memory` asks for it, and so does everything
+    else here.
+    """
+
+    memory: bool = False
+    batch: int | None = None
+    tokens: int | None = None
+    precision: str | None = None
+    attention: str | None = None
+    optimizer: str | None = None
+    checkpointing: bool = False
+    world_size: int | None = None
+    gpu: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether memory is wanted."""
+        others = (self.batch, self.tokens, self.precision, self.attention, self.optimizer, self.world_size, self.gpu)
+        return self.memory or self.checkpointing or any(value is not None for value in others)
+
+
+def plan(
+    source: str,
+    wanted: Wanted,
+    training: Training,
+    *,
+    tower: str | None = None,
+    allow_pickle: bool = False,
+    cross_check: bool = False,
+) -> Costs:
+    """Parameters, operations and peak training memory before and after; with memory, `cross_check` lets torch count the
+    operations, too.
+
+    Raises `UsageError` for what cannot be; and what opening and predicting raise.
+    """
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.costs import gpus
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.surgery.plan.costs import costs
+
+    wanted.check()
+    card = gpus.find(training.gpu) if training.gpu else None
+    setting = None
+    if training.asked:
+        setting = Setting(
+            batch=DEFAULT_BATCH if training.batch is None else training.batch,
+            tokens=training.tokens,
+            precision=training.precision or "bf16",
+            attention=training.attention or "sdpa",
+            optimizer=training.optimizer or "adamw",
+            checkpointing=training.checkpointing,
+            world_size=1 if training.world_size is None else training.world_size,
+        )
+        setting.check()
+    with ExitStack() as keep:
+        opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
+        return costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None)

@@ -1,0 +1,57 @@
+"""Report: runs and shrunk models side by side, as tables, charts and one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leansurgeon.report.evidence.collect import Collection
+    from leansurgeon.report.rows.rows import Section
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found, and its tables. `problems` has a sentence for each file that could not be used."""
+
+    found: Collection
+    sections: tuple[Section, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """What was passed over, and why."""
+        return self.found.problems
+
+    def text(self, format: str = "table", *, wide: bool = False, kappa: bool = False) -> str:
+        """The tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
+        from leansurgeon.report.tables.table import render
+
+        return render(
+            self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.found.unfinished
+        )
+
+    def html(self, file: str | Path) -> Path:
+        """Write everything into one page."""
+        from leansurgeon.report.page.page import write
+
+        write(Path(file), self.sections, self.found)
+        return Path(file)
+
+    def plots(self, folder: str | Path) -> list[Path]:
+        """Write the charts as SVG, PNG and PDF; returns the files. Raises `UsageError` for a folder that cannot be."""
+        from leansurgeon.report.charts.files import draw
+        from leansurgeon.report.charts.render import check
+
+        check(Path(folder))
+        return list(draw(Path(folder), self.sections))
+
+
+def report(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Report:
+    """Collect the named runs and models, or all in the workspace. Raises `UsageError` where there is nothing."""
+    from leansurgeon.report.evidence.collect import collect
+    from leansurgeon.report.rows.sections import sections
+
+    found = collect(paths, workspace)
+    return Report(found, tuple(sections(found.entries)))

@@ -1,0 +1,154 @@
+"""Retrain: the model, the recipe that it is trained by, the run folder, and the training itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.commands import healing
+from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
+
+if TYPE_CHECKING:
+    from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.training.runs.summary import Summary
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked beside model and recipe (`healing.Asked`): where the training runs, and where its folder lies."""
+
+    gpus: int | None = None
+    cpu_processes: int | None = None
+    seed: int | None = None
+    out: Path | None = None
+    workspace: Path = Path("runs")
+    resume_anyway: bool = False
+    limit_batches: int | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes train."""
+        return self.gpus or self.cpu_processes or 1
+
+    @property
+    def cpu(self) -> bool:
+        """Whether a GPU is left alone."""
+        return self.cpu_processes is not None
+
+    def check(self) -> None:
+        """Raises `UsageError` for numbers that cannot be."""
+        if self.gpus is not None and self.cpu_processes is not None:
+            raise UsageError("--gpus and --cpu-processes exclude each other.")
+        for flag, number in (("--cpu-processes", self.cpu_processes), ("--gpus", self.gpus)):
+            if number is not None and number < 1:
+                raise UsageError(f"{flag} must be at least 1, and {number} was given.")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model folder and the resolved recipe that it is trained by."""
+
+    folder: Path
+    recipe: TrainingRecipe
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training came to: its summary, its run folder, and the folder that it began with."""
+
+    summary: Summary
+    folder: Path
+    start: Path
+
+    @property
+    def best(self) -> Path:
+        """The folder of the best model."""
+        from leansurgeon.training.runs.folder import BEST
+
+        return self.folder / BEST
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.summary.as_dict()
+
+
+def prepare(model: Path | None, how: healing.Asked, asked: Asked, say: Say, *, start: bool = True) -> Ready:
+    """The model (None: the newest shrunk one) and its recipe, as this machine can carry it out. `start` False is for a
+    look at it alone.
+
+    Raises `UsageError` for what excludes each other, or is not there.
+    """
+    from leansurgeon.training.processes.launch import check_gpus
+    from leansurgeon.training.processes.rank import is_worker
+    from leansurgeon.training.runs import folder as runfolder
+
+    asked.check()
+    folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(asked.workspace)
+    settings = healing.recipe_of(folder, how, say)
+    if asked.seed is not None:
+        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": asked.seed})})
+    settings = healing.for_device(settings, cpu=asked.cpu, say=say)
+    if asked.gpus is not None and start and not is_worker():
+        check_gpus(asked.gpus)
+    return Ready(folder, settings)
+
+
+def retrain(
+    ready: Ready, how: healing.Asked, asked: Asked, say: Say, *, began: float, talk: Say | None = None
+) -> Trained:
+    """Train, and leave a run folder. `began` is when the command began, by `time.perf_counter`; `talk` takes the
+    training's own lines (None: a progress line on stderr).
+
+    Raises what `training.train.train` raises.
+    """
+    from leansurgeon.training.together import train_on
+
+    run_dir = run_folder(ready, how.resume, asked, say)
+    summary = train_on(
+        asked.processes,
+        ready.recipe,
+        ready.folder,
+        run_dir,
+        cpu=asked.cpu,
+        say=talk,
+        resume=how.resume,
+        resume_anyway=asked.resume_anyway,
+        limit_batches=asked.limit_batches,
+        began=began,
+    )
+    if how.data is not None and (told := healing.did_it_help(summary, ready.folder)):
+        say(told)
+    return Trained(summary, run_dir, ready.folder)
+
+
+def run_folder(ready: Ready, resume: str, asked: Asked, say: Say) -> Path:
+    """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
+    from leansurgeon.training.processes.rank import rank
+    from leansurgeon.training.runs import folder as runfolder
+
+    out, workspace, settings = asked.out, asked.workspace, ready.recipe
+    if resume not in ("auto", "never"):
+        from leansurgeon.training.runs import checkpoint
+
+        run_dir = checkpoint.located(Path(resume))[0]
+        if out is not None and out.resolve() != run_dir.resolve():
+            raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
+        return run_dir
+    if out is not None:
+        return out
+    new = runfolder.new_run(workspace, settings.name, settings.train.seed)
+    if rank() > 0:
+        return new  # rank 0 says which
+    from leansurgeon.training.runs.resume import interrupted
+
+    found = interrupted(workspace, settings, ready.folder) if workspace.is_dir() else None
+    if found is not None and resume == "auto":
+        return found
+    if found is not None:
+        say(f"An interrupted run of this recipe is in {found}; --resume auto goes on with it.")
+    return new

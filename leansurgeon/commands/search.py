@@ -1,0 +1,276 @@
+"""Search: the best (heads, layers, MLP) of a source under a budget, by heals or by trainings."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.training.runs.sample_data import sample_data, trained_on
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.search.outcome import Outcome
+    from leansurgeon.search.space import Budget, Candidate, Found, Space
+    from leansurgeon.training.recipe.schema import TrainingRecipe
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked beside the budget and the space. `data` names sample data for heals, `recipe` (changed by `sets`)
+    how candidates are trained instead; `out` or `write` say where the winner goes, if it is to be written.
+    """
+
+    data: str | None = None
+    samples: int | None = None
+    fit: int = 0
+    recipe: str | None = None
+    sets: tuple[str, ...] = ()
+    share: float = 0.25
+    seeds: tuple[int, ...] = (0,)
+    tries: int = 8
+    batch: int | None = None
+    parallel: int | None = None
+    out: Path | None = None
+    write: bool = False
+    workspace: Path = Path("runs")
+    force: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source with the shapes that it can be searched for; `training` is None where candidates are healed."""
+
+    name: str  # as it was typed
+    source: Source
+    training: TrainingRecipe | None
+    changes: JsonObject | None
+    found: Found
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search came to: `command` makes the winner, `folder` holds the search, `written` the winner, if it was to
+    be written.
+    """
+
+    outcome: Outcome
+    command: str
+    folder: Path
+    mode: str  # training | heal
+    written: Path | None = None
+
+    @property
+    def winner(self) -> Candidate:
+        """The best shape."""
+        return self.outcome.winner
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        from leansurgeon.search import verdict
+
+        extra: JsonObject = {"folder": str(self.folder), "mode": self.mode}
+        if self.written:
+            extra["written"] = str(self.written)
+        return verdict.document(self.outcome, self.command, extra)
+
+
+def begin(source: str, space: Space, budget: Budget, asked: Asked) -> Opened:
+    """Open the source and list the shapes that fit. Raises `UsageError` for what excludes each other."""
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.search.space import enumerate_shapes
+
+    if not 0 < asked.share <= 1:
+        raise UsageError(f"--share {asked.share:g}: a share of the recipe's length is needed, above 0 and at most 1.")
+    changes = config_changes(asked.recipe, source)
+    opened = open_source(source, allow_pickle=asked.allow_pickle, config_changes=changes)
+    training = recipe_of(opened, asked.recipe, asked.sets)
+    if training and asked.data:
+        raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")
+    if not training and len(asked.seeds) > 1:
+        seeds = ",".join(map(str, asked.seeds))
+        raise UsageError(f"--seeds {seeds}: a heal has one seed.", "Give one, or train with --recipe.")
+    init = "transfer" if opened.learned else "fresh"
+    found = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
+    return Opened(source, opened, training, changes, found)
+
+
+def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) -> Searched:
+    """Try the shapes, the better half for twice as long, and write the winner where that is asked for. The same call
+    goes on with a search that was ended.
+    """
+    from leansurgeon.checkpoints.publish.output import check_apart, held
+    from leansurgeon.search.table import space_line
+
+    opened, training, seed = begun.source, begun.training, asked.seeds[0]
+    say(space_line(begun.found))
+    sample = samples_of(begun, asked, say)
+    setting = setting_of(training, sample, asked.batch)
+    folder = folder_of(begun, space, budget, asked, setting, sample, say)
+    target, force = asked.out or (folder / "winner" if asked.write else None), asked.force or asked.out is None
+    with ExitStack() as stack:
+        if target:
+            stack.enter_context(held(target, force=force))
+            check_apart(target, opened.folder)
+        outcome = tried(begun, budget, sample, setting, folder, asked, say)
+        if target:
+            say(f"Writing the winner to {target} ...")
+            write_winner(opened, outcome.winner, sample, seed, asked.fit, target, force=force, say=say)
+    command = shrink_command(begun, outcome.winner, asked)
+    return Searched(outcome, command, folder, "training" if training else "heal", target)
+
+
+def tried(
+    begun: Opened, budget: Budget, sample: Calibration, setting: Setting, folder: Path, asked: Asked, say: Say
+) -> Outcome:
+    """The search itself, by heals or by trainings."""
+    from leansurgeon.search import outcome
+    from leansurgeon.search.evidence import gather
+    from leansurgeon.training.runs.folder import cache_dir
+
+    opened, seeds = begun.source, asked.seeds
+    evidence = gather(opened, sample, cache_dir(), seeds[0], say)
+    if evidence.says:
+        say(evidence.says)
+    if begun.training:
+        from leansurgeon.search.trainings import Trainings
+
+        length = Fraction(asked.share).limit_denominator(1000)
+        bench: Any = Trainings(opened, begun.training, folder, seeds, length, asked.parallel, begun.changes, say)
+    else:
+        from leansurgeon.search.heals import Heals
+
+        bench = Heals(opened, sample, folder / "heals", seeds[0], asked.fit, say)
+    return outcome.search(
+        opened, begun.found, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say
+    )
+
+
+# -- what is asked for ----------------------------------------------------------------------------
+
+
+def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> TrainingRecipe | None:
+    """The recipe to train by; None where candidates are healed. Raises `UsageError` where there must be one."""
+    from leansurgeon.training.recipe.reading import load_training
+
+    bound = opened.preset.recipe if opened.preset and not opened.learned else None
+    if name is None and opened.learned:
+        if sets:
+            raise UsageError("--set changes a recipe, and none is named.", "Add --recipe NAME.")
+        return None
+    if (name or bound) is None:
+        raise UsageError(
+            f"Nothing of {opened.name} is learned yet, so candidates must be trained.", "Add --recipe NAME."
+        )
+    return load_training(name or bound, list(sets), transferred=opened.learned)
+
+
+def config_changes(recipe: str | None, source: str) -> JsonObject | None:
+    """What an experiment changes in the config of its source, where that is this preset."""
+    from leansurgeon.architectures.presets import PRESETS
+    from leansurgeon.training.recipe.reading import load
+    from leansurgeon.training.recipe.schema import ExperimentRecipe
+
+    name = recipe or (PRESETS[source].recipe if source in PRESETS else None)
+    loaded = load(name) if name and source in PRESETS else None
+    same = isinstance(loaded, ExperimentRecipe) and loaded.source == source
+    return (loaded.source_config or None) if same else None
+
+
+def samples_of(begun: Opened, asked: Asked, say: Say) -> Calibration:
+    """The sample data of heals; of trainings what their task gives."""
+    training = begun.training
+    task = training.task if training else None if asked.data else trained_on(begun.name)
+    if not (task or asked.data):
+        raise UsageError(
+            "A search heals candidates on sample data, and there is none.", "Add --data FILES, or train with --recipe."
+        )
+    return sample_data(begun.source, asked.data, task, asked.samples, asked.seeds[0], say)
+
+
+def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:
+    """How a model is trained when its memory is predicted."""
+    from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
+
+    first = sample.fit[0]
+    tokens = first["input_ids"].shape[-1] if "input_ids" in first else None
+    if training is None:
+        return Setting(batch or 32, tokens)
+    train = training.train
+    name = train.optim.name if train.optim.name in OPTIMIZERS else "adamw"
+    size = batch or min(train.batch, train.micro_batch or train.batch)
+    return Setting(size, tokens, train.precision, optimizer=name, checkpointing=train.activation_checkpointing)
+
+
+def folder_of(
+    begun: Opened, space: Space, budget: Budget, asked: Asked, setting: Setting, sample: Calibration, say: Say
+) -> Path:
+    """The folder of this search; everything that decides its results is in the name."""
+    settings = [begun.found.candidates, budget, space, asked.tries, str(Fraction(asked.share)), asked.seeds, asked.fit]
+    settings += [setting, sample.digest, begun.training.model_dump(mode="json") if begun.training else None]
+    folder = place_of(asked.workspace, begun.source, settings)
+    if asked.force:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif folder.exists():
+        say(f"Going on with the search in {folder} (--force starts it again).")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:
+    """Where a search with these settings lies."""
+    from leansurgeon.search.evidence import VERSION, identity
+
+    digest = hashlib.sha256(f"{VERSION} {identity(opened)} {settings!r}".encode()).hexdigest()[:8]
+    return workspace / "search" / f"{opened.slug}-{digest}"
+
+
+# -- what comes out -------------------------------------------------------------------------------
+
+
+def shrink_command(begun: Opened, winner: Candidate, asked: Asked) -> str:
+    """The `shrink` that makes the winner."""
+    wanted, opened, training = winner.wanted, begun.source, begun.training
+    flags = {
+        "--heads": wanted.heads,
+        "--layers": wanted.layers,
+        "--mlp-dim": wanted.mlp_dim,
+        "--head-dim": None if wanted.head_dim == "auto" else wanted.head_dim,
+        "--init": "fresh" if wanted.init == "fresh" and opened.weights is not None else None,
+        "--calibrate": asked.data,
+        "--calibration-samples": asked.samples,
+        "--fit": (asked.fit or None) if not training else None,
+        "--seed": asked.seeds[0] or None,
+    }
+    if training and opened.learned and trained_on(begun.name) is None:
+        flags["--calibrate"] = spell_task(training.task.name, training.task.options)
+    words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    return shlex.join(["leansurgeon", "shrink", begun.name, *words])
+
+
+def write_winner(
+    opened: Source, winner: Candidate, sample: Calibration, seed: int, fit: int, target: Path, *, force: bool, say: Say
+) -> None:
+    """What `shrink_command` would do, with the sample data at hand."""
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.shrink import carry_out, decide
+
+    used = sample if opened.learned else None
+    method = Method(fit=fit if opened.learned else 0)
+    decided = decide(plan(opened, winner.wanted, seed, method, calibrated=used is not None), used, say)
+    carry_out(decided, target, force=force, say=say)

@@ -1,0 +1,217 @@
+"""Shrink a model: what is wanted, sample data, the plan, what data decides, and the folder with its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.training.runs.sample_data import sample_data, trained_on
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.planning import Plan
+    from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.surgery.shrink import Decided
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a source, beside its shape (`Wanted`) and the way (`Method`). `data` and `judge` name sample
+    data as `--calibrate` does; `params` is a number of parameters from which the shape is chosen; `out` None is a name
+    in the `workspace`.
+    """
+
+    data: str | None = None
+    samples: int | None = None
+    judge: str | None = None
+    params: str | None = None
+    compare: bool = False
+    proof: bool = True
+    seed: int = 0
+    out: Path | None = None
+    workspace: Path = Path("runs")
+    dry_run: bool = False
+    force: bool = False
+    tower: str | None = None
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What came of it: the plan with what was decided, and the record of the result in `folder`; no record where
+    nothing was written.
+    """
+
+    decided: Decided
+    record: SurgeryRecord | None
+    folder: Path
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        from leansurgeon.surgery.plan.next_steps import indivisible
+
+        head = {"schema_version": 1, "dry_run": self.record is None, "out": self.record and str(self.folder)}
+        found = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record}
+        found["indivisible"] = [number.as_dict() for number in indivisible(self.decided.plan.after)]
+        found["cannot_hold"] = refused.as_dict() if (refused := self.decided.plan.cannot_hold) else None
+        if self.record is None:
+            return found
+        found["proof"] = self.record.proof and self.record.proof.as_dict()
+        if self.record.judged:
+            found["judged"] = {name: other.as_dict() for name, other in self.record.judged.items()}
+        if self.record.starts:
+            found["compare"] = {name: start.as_dict() for name, start in self.record.starts.items()}
+        return found
+
+
+def shrink(
+    source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, *, unchanged: Callable[[str], None] | None = None
+) -> Shrunk:
+    """Rewrite a source to another shape, and prove it. `unchanged` is told the source's name where nothing is to be
+    changed, and may raise.
+
+    Raises `UsageError` for what cannot be, before long work; and what opening, calibrating and writing raise.
+    """
+    from leansurgeon.checkpoints import digests
+
+    if not asked.dry_run:
+        digests.begin(source)
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.shrink import decide
+
+    wanted.check()
+    task = None if asked.data or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
+    has_data = bool(asked.data or task)
+    check(asked, how, has_data)
+    opened = open_source(source, allow_pickle=asked.allow_pickle, tower=asked.tower, weights=wanted.init != "fresh")
+    used, data = has_data and opened.learned and wanted.init != "fresh", None
+
+    def samples() -> Calibration:
+        """The data to choose and heal on, opened once."""
+        return sample_data(opened, asked.data, task, asked.samples, asked.seed, say)
+
+    if asked.params:
+        data = samples() if used else None
+        wanted = by_parameters(opened, asked.params, wanted, data, asked.seed, say)
+    steps = plan(opened, wanted, asked.seed, how, calibrated=used)
+    folder = asked.out or asked.workspace / default_name(opened.slug, steps)
+    if unchanged and nothing_changes(steps, wanted, how):
+        unchanged(opened.name)
+    with held_for(steps, folder, asked, has_data=has_data, say=say):
+        if used and data is None:
+            data = samples()
+        other = sample_data(opened, asked.judge, None, None, asked.seed, say) if asked.judge and used else None
+        decided = decide(steps, data, say)
+        if asked.dry_run:
+            decided.close()
+            return Shrunk(decided, None, folder)
+        made = carried_out(decided, folder, wanted if asked.compare else None, asked, say)
+        if other and asked.judge:
+            made = judged_on(asked.judge, other, folder, made, opened, say)
+    return Shrunk(decided, made, folder)
+
+
+def check(asked: Asked, how: Method, has_data: bool) -> None:
+    """Refuse what excludes each other before anything is opened. Raises `UsageError`."""
+    how.check(has_data)
+    if asked.compare and not (has_data and asked.proof):
+        raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
+    if (asked.judge and not (asked.proof and has_data)) or (asked.judge and asked.dry_run):
+        raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
+
+
+def by_parameters(opened: Source, params: str, wanted: Wanted, data: Calibration | None, seed: int, say: Say) -> Wanted:
+    """The shape that `--params` leaves to be chosen; why is said."""
+    from leansurgeon.search.choose import by_parameters as choose
+
+    chosen = choose(opened, params, wanted, data, seed, say)
+    for sentence in chosen.says:
+        say(sentence)
+    return chosen.wanted
+
+
+def nothing_changes(steps: Plan, wanted: Wanted, how: Method) -> bool:
+    """Whether the result would be a copy, where nothing that leaves the shape was asked for either."""
+    asked = how.balance or wanted.class_attention or wanted.head_dim != "auto" or wanted.init != "transfer"
+    return steps.before == steps.after and not asked
+
+
+@contextmanager
+def held_for(steps: Plan, folder: Path, asked: Asked, *, has_data: bool, say: Say) -> Iterator[None]:
+    """Refuse what cannot be written or compared before long work, and hold the output's name while the block runs."""
+    from leansurgeon.checkpoints.publish.output import check_apart, held
+
+    if asked.compare:
+        from leansurgeon.surgery.check.compare import refuse_unlearned
+
+        refuse_unlearned(steps.source, steps.init)
+    if has_data and steps.init == "fresh":
+        say(f"The sample data is not used: nothing of {steps.source.name} is kept.")
+    if asked.dry_run:
+        yield
+        return
+    with held(folder, force=asked.force):
+        check_apart(folder, steps.source.folder)
+        yield
+
+
+def carried_out(decided: Decided, folder: Path, compared: Wanted | None, asked: Asked, say: Say) -> SurgeryRecord:
+    """Write the result; `compared` is what other starting points of the same shape are made for."""
+    from leansurgeon.surgery.check import compare as comparison
+    from leansurgeon.surgery.shrink import carry_out
+
+    starts = None
+    if compared:
+
+        def starts(found: Proof) -> dict[str, Comparison]:
+            """The comparisons of other ways to start, measured as the result was."""
+            return comparison.starts(compared, decided.plan, decided.calibration, found.compared, say)
+
+    return carry_out(decided, folder, force=asked.force, check=asked.proof, keep_unproved=True, starts=starts, say=say)
+
+
+def judged_on(
+    name: str, other: Calibration, folder: Path, made: SurgeryRecord, opened: Source, say: Say
+) -> SurgeryRecord:
+    """The record with the result's outputs on data that had no part in the making, written into its folder."""
+    from leansurgeon.checkpoints import record
+    from leansurgeon.checkpoints.proof.prove import prove
+    from leansurgeon.surgery.shrink import predicts_words
+
+    causal = predicts_words(other) and other.task.head == "causal-lm"
+    batches, kind = [*other.guard, *other.heldout], "causal-lm" if causal else "plain"
+    say(f"Judging on {name} ...")
+    account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
+    return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
+
+
+def default_name(slug: str, steps: Plan) -> str:
+    """Name of the output folder: the source's, heads and layers."""
+    shape = steps.after
+    return f"{slug}-h{shape.column('heads')}-l{shape.column('depth')}"
+
+
+def seconds(text: str | None, flag: str) -> float | None:
+    """`90s`, `5m` or `1h` as seconds. Raises `UsageError`."""
+    from leansurgeon.training.recipe.durations import parse_duration
+
+    if text is None:
+        return None
+    try:
+        found = parse_duration(text).seconds
+    except ValueError:
+        found = None
+    if found is None:
+        raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")
+    return found

@@ -1,0 +1,210 @@
+"""The best (heads, layers, MLP) of a source under a budget, in four stages that each look at fewer shapes for longer.
+
+    space      every shape that the source can be cut to and that has few enough parameters, counted exactly
+    cheap      parameters, FLOPs, memory, latency, and what one pass over sample data says of the layers
+    halving    short heals (`heals`) or short trainings (`trainings`) of the best few, the better half for twice as long
+    outcome    the winner beside its control and the source, the Pareto front, and how the order changed on the way
+
+`search` is the way in. Everything that took time lies in the search's folder, and the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import jsonfile
+from leansurgeon.search import cheap, limits
+from leansurgeon.search.cheap import Cheap
+from leansurgeon.search.halving import Results, Rung, climb, ordered, schedule
+from leansurgeon.search.limits import Limit
+from leansurgeon.search.score import Score
+from leansurgeon.search.space import Budget, Candidate, Found, control
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.training.processes.signals import raising
+from leansurgeon.training.runs.folder import write_json
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.search.evidence import Evidence
+    from leansurgeon.search.heals import Heals
+    from leansurgeon.search.trainings import Trainings
+
+STOPPED = "Stopped by a signal. What was finished is kept; run the same command again."
+CHOSEN = "chosen.json"  # who is tried: latencies differ from call to call, and a search that goes on must not
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found. `tried` stand in the order of the cheap scores; `rungs` hold the results by name, the last
+    one also of the winner's `controls` and of the source (`original`). `untouched` are scores on samples that chose
+    nothing.
+    """
+
+    source: Source
+    budget: Budget
+    found: Found
+    cheap: dict[str, Cheap]
+    tried: tuple[Candidate, ...]
+    controls: tuple[Candidate, ...]
+    original: Candidate
+    rungs: list[Results]
+    schedule: list[Rung]
+    control_names: dict[str, str] = field(default_factory=dict)  # candidate -> its control
+    says: str = ""
+    untouched: dict[str, Score] = field(default_factory=dict)
+
+    @property
+    def everyone(self) -> dict[str, Candidate]:
+        """Candidates and controls that were tried, by name."""
+        return {c.name: c for c in (*self.tried, *self.controls)}
+
+    @property
+    def finalists(self) -> list[Candidate]:
+        """Those of the last rung, the best first, without the source."""
+        last = self.rungs[-1]
+        return ordered([c for c in self.everyone.values() if c.name in last], last)
+
+    @property
+    def winner(self) -> Candidate:
+        """The best of the last rung."""
+        return self.finalists[0]
+
+    @property
+    def control(self) -> Candidate | None:
+        """The winner's control; None where it has the old heads itself."""
+        return self.everyone.get(self.control_names.get(self.winner.name, ""))
+
+    def scores(self, name: str) -> list[Score]:
+        """The scores of a candidate, rung by rung; a control has that of the last rung alone."""
+        found = [rung[name].score for rung in self.rungs if name in rung]
+        return [score for score in found if score is not None]
+
+
+@raising(STOPPED)
+def search(
+    source: Source,
+    found: Found,
+    budget: Budget,
+    evidence: Evidence | None,
+    bench: Heals | Trainings,
+    folder: Path,
+    *,
+    setting: Setting,
+    tries: int = 8,
+    say: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Choose among the candidates of `found` and try them on `bench`. `evidence` is what one pass over sample data
+    said.
+
+    Raises `UsageError` where nothing keeps the budget, `Stopped` at SIGTERM, and what heals and trainings raise.
+    """
+    numbers = cheap.scores(source, found.candidates, evidence)
+    ranked = cheap.order(found.candidates, numbers)
+    tried, numbers = who_is_tried(source, ranked, numbers, budget, folder, setting, tries, say)
+    init = tried[0].wanted.init
+    original = Candidate(Wanted(init=init), source.shape, source.parameters.total)
+    controls: dict[str, Candidate] = {}
+    control_names: dict[str, str] = {}
+
+    def beside(survivors: Sequence[Candidate]) -> list[Candidate]:
+        """Controls of the survivors, those that are candidates themselves only once; and the source."""
+        for survivor in survivors:
+            other = control(source, survivor, calibrated=init != "fresh")
+            if other:
+                control_names[survivor.name] = other.name
+            if other and other.name not in {c.name for c in survivors}:
+                controls[other.name] = other
+        return [*controls.values(), original]
+
+    rungs = climb(tried, bench.attempt, beside=beside, say=say)
+    late = [c for c in (*controls.values(), original) if c.name not in numbers]
+    numbers |= cheap.scores(source, late, evidence)
+    numbers, says = with_memory(source, [*tried, *controls.values(), original], numbers, setting)
+    outcome = Outcome(
+        source=source,
+        budget=budget,
+        found=found,
+        cheap=numbers,
+        tried=tuple(tried),
+        controls=tuple(controls.values()),
+        original=original,
+        rungs=rungs,
+        schedule=schedule(len(tried)),
+        control_names=control_names,
+        says=says,
+    )
+    if not hasattr(bench, "untouched"):
+        return outcome
+    judged = [c for c in (outcome.winner, outcome.control, original) if c]
+    scores = {c.name: score for c in judged if (score := bench.untouched(c)) is not None}
+    return replace(outcome, untouched=scores)
+
+
+def who_is_tried(
+    source: Source,
+    ranked: Sequence[Candidate],
+    numbers: dict[str, Cheap],
+    budget: Budget,
+    folder: Path,
+    setting: Setting,
+    tries: int,
+    say: Callable[[str], None],
+) -> tuple[list[Candidate], dict[str, Cheap]]:
+    """Those that keep the limits, with what was measured for it; from the folder where an earlier call chose them."""
+    by_name = {c.name: c for c in ranked}
+    file = folder / CHOSEN
+    try:
+        known = jsonfile.read_object(file)
+    except UsageError:
+        size = Limit(budget.memory or 0, lambda c: limits.training_memory(source, c.shape, setting))
+        time = Limit(budget.latency or 0, lambda c: limits.latency(source, c.shape, setting.tokens))
+        asked = [limit for limit in (size, time) if limit.most]
+        for limit, name in ((size, "memory"), (time, "latency")):
+            if limit.most:
+                say(f"Looking for shapes that keep the limit of {name} ...")
+        picked = limits.pick(ranked, tries, cheap.old_heads(tries), asked)
+        if not picked:
+            raise nothing_fits(len(ranked), size, time) from None
+        known = {"names": [c.name for c in picked], "memory": size.known, "latency": time.known}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, known)
+    found = dict(numbers)
+    for name in known["names"]:
+        found[name] = replace(found[name], memory=known["memory"].get(name), latency=known["latency"].get(name))
+    return [by_name[name] for name in known["names"]], found
+
+
+def with_memory(
+    source: Source, candidates: Sequence[Candidate], numbers: dict[str, Cheap], setting: Setting
+) -> tuple[dict[str, Cheap], str]:
+    """The numbers with the predicted memory of these candidates; the text says what that is, or why there is none."""
+    found = dict(numbers)
+    try:
+        for candidate in candidates:
+            if (cheaply := found[candidate.name]).memory is None:
+                memory = limits.training_memory(source, candidate.shape, setting)
+                found[candidate.name] = replace(cheaply, memory=memory)
+    except LeanSurgeonError as error:
+        return numbers, f"No memory: {error.message}"
+    return (
+        found,
+        f"memory: predicted peak on a CUDA GPU, batch {setting.batch}, {setting.precision}, {setting.optimizer}.",
+    )
+
+
+def nothing_fits(count: int, size: Limit, time: Limit) -> UsageError:
+    """The error for limits that no shape keeps, with the least that was seen."""
+    for limit, flag, unit, scale in ((size, "--memory", "GB", 1e9), (time, "--latency", "ms", 1.0)):
+        if limit.known and min(limit.known.values()) > limit.most:
+            least = min(limit.known.values()) / scale
+            return UsageError(
+                f"None of {count} shapes keeps {flag} {limit.most / scale:g} {unit}; the least that was seen needs "
+                f"{least:.3g} {unit}.",
+                "Allow more, or name smaller shapes with --layers, --heads and --mlp-dim.",
+            )
+    return UsageError(f"None of {count} shapes keeps both --memory and --latency.", "Allow more.")
