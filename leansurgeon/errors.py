@@ -65,6 +65,10 @@ class Interrupted(LeanSurgeonError):
     exit_code = 130
 
 
+class NotPushed(LeanSurgeonError):
+    """The hub did not take a result, which is whole and stays where it is."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM as an exception: whatever tidies up after Ctrl-C does so here too."""
 

@@ -235,8 +235,11 @@ def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]
     return found
 
 
-def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | None = None) -> Loaded:
-    """Load a model folder in fp32 for a task; in half precision it is saved again if it came so.
+def load(
+    folder: Path, head: str | None = None, overrides: Mapping[str, Any] | None = None, *, as_stored: bool = False
+) -> Loaded:
+    """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
+    in the precision of its files.
 
     `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves the
     model as it is. `overrides` is what the task
@@ -252,12 +255,15 @@ def load(folder: Path, head: str | None = None, overrides: Mapping[str, Any] | N
     config, architecture = buildable(config, trust.judged(family, config, folder))
     config = trust.with_known_classes(config, architecture)
     check_fit(architecture.flat(config), overrides)
+    stored = stored_in(folder)
+    dtype = stored if as_stored and stored else torch.float32
     if architecture.library == "timm":
         model, config = load_timm(folder, config, overrides)
+        model = model.to(dtype)
     else:
-        model = load_transformers(folder, config, architecture, head, overrides)
+        model = load_transformers(folder, config, architecture, head, overrides, dtype)
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    return Loaded(model, architecture, config, folder, surgery, stored_in(folder))
+    return Loaded(model, architecture, config, folder, surgery, stored)
 
 
 def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
@@ -293,7 +299,12 @@ def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tup
 
 
 def load_transformers(
-    folder: Path, config: Config, architecture: Architecture, head: str | None, overrides: Mapping[str, Any]
+    folder: Path,
+    config: Config,
+    architecture: Architecture,
+    head: str | None,
+    overrides: Mapping[str, Any],
+    dtype: torch.dtype,
 ) -> torch.nn.Module:
     """A transformers model with its weights, of its own class or of that for the task `head`."""
     quiet()
@@ -313,7 +324,7 @@ def load_transformers(
         extra |= {"id2label": overrides["id2label"], "label2id": {v: k for k, v in overrides["id2label"].items()}}
         extra.pop("num_labels", None)
     with library_builds(cls.__name__):
-        return cls.from_pretrained(folder, dtype=torch.float32, **extra)
+        return cls.from_pretrained(folder, dtype=dtype, **extra)
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:

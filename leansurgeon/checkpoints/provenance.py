@@ -1,4 +1,4 @@
-"""Where a model comes from: surgery.json and the model card."""
+"""Where a model comes from: surgery.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from leansurgeon.checkpoints import record, whereabouts
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.foreign import trust
-from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.version import __version__
@@ -95,58 +94,3 @@ def start_of(plan: Mapping[str, Any], source: Source) -> str:
         return FRESH
     afresh = any(operator["exactness"] == "fresh" for operator in plan["operators"])
     return "fresh-attention" if afresh else "transfer"
-
-
-def columns(stages: list[dict]) -> dict[str, str]:
-    """Every number of a shape as a person reads it; stages that differ side by side."""
-    return {key: ", ".join(f"{stage[key]:,}" for stage in stages) for key in stages[0]}
-
-
-NOTES = {
-    "fresh": "The weights are newly initialised: train the model before use.",
-    "fresh-attention": "Queries, keys and values are newly initialised, all else is kept: train the model before use.",
-    "transfer": "The model was not trained after surgery; unless every step below is exact, retrain it before use.",
-}
-
-
-def write_card(folder: Path, made: SurgeryRecord) -> None:
-    """README.md: a model card that can be published as it is."""
-    plan, source, proof = made.plan, made.source, made.proof
-    before, after = (columns(plan[side]["stages"]) for side in ("before", "after"))
-    base = f"base_model: {source.name}\n" if source.kind == "hub" else ""
-    rows = "\n".join(
-        f"| {label} | {before[key]} | {after[key]} |"
-        for label, key in (
-            ("layers", "depth"),
-            ("heads", "heads"),
-            ("head_dim", "head_dim"),
-            ("inner width", "inner"),
-            ("MLP", "mlp_dim"),
-            ("width", "width"),
-        )
-    )
-    used = made.decided.get("calibration")
-    data = f" Sample data: {used['says']}, SHA-256 `{used['sha256'][:16]}`." if used else ""
-    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in made.steps) or "- none"
-    total = plan["parameters_before"]["total"], plan["parameters_after"]["total"]
-    change = 100 * (total[1] / total[0] - 1)
-    proved = (
-        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, "
-        "no missing and no unexpected tensors."
-        if proof
-        else "Not reloaded after writing."
-    )
-    if proof and plan["init"] != "fresh":
-        proved += "\n\n" + sentence(proof.compared, language=made.language)
-    note = "\n" + NOTES[made.initialised] + "\n"
-    (folder / "README.md").write_text(
-        f"---\n{base}tags:\n- leansurgeon\n---\n\n"
-        f"# {source.name}, layers {after['depth']}, heads {after['heads']}\n\n"
-        f"Made from `{source.name}` by leansurgeon {made.versions['leansurgeon']}.\n"
-        f"{note}\n"
-        f"| | before | after |\n|---|---|---|\n{rows}\n"
-        f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n\n"
-        f"## What was done\n\n{steps}\n\n{plan['why']}. Seed {plan['seed']}.{data} "
-        "The full record is in `surgery.json`.\n\n"
-        f"## Loading\n\n{proved}\n"
-    )

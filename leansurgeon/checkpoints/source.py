@@ -176,7 +176,7 @@ def from_folder(
     files = files or tuple(weights.files)
     if converted.is_crammed_bert(config, weights):
         path = converted.from_crammed_bert(config, weights, keep)
-        companions.copy(original, path)
+        companions.copy(original, path, also=("README.md",))
         config, weights = read_config(path), Weights.open(path)
         notes += ("converted from the published Crammed BERT layout",)
     check_sizes(config, weights.shapes.values())
@@ -334,7 +334,7 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
     """A model of the Hugging Face hub, downloaded or from its cache."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE"]
     patterns += ["*.bin"] if allow_pickle else []
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +14,24 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import counted as progress
 from leansurgeon.progress import say
 
-__all__ = ["AllowPickle", "Tower", "TrustRemoteCode", "WhichTower", "hold", "let_go", "progress", "say", "seed_list"]
+if TYPE_CHECKING:
+    from leansurgeon.commands.push import Target
+
+__all__ = [
+    "AllowPickle",
+    "Public",
+    "PushTo",
+    "Tower",
+    "TrustRemoteCode",
+    "WhichTower",
+    "destination",
+    "hold",
+    "let_go",
+    "progress",
+    "pushed",
+    "say",
+    "seed_list",
+]
 
 
 def seed_list(text: str) -> list[int]:
@@ -48,6 +66,28 @@ def let_go() -> None:
     _until_the_end.close()
 
 
+def destination(repo: str | None, *, public: bool, dry_run: bool = False) -> Target | None:
+    """Where --push goes, checked before the work; of the processes of one training the first pushes. Raises
+    `UsageError`.
+    """
+    if (repo is None and not public) or os.environ.get("RANK", "0") != "0":
+        return None
+    from leansurgeon.commands import push
+
+    where = push.target(repo, public=public, dry_run=dry_run)
+    if where is not None:
+        push.check(where, say)
+    return where
+
+
+def pushed(where: Target | None, folder: Path) -> None:
+    """Push a result that was printed already. Raises `NotPushed`."""
+    if where is not None:
+        from leansurgeon.commands.push import push
+
+        say(f"Pushed: {push(folder, where.repo, private=where.private, say=say)}")
+
+
 class Tower(StrEnum):
     """The parts of a model of several."""
 
@@ -58,6 +98,11 @@ class Tower(StrEnum):
 
 WhichTower = Annotated[Tower | None, typer.Option("--tower", help="Which part of a model of several is meant.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
+PushTo = Annotated[
+    str | None,
+    typer.Option("--push", metavar="ORG/NAME", help="Put the result on the hub, private if new.", show_default=False),
+]
+Public = Annotated[bool, typer.Option("--public", help="With --push: for everybody to see.")]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

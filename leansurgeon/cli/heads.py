@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
-from leansurgeon.errors import short
-from leansurgeon.words import wrap
+from leansurgeon.cli.common import AllowPickle, Public, PushTo, TrustRemoteCode, destination, progress, pushed, say
+from leansurgeon.errors import UsageError, short
 
 
 def heads(
@@ -57,6 +56,8 @@ def heads(
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    push: PushTo = None,
+    public: Public = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -67,6 +68,9 @@ def heads(
     from leansurgeon.commands import heads as command
 
     share = command.checked(reduction, normalize, prune, out)
+    if push and share is None:
+        raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
+    where = destination(push, public=public)
     if plots is not None:
         from leansurgeon.report.charts.render import check
 
@@ -90,35 +94,9 @@ def heads(
     else:
         print("\n".join(describe(document | {"model": short(document["model"], 60)})))
         if "prune" in document:
-            print("\n".join(outcome(document["prune"])))
+            print("\n".join(command.outcome(document["prune"])))
     for file in files:
         say(f"Wrote {file}.")
     command.keep(model, found, say)
-
-
-def outcome(found: dict[str, Any]) -> list[str]:
-    """What --prune has written."""
-    from leansurgeon.checkpoints.proof.report_numbers import sentence
-    from leansurgeon.checkpoints.record import Proof
-    from leansurgeon.report.tables.decided import closing
-    from leansurgeon.shape import Shape
-
-    proof = Proof.from_dict(found["proof"])
-    before, after = Shape.from_dict(found["before"]), Shape.from_dict(found["after"])
-    a, b = found["parameters_before"], found["parameters_after"]
-    lines = closing(Path(found["out"]), proof).split("\n")
-    lines += wrap(
-        f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
-        f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
-    )
-    if found["library"] == "leansurgeon":
-        lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
-    lines += wrap(sentence(proof.compared, found["language"]))
-    if found["healed"]:
-        lines += wrap(
-            f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
-            "heads by what the others can take over instead, and kept more where it was measured."
-        )
-    else:
-        lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
-    return lines
+    if found.folder:
+        pushed(where, found.folder)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import TrustRemoteCode, say
+from leansurgeon.cli.common import Public, PushTo, TrustRemoteCode, destination, pushed, say
 from leansurgeon.errors import Terminated, UsageError
 
 
@@ -87,6 +87,8 @@ def retrain(
             "the data is not there), save nothing.",
         ),
     ] = False,
+    push: PushTo = None,
+    public: Public = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
@@ -103,6 +105,7 @@ def retrain(
         raise UsageError(
             f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
         )
+    where = destination(push, public=public, dry_run=trial is not None)
     how = healing.Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
     asked = command.Asked(gpus, cpu_processes, seed, out, workspace, resume_anyway, limit_batches)
     ready = command.prepare(model, how, asked, say, start=not dry_run)
@@ -116,7 +119,8 @@ def retrain(
     with sigterm_as_exception():
         found = command.retrain(ready, how, asked, say, began=began)
     if not is_worker() or rank() == 0:
-        print(json.dumps(found.as_dict()) if as_json else found.folder)
+        print(json.dumps(found.as_dict()) if as_json else found.folder, flush=True)
+        pushed(where, found.best)
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say, seed_list
+from leansurgeon.commands import search as command
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import wrap
@@ -100,7 +100,6 @@ def search(
     The same command goes on with a search that was ended.
     """
     from leansurgeon.checkpoints import digests
-    from leansurgeon.commands import search as command
     from leansurgeon.report.charts.render import check as check_plots
     from leansurgeon.search.space import Budget, Space
 
@@ -131,7 +130,7 @@ def search(
     if dry_run:
         print(listed(begun.source, begun.found, as_json=as_json))
         return
-    show(command.search(begun, space, budget, asked, say), recipe, plots, as_json=as_json)
+    show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
 
 
 def listed(opened: Source, found: Found, *, as_json: bool) -> str:
@@ -149,31 +148,17 @@ def listed(opened: Source, found: Found, *, as_json: bool) -> str:
     return "\n".join([*lines, f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."])
 
 
-def show(found: Searched, recipe: str | None, plots: Path | None, *, as_json: bool) -> None:
+def show(found: Searched, plots: Path | None, *, as_json: bool) -> None:
     """The outcome as text or as one JSON document, which also lies in the search's folder."""
-    from leansurgeon.search import plots as drawing
-    from leansurgeon.search import table
     from leansurgeon.training.runs.folder import write_json
 
-    document, training = found.as_dict(), found.mode == "training"
+    document = found.as_dict()
     if plots:
+        from leansurgeon.search import plots as drawing
+
         document["plots"] = [str(file) for file in drawing.draw(found.outcome, plots)]
-    write_json(found.folder / "search.json", document)
-    if as_json:
-        print(json.dumps(document))
-        return
-    shown = table.table(found.outcome)
-    unit = "the recipe's length times --share" if training else "the sample data"
-    kept = " kept: influence kept at best." if " kept " in shown else ""
-    print("\n".join([shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]))
-    for sentence in table.sentences(found.outcome):
-        print("\n".join(wrap(sentence, "  ")))
-    print(f"\nCarry it out:\n  {found.command}")
-    if training:
-        print(f"  leansurgeon retrain{f' --recipe {shlex.quote(recipe)}' if recipe else ''}")
-    if found.written:
-        print(f"Written to {found.written}.")
-    print(f"The search is in {found.folder}.")
+        write_json(found.folder / command.DOCUMENT, document)
+    print(json.dumps(document) if as_json else found)
 
 
 def dry_document(opened: Source, found: Found, ranked: list[Candidate]) -> JsonObject:

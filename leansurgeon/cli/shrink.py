@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower, say
+from leansurgeon.cli.common import AllowPickle, Public, PushTo, TrustRemoteCode, WhichTower, destination, pushed, say
 from leansurgeon.errors import UsageError
-from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import SurgeryRecord
-    from leansurgeon.surgery.shrink import Decided
 
 
 def shrink(
@@ -47,6 +42,8 @@ def shrink(
     calibrate: Annotated[
         str | None,
         typer.Option(
+            "--calibrate",
+            "--data",
             help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value. "
             "Default: the data that a run was trained on.",
             show_default=False,
@@ -96,6 +93,8 @@ def shrink(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    push: PushTo = None,
+    public: Public = False,
     tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -105,6 +104,7 @@ def shrink(
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.wanted import Wanted
 
+    where = destination(push, public=public, dry_run=dry_run)
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     healing, longest = "none" if no_heal else heal, command.seconds(heal_time, "--heal-time")
     how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
@@ -124,42 +124,8 @@ def shrink(
         allow_pickle=allow_pickle,
     )
     found = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
-    print(json.dumps(found.as_dict()) if as_json else told(found.decided, found.record, found.folder))
-
-
-def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
-    """The same for a person."""
-    from leansurgeon.report.tables.decided import closing
-    from leansurgeon.report.tables.decided import table as decided_table
-    from leansurgeon.report.tables.plan import plan_table
-    from leansurgeon.surgery.check import compare as comparison
-
-    lines = [plan_table(decided.plan)]
-    if choices := decided_table(record.decided if record else decided.record):
-        lines += ["", choices]
-    if record is None:
-        return "\n".join([*lines, "", "Dry run: nothing was written."])
-    if record.proof is None:
-        return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
-    lines += [closing(folder, record.proof), *compared(decided, record)]
-    if record.starts:
-        lines += ["", comparison.table(record.starts, decided.calibration)]
-    return "\n".join(lines)
-
-
-def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
-    """How the result's outputs compare with the source's, and on what data."""
-    from leansurgeon.checkpoints.proof.report_numbers import sentence
-
-    lines, found, data = [], record.proof.compared, decided.calibration
-    if decided.plan.source.learned and decided.plan.init != "fresh":
-        lines += wrap(sentence(found, record.language))
-        if data is not None and found and found.done:
-            other = "" if record.judged else "; --judge DATA judges on others"
-            lines += wrap(f"These outputs are of the same data that was calibrated on ({data.name}){other}.")
-    for name, other in record.judged.items():
-        lines += wrap(f"{name}, which had no part in the making: {sentence(other, record.language)}")
-    return lines
+    print(json.dumps(found.as_dict()) if as_json else found.told(), flush=True)
+    pushed(where, found.folder)
 
 
 def question(name: str, as_json: bool) -> None:

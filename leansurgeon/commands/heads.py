@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.shape import Shape
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.record import SurgeryRecord
@@ -47,6 +49,10 @@ class Measured:
     def as_dict(self) -> JsonObject:
         """What --json prints."""
         return self.document
+
+    def told(self) -> str:
+        """What was pruned, for a person; "" where nothing was."""
+        return "\n".join(outcome(self.document["prune"])) if self.record else ""
 
 
 def heads(
@@ -184,3 +190,30 @@ def checked(reduction: str, normalize: str, prune: str | None, out: Path | None)
     from leansurgeon.surgery.prune import share
 
     return share(prune)
+
+
+def outcome(found: JsonObject) -> list[str]:
+    """What --prune has written."""
+    from leansurgeon.checkpoints.proof.report_numbers import sentence
+    from leansurgeon.checkpoints.record import Proof
+    from leansurgeon.report.tables.decided import closing
+
+    proof = Proof.from_dict(found["proof"])
+    before, after = Shape.from_dict(found["before"]), Shape.from_dict(found["after"])
+    a, b = found["parameters_before"], found["parameters_after"]
+    lines = closing(Path(found["out"]), proof).split("\n")
+    lines += wrap(
+        f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
+        f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
+    )
+    if found["library"] == "leansurgeon":
+        lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
+    lines += wrap(sentence(proof.compared, found["language"]))
+    if found["healed"]:
+        lines += wrap(
+            f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
+            "heads by what the others can take over instead, and kept more where it was measured."
+        )
+    else:
+        lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
+    return lines

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
+
 if TYPE_CHECKING:
+    from leansurgeon.report.charts.forms import Chart
     from leansurgeon.report.evidence.collect import Collection
     from leansurgeon.report.rows.rows import Section
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart with its words, as SVG; a notebook shows it."""
+
+    title: str
+    says: str
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def pictures(charts: Iterable[Chart]) -> list[Picture]:
+    """Charts as pictures."""
+    from leansurgeon.report.charts.render import drawn
+
+    return [Picture(chart.title, chart.says, drawn(chart.drawing)) for chart in charts]
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,19 @@ class Report:
         return render(
             self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.found.unfinished
         )
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return jsonfile.parse(self.text("json"), "the report")
+
+    def charts(self) -> list[Picture]:
+        """The charts of every table, as a notebook shows them."""
+        from leansurgeon.report.charts.sections import every
+
+        return pictures(chart for section in self.sections for chart in every(section))
 
     def html(self, file: str | Path) -> Path:
         """Write everything into one page."""

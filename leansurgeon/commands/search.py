@@ -16,6 +16,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.task_spec import spell_task
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
 Say = Callable[[str], None]
+DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Searched:
     folder: Path
     mode: str  # training | heal
     written: Path | None = None
+    recipe: str | None = None  # that was named
 
     @property
     def winner(self) -> Candidate:
@@ -87,6 +90,21 @@ class Searched:
         if self.written:
             extra["written"] = str(self.written)
         return verdict.document(self.outcome, self.command, extra)
+
+    def __str__(self) -> str:
+        from leansurgeon.search import table
+
+        training, shown = self.mode == "training", table.table(self.outcome)
+        unit = "the recipe's length times --share" if training else "the sample data"
+        kept = " kept: influence kept at best." if " kept " in shown else ""
+        lines = [shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]
+        for sentence in table.sentences(self.outcome):
+            lines += wrap(sentence, "  ")
+        lines += ["", "Carry it out:", f"  {self.command}"]
+        if training:
+            lines.append(f"  leansurgeon retrain{f' --recipe {shlex.quote(self.recipe)}' if self.recipe else ''}")
+        lines += [f"Written to {self.written}."] if self.written else []
+        return "\n".join([*lines, f"The search is in {self.folder}."])
 
 
 def begin(source: str, space: Space, budget: Budget, asked: Asked) -> Opened:
@@ -115,6 +133,7 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
     """
     from leansurgeon.checkpoints.publish.output import check_apart, held
     from leansurgeon.search.table import space_line
+    from leansurgeon.training.runs.folder import write_json
 
     opened, training, seed = begun.source, begun.training, asked.seeds[0]
     say(space_line(begun.found))
@@ -130,8 +149,10 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
         if target:
             say(f"Writing the winner to {target} ...")
             write_winner(opened, outcome.winner, sample, seed, asked.fit, target, force=force, say=say)
-    command = shrink_command(begun, outcome.winner, asked)
-    return Searched(outcome, command, folder, "training" if training else "heal", target)
+    command, mode = shrink_command(begun, outcome.winner, asked), "training" if training else "heal"
+    found = Searched(outcome, command, folder, mode, target, asked.recipe)
+    write_json(folder / DOCUMENT, found.as_dict())
+    return found
 
 
 def tried(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
+from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
@@ -72,6 +73,10 @@ class Shrunk:
         if self.record.starts:
             found["compare"] = {name: start.as_dict() for name, start in self.record.starts.items()}
         return found
+
+    def told(self) -> str:
+        """The same for a person."""
+        return told(self.decided, self.record, self.folder)
 
 
 def shrink(
@@ -194,6 +199,41 @@ def judged_on(
     say(f"Judging on {name} ...")
     account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
     return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
+
+
+def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
+    """The plan, what data decided, and how the result compares, for a person."""
+    from leansurgeon.report.tables.decided import closing
+    from leansurgeon.report.tables.decided import table as decided_table
+    from leansurgeon.report.tables.plan import plan_table
+    from leansurgeon.surgery.check import compare as comparison
+
+    lines = [plan_table(decided.plan)]
+    if choices := decided_table(record.decided if record else decided.record):
+        lines += ["", choices]
+    if record is None:
+        return "\n".join([*lines, "", "Dry run: nothing was written."])
+    if record.proof is None:
+        return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
+    lines += [closing(folder, record.proof), *compared(decided, record)]
+    if record.starts:
+        lines += ["", comparison.table(record.starts, decided.calibration)]
+    return "\n".join(lines)
+
+
+def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
+    """How the result's outputs compare with the source's, and on what data."""
+    from leansurgeon.checkpoints.proof.report_numbers import sentence
+
+    lines, found, data = [], record.proof.compared, decided.calibration
+    if decided.plan.source.learned and decided.plan.init != "fresh":
+        lines += wrap(sentence(found, record.language))
+        if data is not None and found and found.done:
+            other = "" if record.judged else "; --judge DATA judges on others"
+            lines += wrap(f"These outputs are of the same data that was calibrated on ({data.name}){other}.")
+    for name, other in record.judged.items():
+        lines += wrap(f"{name}, which had no part in the making: {sentence(other, record.language)}")
+    return lines
 
 
 def default_name(slug: str, steps: Plan) -> str:

@@ -1,15 +1,20 @@
-"""From which model a quantised one was made, by what lies beside it: its model card, its config, its name."""
+"""Model cards: their front matter, and from which model a quantised one was made, by card, config or name."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading import yamlfile
 from leansurgeon.reading.files import read_text
-from leansurgeon.reading.jsonfile import Json
+from leansurgeon.reading.jsonfile import Json, JsonObject
 
 LIMIT = 2**20  # bytes of a model card
+CARD = "README.md"
+HEAD = re.compile(r"\A(?:\ufeff|\s)*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # of a model on the hub
 # Endings that publishers of quantised models give to the name of the model that they started from.
 ENDING = re.compile(
@@ -18,19 +23,62 @@ ENDING = re.compile(
 )
 
 
+def front_matter(folder: Path) -> JsonObject:
+    """The front matter of a folder's card as JSON holds it; empty where there is no card, or none in it. What JSON
+    cannot hold (dates, sets) is left out.
+
+    Raises `LeanSurgeonError` for a card that cannot be read: too long, no UTF-8, no YAML, a key that stands twice.
+    """
+    if not (folder / CARD).is_file():
+        return {}
+    head = HEAD.match(read_text(folder / CARD, LIMIT, raising=LeanSurgeonError))
+    said = yamlfile.parse(head[1], f"{CARD} of {folder.name}", raising=LeanSurgeonError)[0] if head else None
+    kept = plain(said)
+    return kept if isinstance(kept, dict) else {}
+
+
+def body(folder: Path) -> str:
+    """What stands behind the front matter of a folder's card, without blank lines before it. Raises as `front_matter`
+    does.
+    """
+    card = read_text(folder / CARD, LIMIT, raising=LeanSurgeonError)
+    head = HEAD.match(card)
+    return card[head.end() if head else 0 :].lstrip()
+
+
+def plain(value: object) -> Json:
+    """The part of a YAML value that JSON holds; None for everything else.
+
+    >>> plain({"a": [1, {2}], 3: "b", "c": float("nan")})
+    {'a': [1], 'c': None}
+    """
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if isinstance(key, str)}
+    if isinstance(value, list):
+        return [found for item in value if (found := plain(item)) is not None]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | bool | int | float) else None
+
+
+def cached_name(folder: Path) -> str | None:
+    """`org/name` of a folder in the hub's cache; None for any other."""
+    found = CACHED.search(folder.as_posix())
+    return f"{found[1]}/{found[2]}" if found else None
+
+
 def base_model(folder: Path, named: Json = None) -> str | None:
     """The name of the model that a quantised one was made from: `base_model` of its card, else the name that its
     config carries (`named`) or its folder, where that has an ending such as `-GPTQ`. None where nothing says it.
     """
     try:
-        card = read_text(folder / "README.md", LIMIT)
+        card = read_text(folder / CARD, LIMIT)
     except LeanSurgeonError:
         card = ""
-    head = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
+    head = HEAD.match(card)
     if head and (said := re.search(rf"^base_model:\s*(?:\n\s*-\s*)?[\"']?({NAME})", head[1], re.MULTILINE)):
         return said[1]
-    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", folder.as_posix())
-    own = f"{cached[1]}/{cached[2]}" if cached else folder.name
+    own = cached_name(folder) or folder.name
     for name in (named, own):
         if isinstance(name, str) and re.fullmatch(rf"{NAME}|[\w.-]+", name):
             short = ENDING.sub("", name)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints.proof.prove import prove
-from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.provenance import write_surgery
+from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.source import Source, unchanged
@@ -120,7 +121,7 @@ def carry_out(
             language=predicts_words(decided.calibration),
             starts=starts(proof) if starts and proof else None,
         )
-        write_card(aside, record)
+        write_card(aside, record, folder.resolve().name, source.folder)
     if stopped is not None:
         said = Interrupted(f"Interrupted while the result was proved: it is kept in {folder}, unproved.")
         said.exit_code = getattr(stopped, "exit_code", said.exit_code)

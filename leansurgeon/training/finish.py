@@ -14,6 +14,7 @@ import torch
 
 from leansurgeon.progress import duration_text
 from leansurgeon.training import judge
+from leansurgeon.training.cards import cards
 from leansurgeon.training.evaluate import all_reduced, still_falling
 from leansurgeon.training.processes import engine
 from leansurgeon.training.runs import checkpoint, summary
@@ -40,6 +41,7 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     if any(run.council.share(lambda: list(found))):
         made = replace(made, **found)
         _publish(run, made)
+    run.council.everywhere(lambda: cards(run.folder, run.loaded.folder, made) if run.main else None)
     run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
     run.trainer.accelerator.free_memory()
     return made

@@ -20,6 +20,7 @@ NAMES = (
     "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "generation_config.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 
     copy = temporary(keep)
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    companions.copy(path, copy, also=("config.json",))
+    companions.copy(path, copy, also=("config.json", "README.md"))
     return copy, tuple(found)
 
 

@@ -22,7 +22,8 @@ from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.proof.prove import prove
-from leansurgeon.checkpoints.provenance import write_card, write_surgery
+from leansurgeon.checkpoints.provenance import write_surgery
+from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord, Taker
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
@@ -229,7 +230,7 @@ def carry_out(
         record = write_surgery(
             aside, steps.source, steps.plan.as_dict(), {"verified": verified}, proof, restored=restored
         )
-        write_card(aside, record)
+        write_card(aside, record, folder.resolve().name, steps.source.folder)
     return record
 
 

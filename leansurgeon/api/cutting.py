@@ -1,0 +1,178 @@
+"""`plan` and `shrink`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from leansurgeon.api import given
+from leansurgeon.api.results import Cut, Folder, Plan
+from leansurgeon.api.surface import Number, Progress, public, speaker, trusting, word
+
+if TYPE_CHECKING:
+    import torch
+
+    from leansurgeon.commands.shrink import Asked, Shrunk
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.wanted import Wanted
+
+Place = str | os.PathLike[str] | Folder
+
+
+@public
+def plan(
+    source: Place | torch.nn.Module,
+    *,
+    heads: Number | None = None,
+    layers: Number | None = None,
+    head_dim: int | str = "auto",
+    mlp_dim: Number | None = None,
+    mlp_ratio: float | str | Sequence[float] | None = None,
+    class_attention: bool = False,
+    memory: bool = False,
+    batch: int | None = None,
+    tokens: int | None = None,
+    precision: str | None = None,
+    attention: str | None = None,
+    optimizer: str | None = None,
+    checkpointing: bool = False,
+    world_size: int | None = None,
+    gpu: str | None = None,
+    tower: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Plan:
+    """Parameters, operations and peak training memory of a model before and after a cut. Nothing is written.
+
+    `source` is a preset, a folder, a hub id, `timm/NAME`, or a model in memory; `heads`, `layers` and `mlp_dim` are
+    numbers, `"2x"`, or one number for each stage. Memory is predicted where `memory` or anything below it is given.
+
+    Raises `errors.UsageError` for a shape that cannot be, `errors.UnsupportedModel` for a source that cannot be read.
+
+    >>> import leansurgeon
+    >>> found = leansurgeon.plan("vit-b", heads=16, layers=7)
+    >>> found.before.parameters.total, found.after.parameters.total
+    (86567656, 61328104)
+    """
+    from leansurgeon.commands import plan as command
+    from leansurgeon.surgery.plan.wanted import Wanted
+
+    shape = (word(heads, "heads"), word(layers, "layers"), str(head_dim), word(mlp_dim, "mlp_dim"))
+    wanted = Wanted(*shape, word(mlp_ratio, "mlp_ratio"), class_attention=class_attention)
+    training = command.Training(memory, batch, tokens, precision, attention, optimizer, checkpointing, world_size, gpu)
+    held = given.written(source) if given.is_model(source) else None
+    name = str(held.folder) if held else given.place(source)
+    with trusting(trust_remote_code):
+        return Plan(command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle))
+
+
+@overload
+def shrink(source: Place, **options: Any) -> Cut: ...
+@overload
+def shrink(source: torch.nn.Module, **options: Any) -> torch.nn.Module: ...
+@public
+def shrink(
+    source: Place | torch.nn.Module,
+    *,
+    heads: Number | None = None,
+    layers: Number | None = None,
+    params: int | str | None = None,
+    head_dim: int | str = "auto",
+    mlp_dim: Number | None = None,
+    mlp_ratio: float | str | Sequence[float] | None = None,
+    class_attention: bool = False,
+    data: given.Data | None = None,
+    judge: given.Data | None = None,
+    samples: int | None = None,
+    uncalibrated: bool = False,
+    init: str = "transfer",
+    method: str = "auto",
+    keep: str | Sequence[int] | None = None,
+    more_heads: str = "add",
+    heal: str = "local",
+    heal_time: str | float | None = None,
+    fit: int = 0,
+    balance: bool = False,
+    compare: bool = False,
+    proof: bool = True,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    workspace: str | os.PathLike[str] = "runs",
+    force: bool = False,
+    tokenizer: object | None = None,
+    tower: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = True,
+) -> Cut | torch.nn.Module:
+    """Rewrite a model to more heads and fewer layers, keep what can be kept, and prove that the result loads.
+
+    A path (preset, folder, hub id, `timm/NAME`) gives a `Cut`: its folder, the record and the proof; `.model` loads it.
+    A model in memory gives a model, on the same device and in the same precision, whose `Cut` is `model.leansurgeon`;
+    the source is left as it is. Copies of both lie in the system's temporary folder as long as the result lives, since
+    `heal` learns from the source; with `out` the result stays there.
+
+    `data` chooses the layers and heals: texts, a path to texts or images, or `"task:NAME"`; `judge` is other data, for
+    the proof alone. `tokenizer` is needed for texts where the model does not say where it came from. Everything else is
+    as `leansurgeon shrink --help` has it. `progress` is True (lines on stderr), False, or takes the lines.
+
+    Raises `errors.UsageError` for what cannot be, `errors.UnsupportedModel` for a source that cannot be read,
+    `errors.OutOfMemory`, and `errors.Diverged` for weights that are no numbers.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", heads="2x", layers=3, out=f"{folder}/lean", progress=False)
+    >>> cut.before.depth, cut.after.depth, cut.after.column("heads")
+    (6, 3, '8')
+    >>> cut.proof.parameters == sum(p.numel() for p in cut.model.parameters())
+    True
+    """
+    from leansurgeon.commands import shrink as command
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.wanted import Wanted
+
+    shape = (word(heads, "heads"), word(layers, "layers"), str(head_dim), word(mlp_dim, "mlp_dim"))
+    wanted = Wanted(*shape, word(mlp_ratio, "mlp_ratio"), init, class_attention)
+    longest = command.seconds(f"{heal_time:g}s" if isinstance(heal_time, int | float) else heal_time, "--heal-time")
+    how = Method(method, word(keep, "keep"), more_heads, heal, fit, balance, uncalibrated, longest)
+    asked = command.Asked(
+        data=given.data(data),
+        samples=samples,
+        judge=given.data(judge, "judge"),
+        params=None if params is None else str(params),
+        compare=compare,
+        proof=proof,
+        seed=seed,
+        out=None if out is None else Path(out),
+        workspace=Path(workspace),
+        force=force,
+        tower=tower,
+        allow_pickle=allow_pickle,
+    )
+    with trusting(trust_remote_code):
+        if given.is_model(source):
+            return of_model(source, tokenizer, wanted, how, asked, progress)
+        return cut_of(command.shrink(given.place(source), wanted, how, asked, speaker(progress)))
+
+
+def cut_of(found: Shrunk, held: tuple[object, ...] = ()) -> Cut:
+    """The result for the folder that was written."""
+    return Cut(found.folder, found.record, found.as_dict(), found.told(), held)
+
+
+def of_model(
+    source: torch.nn.Module, tokenizer: object | None, wanted: Wanted, how: Method, asked: Asked, progress: Progress
+) -> torch.nn.Module:
+    """The same for a model in memory, by way of two folders."""
+    from dataclasses import replace
+
+    from leansurgeon.commands.shrink import shrink as carry_out
+
+    held = [given.written(source, tokenizer)]
+    if asked.out is None:
+        held.append(given.Copy())
+        asked = replace(asked, out=held[-1].folder / f"{held[0].folder.name}-lean")
+    found = carry_out(str(held[0].folder), wanted, how, asked, speaker(progress))
+    return given.returned(cut_of(found, tuple(held)), source)

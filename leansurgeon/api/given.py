@@ -1,0 +1,222 @@
+"""Models and data in memory, as the folders and files that everything below takes.
+
+A model is written to a temporary folder as its own library writes it, so that one in memory goes exactly the way of one
+on the disk, its proof included. Texts become a file in the cache that is named by its content: the same texts are the
+same file, so that what was prepared of them is found again and an interrupted training can go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.api.results import RESULT, Folder
+from leansurgeon.errors import UnsupportedModel, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Labelled = tuple[str, "str | int"]
+Data = "str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]] | Sequence[Labelled]"
+
+
+def is_model(value: object) -> bool:
+    """Whether this is a model in memory, without importing torch for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def place(value: object, what: str = "source") -> str:
+    """The path or name that stands for a source on the disk or the hub: of a result, its folder.
+
+    Raises `UsageError` for anything else.
+    """
+    folder = getattr(value, "folder", None)
+    if isinstance(folder, Path):
+        return str(folder)
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise UsageError(
+        f"{what}={type(value).__name__}: give a preset, a folder, a hub id, a result of leansurgeon, or a model of "
+        "transformers or timm."
+    )
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+class Copy:
+    """The folder of a model in memory. It goes with the object, or with the process."""
+
+    def __init__(self) -> None:
+        from leansurgeon.checkpoints.publish.leftovers import scratch
+
+        self._held = ExitStack()
+        self.folder = self._held.enter_context(scratch())
+
+    def close(self) -> None:
+        """Take the folder away."""
+        self._held.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Copy:
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return (Gone, ())
+
+
+class Gone:
+    """What is left of a `Copy` in another process: nothing, which nobody asks for there."""
+
+
+def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
+    """A model in memory in a folder of its own: weights and config as its library saves them; tokenizer and processor
+    from `tokenizer`, from the folder that it came from, or from where its config says it was loaded; and its record,
+    where it came from here.
+
+    Raises `UnsupportedModel` for a model that is neither of transformers nor of timm.
+    """
+    from leansurgeon.checkpoints import record
+    from leansurgeon.checkpoints.foreign import companions
+
+    kept, made = Copy(), getattr(model, RESULT, None)
+    folder = kept.folder / name_of(model)
+    folder.mkdir()
+    kept.folder = folder
+    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained"):
+        save_transformers(model, folder)
+    elif isinstance(getattr(model, "pretrained_cfg", None), Mapping):
+        save_timm(model, folder)
+    else:
+        wrapped = "merge_and_unload()" if hasattr(model, "merge_and_unload") else None
+        raise UnsupportedModel(
+            f"A {type(model).__name__} is neither a model of transformers nor of timm.",
+            f"Merge its adapters first: model.{wrapped}." if wrapped else "Save it, and give its folder.",
+        )
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
+    elif made is not None:
+        companions.copy(made.folder, folder)
+    else:
+        companions_of(str(getattr(getattr(model, "config", None), "name_or_path", "") or ""), folder)
+    if made is not None:
+        record.write(folder, made.record)
+    return kept
+
+
+def save_transformers(model: torch.nn.Module, folder: Path) -> None:
+    """As `save_pretrained` does; a class of ours with its modelling file, as all results have it."""
+    if type(model).__module__.startswith("leansurgeon."):
+        from leansurgeon import architectures
+        from leansurgeon.checkpoints.model import save_model
+
+        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+        save_model(model, architectures.of(config), config, folder)
+        return
+    model.save_pretrained(folder)
+
+
+def save_timm(model: torch.nn.Module, folder: Path) -> None:
+    """As timm publishes models. A timm model does not keep what its constructor was given: where that was more than the
+    name, opening the folder says that config and weights differ.
+    """
+    from timm.models import save_for_hf
+
+    save_for_hf(model, str(folder), safe_serialization=True)
+
+
+def name_of(model: torch.nn.Module) -> str:
+    """A name for the folder: that of the place it was loaded from, else of its class."""
+    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "").rstrip("/")
+    last = said.split("/")[-1] or getattr(model, "default_cfg", {}).get("architecture") or type(model).__name__
+    cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in last).strip("-.")
+    return cleaned[:100] or "model"
+
+
+def companions_of(place: str, folder: Path) -> None:
+    """Tokenizer and processor of the folder, or of the cached model of the hub, that a model was loaded from. Where
+    there is none, whoever needs a tokenizer says so.
+    """
+    from leansurgeon.checkpoints.foreign import companions
+
+    if not place:
+        return
+    if os.path.isdir(place):
+        companions.copy(Path(place), folder)
+        return
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in (*companions.NAMES, "config.json"):
+        found = try_to_load_from_cache(place, name) if place.count("/") < 2 else None
+        if isinstance(found, str):
+            companions.copy(Path(found).parent if "/" not in name else Path(found).parent.parent, folder)
+            return
+
+
+def returned(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
+    """The model of a result, on the device of its source, which carries the result."""
+    from leansurgeon.commands.load import load
+
+    made = load(str(result.folder)).to(next(source.parameters()).device).train(source.training)
+    setattr(made, RESULT, result)
+    return made
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def data(value: object, name: str = "data") -> str | None:
+    """The data as the commands take it: a path or name as it is, paths joined by commas, texts (or pairs of text and
+    label) as a file in the cache.
+
+    Raises `UsageError` for anything else.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
+        raise wrong(value, name)
+    items = list(value)
+    if not items:
+        raise UsageError(f"{name} is empty.", "Give a path, or some texts.")
+    if all(isinstance(item, os.PathLike) for item in items):
+        return ",".join(os.fspath(item) for item in items)
+    if all(isinstance(item, str) for item in items):
+        return stored([{"text": item} for item in items])
+    if all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
+        return stored([{"text": item[0], "label": item[1]} for item in items])
+    raise wrong(value, name)
+
+
+def wrong(value: object, name: str) -> UsageError:
+    """The error for data of another kind."""
+    return UsageError(
+        f"{name}={type(value).__name__}: give a path, a list of texts, a list of (text, label), or a list of paths.",
+        "Images lie in a folder, with a folder for every class.",
+    )
+
+
+def stored(rows: list[dict[str, Any]]) -> str:
+    """A file of the cache with these rows, one JSON object a line, named by their digest."""
+    from leansurgeon.training.runs.folder import cache_dir, write_text
+
+    try:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    except (TypeError, UnicodeEncodeError) as error:
+        raise UsageError(f"The data cannot be written down: {error}.", "Labels are words or numbers.") from None
+    file = cache_dir() / "given" / digest / "texts.jsonl"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
+    return str(file)

@@ -1,0 +1,271 @@
+"""`kappa`, `heads`, `diff`, `report`, `search` and `load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.api import given
+from leansurgeon.api.cutting import Place
+from leansurgeon.api.results import RESULT, Cut, Diff, Heads, Kappa, Trained
+from leansurgeon.api.surface import Number, Progress, counter, public, speaker, trusting, word
+from leansurgeon.api.training import Changes, changes
+
+if TYPE_CHECKING:
+    import torch
+
+    from leansurgeon.commands.report import Report
+    from leansurgeon.commands.search import Searched
+
+
+@public
+def kappa(
+    model: Place | torch.nn.Module,
+    data: given.Data | None = None,
+    *,
+    samples: int = 256,
+    probes: int = 16,
+    precision: str = "fp32",
+    seed: int = 0,
+    tokenizer: object | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = True,
+) -> Kappa:
+    """Condition numbers of a model's attention blocks on held-out samples, raw and such that no change of basis moves
+    them, layer by layer. `data` None is what a run was trained on.
+
+    Raises `errors.UsageError` for a preset or missing data, `errors.UnsupportedModel` for a source that cannot be read.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> found = leansurgeon.kappa(cut, "task:digits", samples=8, probes=0, progress=False)
+    >>> len(found.layers)
+    2
+    """
+    from leansurgeon.commands import kappa as command
+
+    with ExitStack() as stack:
+        name = folder_of(model, tokenizer, stack)
+        stack.enter_context(trusting(trust_remote_code))
+        asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
+        named = given.data(data)
+        found = command.kappa(name, named, speaker(progress), counter(progress), **asked, allow_pickle=allow_pickle)
+        if named is None:
+            command.keep(name, found, speaker(progress))
+        return Kappa(found)
+
+
+@public
+def heads(
+    model: Place | torch.nn.Module,
+    data: given.Data | None = None,
+    *,
+    samples: int | None = None,
+    judge_samples: int | None = None,
+    reduction: str = "sample",
+    normalize: str = "none",
+    ablate: bool = False,
+    curve: bool = True,
+    steps: int = 10,
+    random: int = 3,
+    prune: str | float | None = None,
+    out: str | os.PathLike[str] | None = None,
+    heal: bool = True,
+    seed: int = 0,
+    force: bool = False,
+    tokenizer: object | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = True,
+) -> Heads:
+    """The importance of every head and how many can go; `prune` (`"40%"`, or 0.4) writes the model without so many of
+    every layer to `out`.
+
+    Raises what `kappa` raises, and `errors.UsageError` for a share that is no whole head.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> found = leansurgeon.heads(cut, "task:digits", samples=64, judge_samples=64, curve=False, progress=False)
+    >>> [layer.shape for layer in found.importance]
+    [(4,), (4,)]
+    """
+    from leansurgeon.commands import heads as command
+
+    share = f"{100 * prune:g}%" if isinstance(prune, float) else prune
+    target = None if out is None else Path(out)
+    asked = command.checked(reduction, normalize, share, target)
+    from leansurgeon.measure.heads.document import Options
+
+    pruning = None if asked is None or target is None else command.Pruning(asked, target, heal, force)
+    options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
+    say = speaker(progress)
+    with ExitStack() as stack:
+        name = folder_of(model, tokenizer, stack)
+        stack.enter_context(trusting(trust_remote_code))
+        found = command.heads(
+            name, given.data(data), options, pruning, say, counter(progress), samples=samples, allow_pickle=allow_pickle
+        )
+        command.keep(name, found, say)
+    if found.record is None or found.folder is None:
+        return Heads(found.document)
+    return Heads(found.document, Cut(found.folder, found.record, found.document["prune"], found.told()))
+
+
+def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: ExitStack) -> str:
+    """The path or name of a model; one in memory is written to a folder that goes when the stack is left."""
+    if not given.is_model(model):
+        return given.place(model, "model")
+    kept = given.written(model, tokenizer)
+    stack.callback(kept.close)
+    return str(kept.folder)
+
+
+@public
+def diff(
+    a: Place | torch.nn.Module,
+    b: Place | torch.nn.Module,
+    *,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Diff:
+    """Shape, parameters, config and every tensor of two models side by side; layers are matched by surgery.json.
+
+    >>> import leansurgeon
+    >>> found = leansurgeon.diff("vit-b", "deit-b").found
+    >>> found.a["parameters"]["total"] - found.b["parameters"]["total"]
+    0
+    """
+    from leansurgeon.checkpoints.diff import diff as compare
+    from leansurgeon.checkpoints.source import open_source
+
+    with ExitStack() as keep:
+        stack = keep.enter_context(ExitStack())
+        stack.enter_context(trusting(trust_remote_code))
+        names = [folder_of(one, None, keep) for one in (a, b)]
+        return Diff(compare(*(open_source(name, allow_pickle=allow_pickle, keep=keep) for name in names)))
+
+
+@public
+def report(paths: Place | Iterable[Place] = (), *, workspace: str | os.PathLike[str] = "runs") -> Report:
+    """Runs and shrunk models side by side: those in `paths`, or all in the `workspace`. The report has `.text(format)`,
+    `.html(file)` and `.plots(folder)`, and prints as its table.
+
+    Raises `errors.UsageError` where there is nothing to report.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> "lean" in str(leansurgeon.report(cut))
+    True
+    """
+    from leansurgeon.commands import report as command
+
+    single = isinstance(paths, str | os.PathLike) or hasattr(paths, "folder")
+    several = [paths] if single else list(paths)  # type: ignore[arg-type]
+    return command.report([run_or_model(one) for one in several], Path(workspace))
+
+
+def run_or_model(one: Place) -> Path:
+    """Of a training its run, which has the figures; of everything else its folder."""
+    return one.run if isinstance(one, Trained) else Path(given.place(one, "paths"))
+
+
+@public
+def search(
+    source: Place | torch.nn.Module,
+    *,
+    params: int | str | None = None,
+    memory: str | None = None,
+    latency: str | None = None,
+    heads: Number | None = None,
+    layers: Number | None = None,
+    mlp_dim: Number | None = None,
+    head_dim: int | str = "auto",
+    data: given.Data | None = None,
+    samples: int | None = None,
+    fit: int = 0,
+    recipe: str | os.PathLike[str] | None = None,
+    set: Changes = (),
+    share: float = 0.25,
+    seeds: int | Sequence[int] = 0,
+    tries: int = 8,
+    batch: int | None = None,
+    parallel: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    workspace: str | os.PathLike[str] = "runs",
+    force: bool = False,
+    tokenizer: object | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = True,
+) -> Searched:
+    """The best heads, layers and MLP under a budget: shapes are counted, then tried, the better half for twice as long.
+    `.winner` is the best one, `.command` the `shrink` that makes it; `out` writes it there. The same call goes on with
+    a search that was ended.
+
+    Raises `errors.UsageError` where nothing keeps the budget, and what `shrink` and `retrain` raise.
+
+    >>> import leansurgeon
+    >>> leansurgeon.search("digits-vit", params="1k")
+    Traceback (most recent call last):
+    leansurgeon.errors.UsageError: ...
+    """
+    from leansurgeon.commands import search as command
+    from leansurgeon.search.space import Budget, Space
+
+    budget = Budget.parse(None if params is None else str(params), memory, latency)
+    space = Space(word(heads, "heads"), word(layers, "layers"), word(mlp_dim, "mlp_dim"), str(head_dim))
+    asked = command.Asked(
+        data=given.data(data),
+        samples=samples,
+        fit=fit,
+        recipe=None if recipe is None else os.fspath(recipe),
+        sets=changes(set),
+        share=share,
+        seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+        tries=tries,
+        batch=batch,
+        parallel=parallel,
+        out=None if out is None else Path(out),
+        workspace=Path(workspace),
+        force=force,
+        allow_pickle=allow_pickle,
+    )
+    with ExitStack() as stack:
+        name = folder_of(source, tokenizer, stack)
+        stack.enter_context(trusting(trust_remote_code))
+        begun = command.begin(name, space, budget, asked)
+        return command.search(begun, space, budget, asked, speaker(progress))
+
+
+@public
+def load(source: Place, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> torch.nn.Module:
+    """The model of a folder, a run, a result, a hub id or `timm/NAME`, in the precision that it is stored in, ready to
+    predict; the record of a result is `model.leansurgeon.record`. What needs a modelling file of ours needs no
+    `trust_remote_code`.
+
+    Raises `errors.UsageError` for a preset, `errors.UnsupportedModel` for what cannot be read.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> leansurgeon.load(f"{folder}/lean").config.num_hidden_layers
+    2
+    """
+    from leansurgeon.checkpoints import record
+    from leansurgeon.commands.load import load as command
+
+    name = given.place(source)
+    with trusting(trust_remote_code):
+        made = command(name, allow_pickle=allow_pickle)
+    folder = Path(name) / "model" if (Path(name) / "model" / "config.json").is_file() else Path(name)
+    found = record.read_if_whole(folder)
+    if found is not None:
+        setattr(made, RESULT, source if isinstance(source, Cut | Trained) else Cut(folder, found, found.as_dict()))
+    return made

@@ -1,0 +1,229 @@
+"""What the functions of the surface give back. Printed, a result is what the command prints; `as_dict()` is the
+document of its --json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.api.surface import public
+from leansurgeon.reading.jsonfile import JsonObject
+
+RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` or `Trained`
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from leansurgeon.checkpoints.diff import Diff as Compared
+    from leansurgeon.checkpoints.record import Proof, SurgeryRecord
+    from leansurgeon.commands.report import Picture
+    from leansurgeon.measure.kappa.study import KappaDocument
+    from leansurgeon.shape import Shape
+    from leansurgeon.surgery.plan.costs import Cost, Costs
+    from leansurgeon.training.runs.summary import Summary
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
+
+    costs: Costs = field(repr=False)
+
+    @property
+    def before(self) -> Cost:
+        """The source: `shape`, `parameters`, `operations`, `memory`."""
+        return self.costs.before
+
+    @property
+    def after(self) -> Cost:
+        """The same of what the cut leads to."""
+        return self.costs.after
+
+    def as_dict(self) -> JsonObject:
+        """What `plan --json` prints."""
+        return {"schema_version": 1, **self.costs.as_dict()}
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.costs import costs_table
+
+        return costs_table(self.costs)
+
+
+class Folder:
+    """A folder that `load` and plain transformers or timm load."""
+
+    folder: Path
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        """The model, loaded once; `model.leansurgeon` is this result."""
+        from leansurgeon.commands.load import load
+
+        made = load(str(self.folder))
+        setattr(made, RESULT, self)
+        return made
+
+    @public
+    def push_to_hub(self, repo: str, *, private: bool = True, token: str | None = None) -> str:
+        """Put the folder into the repository `org/name` of the hub, made private if it is new; returns its address.
+
+        Raises `UsageError` without a token, and `errors.NotPushed` where the hub refuses: the folder stays.
+        """
+        from leansurgeon.commands.push import push
+
+        return push(self.folder, repo, private=private, token=token)
+
+
+@dataclass(frozen=True)
+class Cut(Folder):
+    """A model that was cut: its `folder`, and the `record` that stands in its surgery.json."""
+
+    folder: Path
+    record: SurgeryRecord = field(repr=False)
+    document: JsonObject = field(repr=False)
+    text: str = field(default="", repr=False)
+    held: tuple[object, ...] = field(default=(), repr=False, compare=False)  # folders of models in memory
+
+    @property
+    def proof(self) -> Proof | None:
+        """What the fresh process found that loaded the result; None where none was asked for."""
+        return self.record.proof
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The plan as it was carried out: operators, shapes, parameters."""
+        return self.record.plan
+
+    @property
+    def before(self) -> Shape | None:
+        """Layers, heads, head_dim and MLP of the source."""
+        return self.record.before
+
+    @property
+    def after(self) -> Shape | None:
+        """The same of the result."""
+        return self.record.after
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the result."""
+        return int(self.record.plan["parameters_after"]["total"])
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        before, after = (self.record.plan[f"parameters_{when}"]["total"] for when in ("before", "after"))
+        return self.text or f"{self.folder}: {self.record.source.name} with {after:,} of {before:,} parameters"
+
+
+@dataclass(frozen=True)
+class Trained(Folder):
+    """A training: `run` is its folder, `folder` the best model in it, `summary` what it came to."""
+
+    run: Path
+    folder: Path
+    summary: Summary = field(repr=False)
+    held: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def record(self) -> SurgeryRecord | None:
+        """The surgery before the training; None where there was none."""
+        from leansurgeon.checkpoints import record
+
+        return record.read_if_whole(self.folder)
+
+    @property
+    def before(self) -> float | None:
+        """The task's metric before the training."""
+        return self.summary.before and self.summary.before.metric
+
+    @property
+    def after(self) -> float | None:
+        """The task's metric of the best model."""
+        best = self.summary.best or self.summary.final
+        return best and best.metric
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.summary.as_dict()
+
+    def __str__(self) -> str:
+        task = self.summary.task
+        return f"{self.run}: {task.metric_label} {task.shown(self.before)} before, {task.shown(self.after)} after"
+
+
+@dataclass(frozen=True)
+class Kappa:
+    """Condition numbers of every layer's attention: `document["layers"]` has them."""
+
+    document: KappaDocument = field(repr=False)
+
+    @property
+    def layers(self) -> list[JsonObject]:
+        """The figures layer by layer."""
+        return list(self.document["layers"])
+
+    def as_dict(self) -> KappaDocument:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.kappa import describe
+
+        return "\n".join(describe(self.document))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The importance of every head, what its absence costs where that was asked for, and the pruned model."""
+
+    document: JsonObject = field(repr=False)
+    pruned: Cut | None = None
+
+    @property
+    def importance(self) -> list[np.ndarray]:
+        """One array for every attention, a number for every head in it."""
+        import numpy as np
+
+        return [np.asarray(one["importance"]) for one in self.document["attentions"]]
+
+    def charts(self) -> list[Picture]:
+        """The map of importance and the pruning curve, as a notebook shows them."""
+        from leansurgeon.commands.report import pictures
+        from leansurgeon.report.charts.heads import head_charts
+        from leansurgeon.report.evidence.studies import heads_of
+
+        study = heads_of(self.document)
+        return pictures(head_charts(study)) if study else []
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.heads import describe
+
+        return "\n".join([*describe(self.document), *([str(self.pruned)] if self.pruned else [])])
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Two models side by side."""
+
+    found: Compared = field(repr=False)
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return {"schema_version": 1, **self.found.as_dict()}
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.diff import describe
+
+        return "\n".join(describe(self.found))

@@ -1,0 +1,116 @@
+"""What every function of the surface shares: whose code may run, who hears of progress, errors in Python's words."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+from leansurgeon import progress as talk
+from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full, refused_by_the_system
+
+Say = Callable[[str], None]
+Progress = bool | Say  # True: lines on stderr; False: silence; or whoever is to be given the lines
+Number = int | str | Sequence[int]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
+# Flags that have another name in Python.
+NAMES = {"calibrate": "data", "calibration_samples": "samples", "push": "repo"}
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """A function whose errors are leansurgeon's own, and name arguments where the command line names flags."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except LeanSurgeonError as error:
+            error.message, error.hint = in_python(error.message, known), error.hint and in_python(error.hint, known)
+            error.args = (error.message,)
+            raise
+        except OSError as error:
+            if said := refused_by_the_system(error):
+                raise said from error
+            if disk_is_full(error):
+                raise LeanSurgeonError(
+                    "The disk is full; what was complete before is kept.", "Free some space."
+                ) from error
+            raise
+
+    return called
+
+
+def in_python(text: str, known: dict[str, inspect.Parameter] | object) -> str:
+    """A message of the commands with arguments in place of flags; flags that the function lacks stay.
+
+    >>> def shrink(data=None, force=False, proof=True, out=None): ...
+    >>> in_python("Add --calibrate DATA; --no-proof, --force or -o.", inspect.signature(shrink).parameters)
+    'Add data=DATA; proof=False, force=True or out=.'
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        """The argument that a flag stands for."""
+        name = found[2].replace("-", "_")
+        name = NAMES.get(name, name)
+        parameter = known.get(name) if hasattr(known, "get") else None
+        if parameter is None:
+            return found[0]
+        return f"{name}={'False' if found[1] else 'True' if isinstance(parameter.default, bool) else ''}"
+
+    if hasattr(known, "get") and known.get("private"):
+        text = text.replace("--public", "private=False")
+    said = FLAG.sub(argument, text)
+    said = re.sub(r"(?<=\w=) (?=\S)", "", said)  # `data= DATA`
+    return re.sub(r"(?<![\w-])-o\b", "out=", said) if hasattr(known, "get") and known.get("out") else said
+
+
+def speaker(progress: Progress) -> Say:
+    """Whoever is told how far the work is. Raises `UsageError` for what is neither a bool nor can be called."""
+    if progress is True:
+        return talk.say
+    if progress is False or progress is None:
+        return lambda _: None
+    if not callable(progress):
+        raise UsageError(f"progress={progress!r}: give True, False, or what takes a line of text.")
+    return progress
+
+
+def counter(progress: Progress) -> Callable[[str, int], Callable[[], None]]:
+    """The same for work that is counted: `counter(progress)(name, total)` gives what is called once a unit."""
+    if progress is True:
+        return talk.counted
+    return lambda name, total: lambda: None
+
+
+@contextmanager
+def trusting(value: bool) -> Iterator[None]:
+    """Let code of a checkpoint run while the block does, or not."""
+    from leansurgeon.checkpoints.foreign import trust
+
+    before = trust.allowed()
+    trust.allow(value)
+    try:
+        yield
+    finally:
+        trust.allow(before)
+
+
+def word(value: Number | float | None, name: str) -> str | None:
+    """A number, a word or one number per stage as the commands take it: `24`, `"2x"`, `[16, 32, 32, 32]`.
+
+    >>> word([16, 32], "heads"), word("2x", "heads"), word(24, "heads")
+    ('16,32', '2x', '24')
+    """
+    if value is None or isinstance(value, str):
+        return value
+    several = list(value) if isinstance(value, Sequence) else [value]
+    if not several or any(isinstance(one, bool) or not isinstance(one, int | float) for one in several):
+        raise UsageError(f"{name}={value!r}: give a number, a word such as '2x', or one number for each stage.")
+    return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)

@@ -1,0 +1,275 @@
+"""README.md of a result: a model card that can be published as it is.
+
+Its front matter is the source's (licence, language, library, data sets, tags, ...) with the base model, our tag, and
+what was measured as `model-index`, the hub's own form. Evaluations on the source's card are those of the source, so
+they stay there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.places import public
+from leansurgeon.checkpoints.proof.report_numbers import sentence
+from leansurgeon.checkpoints.publish.durable import write_durably
+from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRecord
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading import modelcard
+from leansurgeon.reading.jsonfile import JsonObject
+
+if TYPE_CHECKING:
+    from leansurgeon.architectures.base import Config
+
+TAG = "leansurgeon"
+OF_THE_SOURCE = ("model-index", "eval_results", "base_model_relation")  # what is said of the source's own weights
+# What a model with such a class is for, as the hub has it.
+PIPELINES = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForConditionalGeneration": "text2text-generation",
+}
+NOTES = {
+    "fresh": "The weights are newly initialised: train the model before use.",
+    "fresh-attention": "Queries, keys and values are newly initialised, all else is kept: train the model before use.",
+    "transfer": "The model was not trained after surgery; unless every step below is exact, retrain it before use.",
+    "trained": "The model was trained after surgery.",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure as a card holds it: the hub's word for its kind, our words, and the number."""
+
+    kind: str
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures on one set of data."""
+
+    data: str
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training has to say on the card: its figures, and sentences on how it came about."""
+
+    measured: tuple[Measured, ...]
+    says: tuple[str, ...]
+
+
+# -- front matter ----------------------------------------------------------------------------------
+
+
+def kept_from(folder: Path | None) -> tuple[JsonObject, str]:
+    """The front matter of a source's card; and why it cannot be read, which is no reason to refuse a model."""
+    if folder is None:
+        return {}, ""
+    try:
+        if (folder / modelcard.CARD).is_file():
+            companions.refuse_elsewhere(folder, modelcard.CARD)
+        return modelcard.front_matter(folder), ""
+    except LeanSurgeonError as error:
+        return {}, error.message
+
+
+def front(
+    kept: JsonObject, name: str, base: str | None, config: Config, measured: Sequence[Measured], *, cut: bool
+) -> JsonObject:
+    """The result's front matter: what was `kept` of the source's, and what this result adds to it. `base` is the name
+    of the source on the hub, None where that is not known; `cut` says whether anything of the source is left.
+    """
+    made = {key: value for key, value in kept.items() if key not in OF_THE_SOURCE and value is not None}
+    if base and cut:
+        made["base_model"] = base
+    if made.get("base_model"):
+        made["base_model_relation"] = "finetune"
+    library, pipeline = purpose(config)
+    made.setdefault("library_name", library)
+    if pipeline:
+        made.setdefault("pipeline_tag", pipeline)
+    tags = made.get("tags")
+    found = tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
+    made["tags"] = [*(tag for tag in found if tag != TAG), TAG]
+    if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
+        made["model-index"] = index
+    return made
+
+
+def base_of(origin: Origin, folder: Path | None) -> str | None:
+    """The source's name on the hub; None for one that the hub does not know."""
+    if origin.kind in ("hub", "timm"):
+        return origin.name
+    return modelcard.cached_name(folder) if folder else None
+
+
+def purpose(config: Config) -> tuple[str, str | None]:
+    """`library_name` and `pipeline_tag` of a model with this config."""
+    if "architecture" in config and "model_type" not in config:
+        return "timm", "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
+    cls = str((config.get("architectures") or [""])[0])
+    found = next((word for ending, word in PIPELINES.items() if ending in cls), None)
+    return "transformers", found or "feature-extraction"
+
+
+def model_index(name: str, task: str, measured: Sequence[Measured]) -> list[JsonObject]:
+    """Figures in the hub's form; empty where there are none."""
+    results = [
+        {
+            "task": {"type": task},
+            "dataset": {"name": one.data, "type": re.sub(r"[^\w.-]+", "-", one.data).strip("-.").lower() or "data"},
+            "metrics": [{"type": m.kind, "name": m.name, "value": round(m.value, 6)} for m in one.metrics],
+        }
+        for one in measured
+        if one.metrics
+    ]
+    return [{"name": name, "results": results}] if results else []
+
+
+def of_comparison(data: str, compared: Comparison | None, language: bool) -> Measured:
+    """The figures of a proof. Perplexity for a language model, else accuracy; beside each its source's."""
+    if compared is None or not compared.done:
+        return Measured(data, ())
+    found: list[tuple[str, str, float | None]] = []
+    if compared.loss:
+        a, b = compared.loss.source, compared.loss.result
+        found.append(("loss", f"loss (source: {a:.4g})", b))
+        if language and max(a, b) < 20:
+            found.append(("perplexity", f"perplexity (source: {math.exp(a):.4g})", math.exp(b)))
+    if compared.accuracy:
+        found.append(("accuracy", f"accuracy (source: {compared.accuracy.source:.4g})", compared.accuracy.result))
+    if compared.embeddings:
+        e = compared.embeddings
+        found.append(("cosine_similarity", "mean cosine of embeddings to the source's", e.cosine))
+        found.append(("spearman", "order of similarities, against the source's", e.rank_correlation))
+        found.append(("nearest_kept", f"share of the {e.nearest} nearest that are kept", e.nearest_kept))
+    elif compared.cosine is not None:
+        found.append(("cosine_similarity", "cosine of outputs to the source's", compared.cosine))
+    found.append(("relative_error", "relative error of outputs, against the source's", compared.relative_error))
+    found.append(("max_difference", "largest difference of outputs to the source's", compared.max_difference))
+    metrics = (Metric(kind, words, value) for kind, words, value in found if value is not None)
+    return Measured(data, tuple(m for m in metrics if math.isfinite(m.value)))
+
+
+def measured_of(made: SurgeryRecord) -> list[Measured]:
+    """All figures of a record: those of its proof, and on data that had no part in the making."""
+    if made.proof is None or made.initialised == FRESH:
+        return []
+    used = made.decided.get("calibration")
+    noise = made.proof.compared is not None and made.proof.compared.data == "noise"
+    said = str(used.get("name", "data")) if isinstance(used, Mapping) else "data"
+    name = "noise as input" if noise else f"{public(said)}, held out"
+    found = [of_comparison(name, made.proof.compared, made.language)]
+    return found + [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
+
+
+# -- the card --------------------------------------------------------------------------------------
+
+
+def write_card(
+    folder: Path, made: SurgeryRecord | None, name: str, source: Path | None, training: Training | None = None
+) -> None:
+    """Write the card of the result in `folder`, whose config is there already. `name` is its title; `source` is the
+    folder whose card it goes on from: that of the model that was cut, or that a training began with. `made` is None
+    where there was no surgery.
+    """
+    kept, trouble = kept_from(source)
+    measured = list(training.measured) if training else measured_of(made) if made else []
+    base = base_of(made.source, source) if made else modelcard.cached_name(source) if source else None
+    head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.initialised != FRESH)
+    write_durably(folder / modelcard.CARD, text_of(head, "\n".join(body(made, name, trouble, training))))
+
+
+def rename(folder: Path, name: str) -> None:
+    """Give the card of a result another title, in its front matter too; a folder without a card of ours stays."""
+    file = folder / modelcard.CARD
+    if not file.is_file():
+        return
+    head, text = modelcard.front_matter(folder), modelcard.body(folder)
+    if TAG not in (head.get("tags") or []) or not text.startswith("# "):
+        return
+    for entry in head.get("model-index") or []:
+        entry["name"] = name
+    write_durably(file, text_of(head, f"# {name}\n" + text.partition("\n")[2]))
+
+
+def text_of(head: JsonObject, text: str) -> str:
+    """Front matter and body as the file holds them."""
+    said = yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
+    return f"---\n{said}---\n\n{text}"
+
+
+def columns(stages: list[dict]) -> dict[str, str]:
+    """Every number of a shape as a person reads it; stages that differ side by side."""
+    return {key: ", ".join(f"{stage[key]:,}" for stage in stages) for key in stages[0]}
+
+
+def body(made: SurgeryRecord | None, name: str, trouble: str, training: Training | None) -> list[str]:
+    """What a person reads: the shape, what was done, the training, the proof, and how to load it."""
+    lines = [f"# {name}\n", *(surgery(made, trained=training is not None) if made else [])]
+    lines += [f"The front matter of the source's card could not be kept: {trouble}\n"] if trouble else []
+    lines += ["## Training\n", "\n\n".join(training.says) + "\n"] if training else []
+    return lines + (loading(made, trained=training is not None) if made else [])
+
+
+def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
+    """Where the model comes from, its shape before and after, and what was done."""
+    plan, source = made.plan, made.source
+    before, after = (columns(plan[side]["stages"]) for side in ("before", "after"))
+    rows = "\n".join(
+        f"| {label} | {before[key]} | {after[key]} |"
+        for label, key in (
+            ("layers", "depth"),
+            ("heads", "heads"),
+            ("head_dim", "head_dim"),
+            ("inner width", "inner"),
+            ("MLP", "mlp_dim"),
+            ("width", "width"),
+        )
+    )
+    used = made.decided.get("calibration")
+    data = f" Sample data: {used['says']}, SHA-256 `{used['sha256'][:16]}`." if used else ""
+    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in made.steps) or "- none"
+    total = plan["parameters_before"]["total"], plan["parameters_after"]["total"]
+    change = 100 * (total[1] / total[0] - 1)
+    by = made.versions.get("leansurgeon", "?")
+    return [
+        f"Layers {after['depth']}, heads {after['heads']}: made from `{source.name}` by leansurgeon {by}.",
+        NOTES["trained" if trained else made.initialised or "transfer"] + "\n",
+        f"| | before | after |\n|---|---|---|\n{rows}",
+        f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n",
+        f"## What was done\n\n{steps}\n",
+        f"{plan['why']}. Seed {plan['seed']}.{data} The full record is in `surgery.json`.\n",
+    ]
+
+
+def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
+    """What the fresh process found that loaded the result."""
+    proof = made.proof
+    proved = (
+        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, "
+        "no missing and no unexpected tensors."
+        if proof
+        else "Not reloaded after writing."
+    )
+    lines = [f"## Loading{' before the training' if trained and proof else ''}\n\n{proved}\n"]
+    if proof and made.plan["init"] != "fresh":
+        lines.append(sentence(proof.compared, language=made.language) + "\n")
+    return lines

@@ -1,0 +1,47 @@
+"""Model cards of what a training leaves: the card of the model that it began with, and what the training measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.places import without_places
+from leansurgeon.checkpoints.publish.card import Measured, Metric, Training, write_card
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Scores, Summary
+
+
+def cards(run_dir: Path, start: Path, made: Summary) -> None:
+    """Write README.md into the best and the last model of a run; `start` is the folder that the training began with."""
+    for name, scores in ((runfolder.BEST, made.best or made.final), (runfolder.LAST, made.final)):
+        folder = run_dir / name
+        if (folder / "config.json").is_file():
+            write_card(folder, record.read_if_whole(folder), called(run_dir, made), start, training(made, scores))
+
+
+def called(run_dir: Path, made: Summary) -> str:
+    """The run's name; of an arm, whose folder has the number of its seed alone, experiment, arm and seed."""
+    part = made.experiment
+    return f"{part.name}-{part.arm}-s{part.seed}" if part and part.name else run_dir.resolve().name
+
+
+def training(made: Summary, scores: Scores | None) -> Training:
+    """The figures of these weights, and how they came about."""
+    task = made.task
+    data = str(without_places(task.data.get("source") or task.name))
+    found = [Metric(task.metric, task.metric_label, scores.metric)] if scores and scores.metric is not None else []
+    if scores and scores.loss is not None and task.metric != "loss":
+        found.append(Metric("loss", "loss", scores.loss))
+    measured = [Measured(f"{data}, evaluation", tuple(found))]
+    if made.test and made.test.best and made.test.best.metric is not None:
+        metric = Metric(task.metric, task.metric_label, made.test.best.metric)
+        measured.append(Measured(f"{data}, published test split", (metric,)))
+    how = f"{made.steps:,} steps" if made.steps is not None else "steps of an unknown number"
+    how += f" ({made.epochs:.3g} epochs)" if made.epochs is not None else ""
+    says = [f"Trained for {how} on {data} with seed {made.seed}."]
+    before, after = made.before and made.before.metric, scores and scores.metric
+    if after is not None:
+        was = f" before and {task.shown(after)} after" if before is not None else ""
+        of = f" of {task.eval_samples:,} samples" if task.eval_samples else ""
+        says.append(f"{task.metric_label}: {task.shown(before if before is not None else after)}{was}{of}.")
+    return Training(tuple(measured), tuple(says))
