@@ -200,7 +200,7 @@ def test_no_folder_is_too_full():
 LONG_FILE, LONG_FUNCTION = (
     400,
     60,
-)  # lines; the signature of a command, with the help of every option, is another matter
+)  # lines; a signature with the help of every option, or an example, is another matter
 
 
 def test_no_file_and_no_function_is_too_long():
@@ -209,7 +209,7 @@ def test_no_file_and_no_function_is_too_long():
         name, text = str(path.relative_to(PACKAGE)), path.read_text()
         if len(text.splitlines()) > LONG_FILE:
             long.append(name)
-        if path.parent == PACKAGE / "cli":
+        if path.parent in (PACKAGE / "cli", PACKAGE / "api"):
             continue
         functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
         long += [f"{name}: {f.name}" for f in functions if f.end_lineno - f.lineno >= LONG_FUNCTION]

@@ -171,8 +171,9 @@ def of_model(
     from leansurgeon.commands.shrink import shrink as carry_out
 
     held = [given.written(source, tokenizer)]
+    asked = replace(asked, called=held[0].folder.name)
     if asked.out is None:
         held.append(given.Copy())
-        asked = replace(asked, out=held[-1].folder / f"{held[0].folder.name}-lean")
+        asked = replace(asked, out=held[-1].folder / f"{asked.called}-lean")
     found = carry_out(str(held[0].folder), wanted, how, asked, speaker(progress))
     return given.returned(cut_of(found, tuple(held)), source)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.api.results import RESULT, Folder
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.reading import modelcard
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +89,7 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     """
     from leansurgeon.checkpoints import record
     from leansurgeon.checkpoints.foreign import companions
+    from leansurgeon.checkpoints.publish.card import adopt
 
     kept, made = Copy(), getattr(model, RESULT, None)
     folder = kept.folder / name_of(model)
@@ -102,13 +105,13 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
             f"A {type(model).__name__} is neither a model of transformers nor of timm.",
             f"Merge its adapters first: model.{wrapped}." if wrapped else "Save it, and give its folder.",
         )
+    home, name = (made.folder, None) if made is not None else home_of(model)
+    if home is not None:
+        companions.copy(home, folder)
+        adopt(home, folder, name)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
-    elif made is not None:
-        companions.copy(made.folder, folder)
-    else:
-        companions_of(str(getattr(getattr(model, "config", None), "name_or_path", "") or ""), folder)
-    if made is not None:
+    if made is not None and made.record is not None:
         record.write(folder, made.record)
     return kept
 
@@ -142,24 +145,19 @@ def name_of(model: torch.nn.Module) -> str:
     return cleaned[:100] or "model"
 
 
-def companions_of(place: str, folder: Path) -> None:
-    """Tokenizer and processor of the folder, or of the cached model of the hub, that a model was loaded from. Where
-    there is none, whoever needs a tokenizer says so.
+def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
+    """The folder that a model was loaded from, or that of the hub's cache with its name there, where tokenizer and card
+    lie. Where there is none, whoever needs a tokenizer says so.
     """
-    from leansurgeon.checkpoints.foreign import companions
-
-    if not place:
-        return
-    if os.path.isdir(place):
-        companions.copy(Path(place), folder)
-        return
+    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    if said and os.path.isdir(said):
+        return Path(said), modelcard.cached_name(Path(said))
+    if not re.fullmatch(modelcard.NAME, said):
+        return None, None
     from huggingface_hub import try_to_load_from_cache
 
-    for name in (*companions.NAMES, "config.json"):
-        found = try_to_load_from_cache(place, name) if place.count("/") < 2 else None
-        if isinstance(found, str):
-            companions.copy(Path(found).parent if "/" not in name else Path(found).parent.parent, folder)
-            return
+    found = try_to_load_from_cache(said, "config.json")
+    return (Path(found).parent, said) if isinstance(found, str) else (None, None)
 
 
 def returned(result: Folder, source: torch.nn.Module) -> torch.nn.Module:

@@ -45,6 +45,7 @@ class Asked:
     force: bool = False
     tower: str | None = None
     allow_pickle: bool = False
+    called: str | None = None  # the source's name, where its path says nothing
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def shrink(
     has_data = bool(asked.data or task)
     check(asked, how, has_data)
     opened = open_source(source, allow_pickle=asked.allow_pickle, tower=asked.tower, weights=wanted.init != "fresh")
+    opened = replace(opened, name=asked.called) if asked.called else opened
     used, data = has_data and opened.learned and wanted.init != "fresh", None
 
     def samples() -> Calibration:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.cli.main import app, main
 from leansurgeon.errors import UsageError
+from leansurgeon.report.evidence import collect as evidence
 from leansurgeon.training.recipe import reading as recipefile
 
 RUNNER = CliRunner()
@@ -138,7 +139,7 @@ def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("leansurgeon.experiment.run", interrupted)
-    monkeypatch.setattr("leansurgeon.report.evidence.collect.collect", interrupted)
+    monkeypatch.setattr(evidence, "collect", interrupted)
     monkeypatch.setattr(sys, "argv", ["leansurgeon", *command])
     with pytest.raises(SystemExit) as end:
         main()

@@ -107,7 +107,8 @@ def front(
         made.setdefault("pipeline_tag", pipeline)
     tags = made.get("tags")
     found = tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
-    made["tags"] = [*(tag for tag in found if tag != TAG), TAG]
+    own = ["custom_code", TAG] if config.get("auto_map") else [TAG]
+    made["tags"] = [*(tag for tag in found if tag not in ("custom_code", TAG)), *own]
     if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
         made["model-index"] = index
     return made
@@ -197,6 +198,15 @@ def write_card(
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(body(made, name, trouble, training))))
 
 
+def adopt(home: Path, folder: Path, base: str | None) -> None:
+    """Give the copy of a model the front matter of the card of its `home`, so that results of the copy keep it; `base`
+    is the model's name on the hub.
+    """
+    kept = kept_from(home)[0] | ({"base_model": base} if base else {})
+    if kept:
+        write_durably(folder / modelcard.CARD, text_of(kept, ""))
+
+
 def rename(folder: Path, name: str) -> None:
     """Give the card of a result another title, in its front matter too; a folder without a card of ours stays."""
     file = folder / modelcard.CARD
@@ -251,7 +261,7 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     change = 100 * (total[1] / total[0] - 1)
     by = made.versions.get("leansurgeon", "?")
     return [
-        f"Layers {after['depth']}, heads {after['heads']}: made from `{source.name}` by leansurgeon {by}.",
+        f"Made from `{source.name}` by leansurgeon {by}: layers {after['depth']}, heads {after['heads']}.",
         NOTES["trained" if trained else made.initialised or "transfer"] + "\n",
         f"| | before | after |\n|---|---|---|\n{rows}",
         f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n",
