@@ -2,6 +2,7 @@
 
 import os
 
+from leansurgeon import clock
 from leansurgeon.cli.main import main
 from leansurgeon.ending import leave
 from leansurgeon.streams import ensure_descriptors
@@ -9,6 +10,7 @@ from leansurgeon.streams import ensure_descriptors
 
 def run() -> None:
     """Entry point: carries out what was typed and ends the process."""
+    clock.mark()
     ensure_descriptors()
     try:
         main()

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from leansurgeon import clock
 from leansurgeon.cli.common import Public, PushTo, TrustRemoteCode, destination, pushed, say
 from leansurgeon.errors import Terminated, UsageError
 
@@ -92,7 +92,7 @@ def retrain(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
-    began = perf_counter()
+    began = clock.began()
     from leansurgeon.commands import healing
     from leansurgeon.commands import retrain as command
     from leansurgeon.training.processes.rank import is_worker, rank

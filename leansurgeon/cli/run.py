@@ -36,6 +36,7 @@ def run(
 ) -> None:
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment
+    from leansurgeon.commands.healing import for_device
     from leansurgeon.experiment import changed
     from leansurgeon.report.tables.table import check_format, experiment_table
     from leansurgeon.training.recipe.reading import dump, load
@@ -58,8 +59,9 @@ def run(
         raise UsageError(
             f"'{recipe}' describes one training, not an experiment.", "Use `leansurgeon retrain --recipe`."
         )
-    for told in changed.sentences(loaded, changes):
+    for told in changed.sentences(loaded, changes, load(recipe, [], debug=debug)):
         say(told)
+    loaded = for_device(loaded, cpu=cpu_processes is not None, say=say)
     if debug:
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
     call = ["leansurgeon", "run", recipe, *(word for one in sets or [] for word in ("--set", one))]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import TrainingRecipe
+    from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
     from leansurgeon.training.runs.summary import Summary
+
+Made = TypeVar("Made", "TrainingRecipe", "ExperimentRecipe")
 
 
 @dataclass(frozen=True)
@@ -132,21 +134,29 @@ def bound_recipe(folder: Path) -> str:
     return bound
 
 
-def for_device(settings: TrainingRecipe, *, cpu: bool, say: Callable[[str], None]) -> TrainingRecipe:
+GPU_ONLY = {"precision": ("fp16", "fp32", "fp32 instead of fp16"), "compile": (True, False, "no compile")}
+
+
+def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made:
     """The recipe as this machine can carry it out: on a CPU in fp32 instead of fp16 and without `compile`, said in one
-    line.
+    line. Of an experiment also what arms with transferred weights have of their own.
     """
-    train, asked = settings.train, {"precision": "fp32", "compile": False}
-    if train.precision != "fp16" and not train.compile:
+    train, own = settings.train, getattr(settings, "retrain", {})
+    found = {key for key, (asked, *_) in GPU_ONLY.items() if asked in (getattr(train, key), own.get(key))}
+    if not found:
         return settings
     import torch
 
     if not cpu and torch.accelerator.is_available():
         return settings
-    changed = {key: value for key, value in asked.items() if getattr(train, key) not in (value, "bf16")}
-    told = " and ".join("fp32 instead of fp16" if key == "precision" else "no compile" for key in changed)
-    say(f"There is no GPU to train on: {told}.")
-    return settings.model_copy(update={"train": train.model_copy(update=changed)})
+    say(f"There is no GPU to train on: {' and '.join(GPU_ONLY[key][2] for key in GPU_ONLY if key in found)}.")
+    asked_for = {key: GPU_ONLY[key][0] for key in found}
+    here = {key: GPU_ONLY[key][1] for key in found}
+    changed = {key: here[key] for key in found if getattr(train, key) == asked_for[key]}
+    changes: dict[str, Any] = {"train": train.model_copy(update=changed)}
+    if own:
+        changes["retrain"] = own | {key: here[key] for key in found if own.get(key) == asked_for[key]}
+    return settings.model_copy(update=changes)
 
 
 def did_it_help(summary: Summary, folder: Path) -> str | None:

@@ -121,7 +121,9 @@ def retrain(
         limit_batches=asked.limit_batches,
         began=began,
     )
-    if how.data is not None and (told := healing.did_it_help(summary, ready.folder)):
+    # A run that is resumed names the recipe that was made for it, and no data.
+    heals = how.data is not None or ready.recipe.train.checkpoint.keep_start
+    if heals and (told := healing.did_it_help(summary, ready.folder)):
         say(told)
     return Trained(summary, run_dir, ready.folder)
 

@@ -8,14 +8,18 @@ from typing import Any
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 
 
-def sentences(recipe: ExperimentRecipe, sets: Iterable[str]) -> list[str]:
-    """For every `train.x=y` of `sets` that not all arms take: which do, and how to reach the others."""
-    told = []
+def sentences(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentRecipe) -> list[str]:
+    """For every `train.x=y` of `sets` that not all arms take: which do, and how to reach the others. One that sets what
+    the recipe said `before` changes nothing.
+    """
+    told, now, then = [], recipe.train.model_dump(), before.train.model_dump()
     for text in sets:
         key = text.partition("=")[0].strip()
         if not key.startswith("train."):
             continue
         path = key.split(".")[1:]
+        if at(now, path) == at(then, path):
+            continue
         kept = [name for name in recipe.arms if continues(recipe, name) and at(recipe.retrain, path) is not None]
         took = [name for name in recipe.arms if name not in kept]
         if kept:

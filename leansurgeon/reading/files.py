@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
+import shlex
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -59,7 +61,16 @@ def read_text(path: Path, limit: int, *, raising: type[LeanSurgeonError] = Usage
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise raising(f"{path} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
+        told = f"{path} is not UTF-8 text: byte {error.start:,} cannot be read."
+        raise raising(told, as_utf8(path, content)) from None
+
+
+def as_utf8(path: Path, content: bytes) -> str | None:
+    """The line that makes UTF-8 of a file with this `content`, where its first bytes say what it is."""
+    if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return None
+    new = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return f"It is UTF-16: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
 
 
 def why(error: Exception) -> str:

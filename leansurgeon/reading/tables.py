@@ -28,7 +28,9 @@ def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
     try:
         yield from enumerate(readers[path.suffix](path, columns), start=1)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+        raise UsageError(
+            f"{path} is not UTF-8 text: {error.reason}.", files.as_utf8(path, bytes(error.object))
+        ) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
 
@@ -42,7 +44,9 @@ def columns(path: Path) -> tuple[str, ...]:
             return tuple(next(csv.reader(lines(path, ""), delimiter=delimiter(path)), []))
         first = next((line for line in lines(path) if line.strip()), "{}")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+        raise UsageError(
+            f"{path} is not UTF-8 text: {error.reason}.", files.as_utf8(path, bytes(error.object))
+        ) from None
     except csv.Error as error:
         raise UsageError(f"{path}, line 1: {error}.") from None
     row = jsonfile.parse(first, f"{path}, line 1,")
@@ -147,4 +151,8 @@ def _place(path: Path, column: str, header: list[str], where: str = "") -> int:
     if column not in header:
         names = ", ".join(map(quoted, header[:20])) + (", ..." if len(header) > 20 else "") or "none"
         raise UsageError(f"{path}{where} has no column '{column}'{did_you_mean(column, header)}.", f"Columns: {names}.")
+    if header.count(column) > 1:
+        raise UsageError(
+            f"{path}{where} has {header.count(column)} columns called '{column}'.", "Rename all of them but one."
+        )
     return header.index(column)

@@ -6,7 +6,7 @@ from leansurgeon.errors import plural
 from leansurgeon.report.evidence.kappa import Kappa
 from leansurgeon.report.humans import plain
 from leansurgeon.report.rows.expected import Expected, expectations
-from leansurgeon.report.rows.rows import Note, Row, Section
+from leansurgeon.report.rows.rows import Note, Row, Section, heals, kept_start
 from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts
 
 
@@ -54,7 +54,16 @@ def of_quality(section: Section) -> list[Note]:
         many = any(r.metric and r.metric.sd is not None for r in section.rows)
         begin = "± is the standard deviation over seeds; the" if many else "The"
         better = "" if section.task.higher_is_better else ", lower is better"
-        said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
+        healed = [row for row in section.rows if row.runs and all(heals(run.summary) for run in row.runs)]
+        of_best = "that of the model in model/, the best of all evaluations"
+        if healed and len(healed) == len([row for row in section.rows if row.runs]):
+            said.append(f"{begin} {section.task.label} is {of_best}{better}.")
+        else:
+            said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
+            said += [f"Of {' and '.join(row.name for row in healed)}, which heal, it is {of_best}."] if healed else []
+        unchanged = [row.name for row in healed if any(kept_start(run.summary) for run in row.runs)]
+        if unchanged:
+            said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was, which is in model/.")
     if any(r.test for r in section.rows):
         said.append("test: the published test split, read once, with the weights that were best in validation.")
     if any(v.standard_error for v in verdicts(section)):

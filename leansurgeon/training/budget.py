@@ -20,12 +20,14 @@ from leansurgeon.training.data.limit import Sampled
 from leansurgeon.training.recipe.durations import parse_duration
 
 if TYPE_CHECKING:
+    from leansurgeon.training.plan import Plan
     from leansurgeon.training.state import Run
 
-LOOK = 0.04  # of the time, for one evaluation at most
+LOOK = 0.02  # of the time, for one evaluation at most
 LEAST = 16  # samples of an evaluation, whatever they cost
 MEASURES = 0.05  # of the time, for measures after the last step
 DISK = 200e6  # bytes a second that a model is written with, on a slow disk
+EXIT = 0.5  # seconds from the last line to the end of the process
 ENOUGH = 20.0  # seconds, after which one timed step will do
 
 
@@ -42,7 +44,7 @@ def fit(run: Run, began: float | None) -> None:
 
     `began` is when the command began, by `time.perf_counter` (None: when the run was made).
     """
-    began = run.clock if began is None else began
+    command, began = began is not None, run.clock if began is None else began
     cost = Cost(*run.council.of_main(list(measured(run))))
     run.progress.say(sentence(run, cost))
     if run.plan.seconds is None:
@@ -54,11 +56,40 @@ def fit(run: Run, began: float | None) -> None:
     show(run, samples, cost)
     (startup,) = run.council.of_main([time.perf_counter() - began])
     spent = run.history.seconds  # by those that continued it before
-    last = run.task.size("eval") * cost.evaluated + 2 * written(run) / DISK + cost.step / 2
+    looking = run.task.size("eval") * cost.evaluated
+    last = looking + 2 * written(run) / DISK + cost.step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
     run.clock = time.perf_counter()
     seconds = max(spent + cost.step / 2, whole - startup - last)
-    run.trainer.plan = run.trainer.pace.plan = replace(run.plan, seconds=seconds)
+    if run.history.expected_steps is None:
+        looks = 1 + run.recipe.train.eval.at_start
+        run.history.expected_steps = max(1, round((seconds - looks * looking) / cost.step))
+    plan = replace(run.plan, seconds=seconds, expected=run.history.expected_steps)
+    run.trainer.plan = run.trainer.pace.plan = plan
+    for told in (beyond(whole, startup, cost.step, looking + last), gentler(plan)):
+        if told:
+            run.progress.say(told)
+
+
+def beyond(whole: float, startup: float, step: float, rest: float) -> str | None:
+    """What to say where the time cannot be kept: one step does not fit beside what comes before and after it."""
+    least = startup + step + rest
+    if least <= 1.1 * whole:
+        return None
+    return (
+        f"{duration_text(whole)} cannot be kept: starting took {duration_text(startup)}, a step takes {_brief(step)}, "
+        f"evaluating and saving {duration_text(rest)}. It will take about {duration_text(least)}."
+    )
+
+
+def gentler(plan: Plan) -> str | None:
+    """What to say of a rate that was lowered."""
+    rate = plan.train.optim.lr
+    if plan.peak >= rate:
+        return None
+    return (
+        f"Some {plural(plan.expected or 0, 'step')} are few: the learning rate is {plan.peak:.2g} instead of {rate:g}."
+    )
 
 
 def show(run: Run, samples: int, cost: Cost) -> None:

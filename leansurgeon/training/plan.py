@@ -38,6 +38,7 @@ class Plan:
     epoch_samples: int
     ramp_steps: int = 0
     seconds: float | None = None  # length of a training that ends by the clock
+    expected: int | None = None  # steps that such a training will come to, as its first ones foretell
 
     @property
     def timed(self) -> bool:
@@ -67,6 +68,14 @@ class Plan:
     def _ramp_position(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self._ramp)])
 
+    @property
+    def peak(self) -> float:
+        """The highest learning rate: that of the recipe, or less in a training too short for it."""
+        optim, steps = self.train.optim, self.expected if self.timed else self.steps
+        if optim.full_steps is None or not steps:
+            return optim.lr
+        return max(self.train.schedule.min_lr, optim.lr * min(1.0, (steps / optim.full_steps) ** 0.5))
+
     def lr(self, place: float) -> float:
         """Learning rate at a place of the schedule: optimizer step (from 0), or tick where the clock decides."""
         schedule = self.train.schedule
@@ -74,7 +83,7 @@ class Plan:
             place,
             total=TICKS if self.timed else self.steps,
             warmup=self.warmup,
-            peak=self.train.optim.lr,
+            peak=self.peak,
             min_lr=schedule.min_lr,
             name=schedule.name,
             shape=schedule,

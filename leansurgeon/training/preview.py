@@ -70,7 +70,7 @@ def dry_run(
         sys.stdout.flush()
         _show(numbers, say)
         say(f"Trying one micro batch of {len(first['labels'])} ...")
-    less = f"Try --set train.micro_batch={max(1, scheme.micro // 2)}."
+    less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
     with guards.memory_explained(accelerator, lambda: (f"a micro batch of {scheme.micro}", less)):
         tried = _tried(recipe, model_dir, task, loaded, accelerator, scheme, first)
     if rank() > 0:
@@ -104,7 +104,7 @@ def _numbers(
         "accumulation": scheme.accumulation,
         "processes": scheme.processes,
         "warmup_steps": scheme.warmup if known else None,
-        "peak_lr": recipe.train.optim.lr,
+        "peak_lr": scheme.peak,
         "first_lr": scheme.lr(0) if known or scheme.timed else None,
         "last_lr": scheme.lr(steps - 1) if known else None,
         "eval_every_steps": every.steps(scheme.steps_per_epoch) if known and every.seconds is None else None,
@@ -149,6 +149,8 @@ def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str]
     task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
     try:
         return setup.prepared_task(recipe, model_dir, say), None
+    except starting.Refused:
+        raise
     except LeanSurgeonError as error:
         say(f"The data is not there: {error.message}")
         say("So the step is on made-up data, and sizes are those that are published or stand in the recipe.")

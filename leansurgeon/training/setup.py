@@ -25,7 +25,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.update import basis, distill, dropout, lora, optimizer, stochastic_depth
+from leansurgeon.training.update import basis, distill, dropout, frozen, lora, optimizer, stochastic_depth
 from leansurgeon.training.update.averaging import Average
 from leansurgeon.training.update.mixing import Mixing
 from leansurgeon.training.update.pace import Pace
@@ -97,10 +97,11 @@ def ready(
         _fit(run)
     _occupy(run, found, saved, replace)
     progress.say(_sentence(run, found))
-    crowd = recipe.train.workers * int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
+    crowd = recipe.train.workers * here
     if crowd > _cores():
-        cores = plural(_cores(), "core")
-        progress.say(f"{crowd} data workers share {cores} here; fewer may be faster: --set train.workers=...")
+        cores, fewer = plural(_cores(), "core"), _cores() // here
+        progress.say(f"{crowd} data workers share {cores} here; fewer may be faster: --set train.workers={fewer}")
     return run
 
 
@@ -202,7 +203,8 @@ def make_trainer(
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module, of in {scored: loaded, judged: loaded if average is None else average.loaded}.items():
             shards.split(module, blocks_of(of), device, accelerator.num_processes)
-    made = optimizer.make(scored, train.optim, fused=device.type == "cuda")
+    fused = device.type == "cuda" or (device.type == "cpu" and train.precision != "fp16")  # fp16's scaler is for GPUs
+    made = optimizer.make(scored, train.optim, fused=fused)
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
         _compile(scored)
@@ -248,6 +250,8 @@ def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | Non
         stochastic_depth.apply(loaded.model, train.drop_path, family)
     if train.activation_checkpointing:
         engine.checkpoint_activations(loaded.model, family)
+    if train.frozen_blocks:
+        frozen.apply(loaded, train.frozen_blocks)
     if train.lora:
         lora.apply(loaded, train.lora, task)
     return mixing

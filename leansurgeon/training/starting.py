@@ -33,6 +33,10 @@ IMAGE_TASKS = ("folder", "imagenet", "images")
 OWN = ("mean", "std", "crop_pct", "interpolation")  # of a processor
 
 
+class Refused(UsageError):
+    """A tokenizer that is not the model's: no data would change that."""
+
+
 def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Options of the recipe's task, with images of the size that the model takes; of a checkpoint that came from
     elsewhere also prepared as its processor does, where the recipe says nothing else.
@@ -71,7 +75,7 @@ def has_learned(model_dir: Path) -> bool:
 
 
 def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None:
-    """Raises `UsageError` for a tokenizer that is not the one of the model's learned embeddings, and for one that has
+    """Raises `Refused` for a tokenizer that is not the one of the model's learned embeddings, and for one that has
     more tokens than the model.
     """
     choice = getattr(task.options, "tokenizer", None)
@@ -79,7 +83,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         return
     if recipe.train.new_tokenizer:
         if choice == "model":
-            raise UsageError(
+            raise Refused(
                 "A new tokenizer is asked for, and the task's tokenizer is the model's own.",
                 "Name another: --set task.tokenizer=bpe (char, byte, wordpiece, FOLDER/, hub:NAME).",
             )
@@ -88,7 +92,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     if choice == "model":
         rows = rows_of(model_dir)
         if rows and len(tokenizer) > rows:
-            raise UsageError(
+            raise Refused(
                 f"The tokenizer in {model_dir} has {len(tokenizer):,} tokens, and the model's vocabulary {rows:,}.",
                 "They do not belong together: bring the tokenizer that the model was trained with.",
             )
@@ -97,7 +101,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         return
     own = vocab.load(model_dir)
     if own.get_vocab() != tokenizer.get_vocab():
-        raise UsageError(
+        raise Refused(
             f"The recipe's tokenizer ({choice}, {len(tokenizer):,} tokens) is not the one that the embeddings of "
             f"{model_dir} belong to ({len(own):,} tokens).",
             "Take the model's own: --set task.tokenizer=model. Or let the embeddings start anew: --new-tokenizer.",

@@ -60,6 +60,7 @@ class History:
     peak: int = 0  # bytes
     started: str = ""
     eval_samples: int | None = None  # how many a training by the clock evaluates on, once that is decided
+    expected_steps: int | None = None  # how many such a training will come to, as was foretold when it began
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> History:

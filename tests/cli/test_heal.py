@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -255,3 +257,44 @@ def test_a_recipe_takes_a_time_whatever_its_warm_up(tmp_path):
     made = recipe_of(lean, Asked(recipe="digits-vit", time="5m", sets=wish), said.append)
     assert (made.train.duration, made.train.schedule.warmup) == ("5m", 0.1) and "3st" in said[0]
     assert recipe_of(lean, Asked(recipe="digits-vit", sets=wish), said.append).train.schedule.warmup == "3st"
+
+
+def test_a_single_class_is_refused_before_a_head_is_spoken_of(tmp_path):
+    data = strangers.pictures(tmp_path / "images", ("ant",))
+    model = strangers.processor(strangers.model(tmp_path / "own", "vit", num_channels=3, image_size=8), 8, 3)
+    done = strangers.healed(model, data, tmp_path / "run")
+    assert done.returncode == 2 and "ant" in done.stderr and "new head" not in done.stderr
+
+
+def test_a_dry_run_says_that_a_tokenizer_is_refused_and_nothing_of_data(tmp_path):
+    data = strangers.texts(tmp_path / "texts")
+    own = strangers.model(tmp_path / "own", "llama")
+    done = strangers.healed(own, data, tmp_path / "run", "--set", "task.tokenizer=char", "--dry-run")
+    assert done.returncode == 2 and "--new-tokenizer" in done.stderr and "not there" not in done.stderr
+
+
+def test_a_healing_that_is_resumed_says_whether_it_helped(tmp_path, monkeypatch):
+    """By the line that `report` prints, which names the run's own recipe and no data."""
+    from leansurgeon.report.evidence.collect import resume_line
+    from leansurgeon.training.update.step import Trainer
+    from tests.support.command_line import leansurgeon
+
+    data = strangers.texts(tmp_path / "texts")
+    lean = strangers.halved(tmp_path / "lean", strangers.model(tmp_path / "source", "llama"))
+    real = Trainer.step
+
+    def interrupted(self, at, batches):
+        if at == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, at, batches)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Trainer, "step", interrupted)
+        stopped = strangers.healed(lean, data, tmp_path / "run", "--set", "train.duration=6st")
+    assert stopped.returncode == 130, stopped.stderr
+    words = resume_line(tmp_path / "run").split()
+    assert "--data" not in words and words[:2] == ["leansurgeon", "retrain"]
+    done = leansurgeon(*words[1:])
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["resumed_after"] == [3]
+    assert "It healed" in done.stderr or "did not help" in done.stderr

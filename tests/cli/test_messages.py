@@ -71,12 +71,30 @@ def test_a_set_that_not_all_arms_take_is_said():
     from leansurgeon.experiment import changed
     from leansurgeon.training.recipe import reading
 
+    before = reading.load("austen-gpt")
     recipe = reading.load("austen-gpt", ["train.optim.lr=5e-4"])
-    (told,) = changed.sentences(recipe, ["train.optim.lr=5e-4", "train.batch=8", "seeds=[0]"])
+    (told,) = changed.sentences(recipe, ["train.optim.lr=5e-4", "train.batch=8", "seeds=[0]"], before)
     took, kept = told.split(";")
     assert re.search(r"changes original, lean-fresh, control-fresh$", took) and "lean, control" in kept
     assert "--set retrain.optim.lr=5e-4" in kept
     reading.load("austen-gpt", ["retrain.optim.lr=5e-4"])
+    same = f"train.optim.lr={before.train.optim.lr}"
+    assert changed.sentences(reading.load("austen-gpt", [same]), [same], before) == []
+
+
+def test_an_experiment_without_a_gpu_is_trained_in_fp32():
+    from leansurgeon.cli.healing import for_device
+    from leansurgeon.training.recipe import reading
+
+    said = []
+    asked = ["train.precision=fp16", "retrain.precision=fp16", "train.compile=true"]
+    made = for_device(reading.load("austen-gpt", asked), cpu=True, say=said.append)
+    assert said == ["There is no GPU to train on: fp32 instead of fp16 and no compile."]
+    for transferred in (False, True):
+        found = made.training(transferred=transferred).train
+        assert (found.precision, found.compile) == ("fp32", False)
+    plain = reading.load("austen-gpt", ["train.precision=bf16"])
+    assert for_device(plain, cpu=True, say=said.append) is plain and len(said) == 1
 
 
 def test_the_three_headline_commands_run_as_they_are_typed(tmp_path, monkeypatch):

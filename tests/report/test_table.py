@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.errors import UsageError
-from leansurgeon.report import humans
+from leansurgeon.report import humans, notes
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.kappa import Bound, kappa_of
 from leansurgeon.report.rows.sections import experiment_section, sections
@@ -280,3 +280,26 @@ def test_a_median_over_layers_is_a_bound_as_soon_as_one_of_them_is() -> None:
     assert kappa_of([measured]).jacobian == Bound(2.0, False)
     measured["layers"][1]["jacobian"]["exact"] = True
     assert kappa_of([measured]).jacobian == Bound(2.0, True)
+
+
+def test_a_run_that_heals_shows_the_model_that_it_leaves():
+    """Three runs of one task: one that got better, one whose best is the model as it was, and one from scratch."""
+    heals = {"recipe": {"name": "digits-vit", "train": {"checkpoint": {"keep_start": True, "keep_best": True}}}}
+    final = {"loss": 0.3, "metric": 0.61}
+    made = [
+        summary(
+            "lean", experiment=None, name=name, final=final, best={"loss": 0.2, "metric": best, "step": step}, **more
+        )
+        for name, best, step, more in (
+            ("healed", 0.72, 90, heals),
+            ("as-it-was", 0.68, 0, heals),
+            ("fresh", 0.9, 9, {}),
+        )
+    ]
+    (section,) = sections(runs(*made))
+    found = {row.name.split()[0]: (row.metric.mean, row.loss.mean) for row in section.rows}
+    assert sorted(found.values()) == [(0.61, 0.3), (0.68, 0.2), (0.72, 0.2)]
+    (alone,) = sections(runs(made[1]))
+    said = " ".join(note.says for note in notes.notes(alone))
+    assert "model/" in said and "as it was" in said and "last step" not in said
+    assert "as it was" not in " ".join(note.says for note in notes.notes(sections(runs(made[0]))[0]))

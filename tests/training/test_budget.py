@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from leansurgeon.training import budget, plan
 from leansurgeon.training.data.limit import Sampled
 from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, dot_model, recipe
@@ -60,7 +62,7 @@ def test_the_whole_command_takes_as_long_as_was_said(tmp_path, clock):
     found, rows, said = timed(tmp_path, began=start - 1.0, clock=clock)
     assert 5.4 < clock.now - start + 1.0 < 6.6
     seen = {row["samples"] for row in rows if row["type"] == "eval"}
-    assert seen == {60}  # of 4 ms each: 4 % of the time for one evaluation
+    assert seen == {30}  # of 4 ms each: 2 % of the time for one evaluation
     assert found["task"]["eval_samples"] == next(iter(seen)) and found["steps"] > 20
     assert any("an epoch of 8 steps" in line for line in said)
 
@@ -88,3 +90,30 @@ def test_a_sample_of_the_evaluation_split_is_spread_over_it():
     assert torch.equal(some, whole[np.arange(0, 100, 11)])
     with pytest.raises(IndexError):
         task.batch("eval", np.array([10]), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize(("steps", "share"), [(1, 1 / 6), (9, 0.5), (36, 1.0), (400, 1.0)])
+def test_few_steps_get_less_of_the_rate(steps, share):
+    optim = {"lr": 1e-3, "full_steps": 36}
+    made = plan.make(recipe(duration=f"{steps}st", optim=optim, schedule={"name": "constant"}).train, 64, 1)
+    assert made.peak == pytest.approx(1e-3 * share) and made.lr(0) == made.peak
+    by_the_clock = plan.make(recipe(duration="9s", optim=optim).train, 64, 1)
+    assert by_the_clock.peak == 1e-3  # nothing is foretold yet
+    assert replace(by_the_clock, expected=steps).peak == pytest.approx(1e-3 * share)
+
+
+def test_a_training_by_the_clock_foretells_its_steps(tmp_path, clock):
+    """A step of 16 samples takes 64 ms; 6 s without evaluations have room for some 80, and 900 would get all."""
+    optim = {"lr": 1e-3, "full_steps": 900}
+    found, rows, said = timed(tmp_path, began=clock.now, clock=clock, optim=optim, schedule={"name": "constant"})
+    rate = next(row["lr"] for row in rows if row["type"] == "train")
+    assert rate == pytest.approx(1e-3 * (found["steps"] / 900) ** 0.5, rel=0.15)
+    assert any(f"{rate:.2g} instead of 0.001" in line for line in said)
+
+
+def test_a_time_that_cannot_be_kept_is_said(tmp_path, clock):
+    """16 evaluation samples take 64 ms, and are looked at before and after one step of 64 ms."""
+    _, _, said = timed(tmp_path, began=clock.now - 3.0, clock=clock, duration="2s")
+    assert any("2s cannot be kept" in line for line in said)
+    assert budget.beyond(60.0, 3.0, 20.0, 5.0) is None
+    assert "64s" in budget.beyond(50.0, 4.0, 40.0, 20.0).replace("1m04s", "64s")

@@ -1,4 +1,4 @@
-"""fp32 with all its digits. Imports torch."""
+"""fp32 with all its digits, and bf16 where the hardware multiplies in it. Imports torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+NARROW = 256  # below this width products in bf16 gain nothing on a CPU
 
 
 def forbid_tf32() -> tuple[str, bool]:
@@ -36,3 +38,11 @@ def full_fp32() -> Iterator[None]:
         yield
     finally:
         allow(*before)
+
+
+def has_bf16(device: str) -> bool:
+    """Whether matrix products in bf16 are done by the hardware itself."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return device == "cpu" and any(getattr(torch.cpu, name, bool)() for name in known)

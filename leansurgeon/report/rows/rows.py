@@ -128,12 +128,12 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         role=role,
         control_of=control_of,
         seeds=tuple(run.summary.seed for run in runs),
-        metric=over(lambda s: metric(s.final)) or best,
+        metric=over(lambda s: metric(kept(s))) or best,
         best=best,
         before=over(lambda s: metric(s.before)),
         test=over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)),
         test_last=over(lambda s: s.test and metric(s.test.last)),
-        loss=over(lambda s: s.final and s.final.loss),
+        loss=over(lambda s: (found := kept(s)) and found.loss),
         parameters=first.parameters,
         reference_parameters=first.parameters_of_source,
         parts=first.parts,
@@ -155,6 +155,25 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         precision=head.precision,
         runs=tuple(runs),
     )
+
+
+def heals(summary: Summary) -> bool:
+    """Whether the run was to make a model better that was there: what it was counts as a result, too."""
+    train = summary.recipe.get("train")
+    saved = train.get("checkpoint") if isinstance(train, Mapping) else None
+    return isinstance(saved, Mapping) and saved.get("keep_start") is True and saved.get("keep_best") is not False
+
+
+def kept_start(summary: Summary) -> bool:
+    """Whether a run that heals leaves the model as it was."""
+    return heals(summary) and summary.best is not None and summary.best.step == 0
+
+
+def kept(summary: Summary) -> Scores | None:
+    """The scores that stand for a run: of the last step, which nothing has chosen; of healing those of the model that
+    it leaves in model/.
+    """
+    return summary.best or summary.final if heals(summary) else summary.final
 
 
 def metric(scores: Scores | None) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted, fit_examples
 
 BETAS = (0.9, 0.98)
@@ -21,7 +22,6 @@ WARMUP = 10  # steps
 STEP_TOKENS = 1_024  # real or not; an image's patches count as they come
 LEAST_GAIN = 0.02  # of the guard's error; below it the span grows no further
 GENTLER = 0.25  # of the rate, once, where the guard did not gain at all
-NARROW = 256  # hidden states below this width gain nothing from products in bf16
 EPOCHS = 8  # times that a sample is seen in one phase at most
 
 
@@ -71,11 +71,3 @@ def products(hidden: Tensor) -> Callable[[], AbstractContextManager]:
     if hidden.shape[-1] < NARROW or not has_bf16(device):
         return nullcontext
     return lambda: torch.autocast(device, torch.bfloat16)
-
-
-def has_bf16(device: str) -> bool:
-    """Whether matrix products in bf16 are done by the hardware itself."""
-    if device == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return device == "cpu" and any(getattr(torch.cpu, name, bool)() for name in known)

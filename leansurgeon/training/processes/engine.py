@@ -83,12 +83,12 @@ def check_parallel(train: Train, processes: int, say: Callable[[str], None]) -> 
     if train.precision == "fp16":
         raise UsageError(
             "fp16 scales its losses, and fsdp2 would let every process scale by itself.",
-            "Use --set train.precision=bf16, or train.parallel=ddp.",
+            "Use --set train.precision=bf16 or --set train.parallel=ddp.",
         )
     if train.optim.name == "lamb":
         raise UsageError(
             "lamb needs the norm of every whole weight, and with fsdp2 a process has only a part of it.",
-            "Use --set train.optim.name=adamw, or train.parallel=ddp.",
+            "Use --set train.optim.name=adamw or --set train.parallel=ddp.",
         )
     return True
 

@@ -139,8 +139,13 @@ def labels_in(names: list[str], column: str) -> list[str]:
 
 def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] | None, tuple[str, ...], bool]:
     """The model's own names for its outputs where the data speaks of the same classes (None: the order of the data's
-    names is taken); what to say; and whether a new head is needed.
+    names is taken); what to say; and whether a new head is needed. Raises `UsageError` for fewer than two classes.
     """
+    if len(labels) < 2:
+        raise UsageError(
+            f"A classifier needs two classes or more, and the data has {plural(len(labels), what.removesuffix('s'))}"
+            f"{': ' + labels[0] if labels else ''}."
+        )
     given = source.config.get("id2label") or source.config.get("label_names") or {}
     pairs = enumerate(given) if isinstance(given, list) else ((int(key), name) for key, name in given.items())
     own = [str(name) for _, name in sorted(pairs)]

@@ -27,7 +27,8 @@ LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
 FRESH = 5.0  # times that, for weights that have learned nothing
 ALONE = 0.5  # times that, without a teacher
-EMBEDDED = 0.3  # times that, for embeddings, which a refit has brought close: at 0.5 the first 40 steps only lead away
+FULL = {"features": 480}  # steps from which the rate is right; embeddings, which a refit has brought close, heal in
+FEW = 24  # 40 steps best at 0.3 of it and in 120 at 0.5, so that it goes with the root; others heal in as few as this
 ADAPTED = 5.0  # times that, for low-rank adapters
 LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
 
@@ -114,25 +115,29 @@ def settings(
     width = source.shape.stages[-1].width
     here = machine.look()
     matrices = source.parameters.total - source.parameters.embeddings
-    batch = machine.batch(kind, matrices, tokens, here, samples)
+    seconds = parse_duration(asked.time).seconds if asked.time else None
+    batch = machine.batch(kind, matrices, tokens, here, samples, seconds)
     micro = machine.micro(source, kind, tokens, here, taught=found.name is not None)
     factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and found.name is None else 1.0)
-    factor *= EMBEDDED if kind == "features" else 1.0
     lr = RATE * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
     duration = asked.time or LENGTHS.get(kind, "1ep")
     train: dict[str, Any] = {
         "duration": duration,
         "batch": batch,
         **({"micro_batch": micro} if micro < batch else {}),
-        "precision": "bf16" if here.bf16 else "fp32",
+        "precision": machine.precision(source, here),
         "optim": {"name": "adamw", "lr": float(f"{lr:.2g}"), "betas": [0.9, 0.98 if tokens else 0.999]},
         "schedule": {"name": "cosine", "warmup": 0.05, "min_lr": 0.0},
         "eval": {"every": evaluated_every(duration), "batch": min(micro, 64)},
         "log_every": 10 if here.gpu else 2,
     }
+    if source.learned and not new_head and not any(text.startswith("train.optim.lr=") for text in asked.sets):
+        train["optim"]["full_steps"] = FULL.get(kind, FEW)
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if found.name is not None:
         train["distill"] = found.settings(kind)
+        if found.own and not (new_head or asked.lora) and (count := teacher.untouched(source)):
+            train["frozen_blocks"] = count
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     if asked.new_tokenizer:
         train["new_tokenizer"] = True

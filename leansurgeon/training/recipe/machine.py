@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from leansurgeon.checkpoints.source import Source
 
 STEP = {"cpu": 1e12, "gpu": 5e13}  # operations of an optimizer step that are worth waiting for
+SPEED = {"cpu": 1e11, "gpu": 2e13}  # operations a second, of a small machine
+STEPS = 40  # that a training by the clock should have at least
+PATCHES = 197  # tokens of an image, nearly always
 TOKENS = {"cpu": (512, 4_096), "gpu": (4_096, 65_536)}  # least and most of a step
 SENTENCES = {"cpu": 32, "gpu": 256}
 CLASSIFIED = {"cpu": 32, "gpu": 64}
@@ -33,23 +36,40 @@ def look() -> Machine:
     """This machine: its first GPU, or where it has none its processor."""
     import torch
 
+    from leansurgeon.measure.costs.precision import has_bf16
+
     if torch.cuda.is_available():
         return Machine(True, torch.cuda.get_device_properties(0).total_memory, torch.cuda.is_bf16_supported())
-    return Machine(False, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), False)
+    return Machine(False, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), has_bf16("cpu"))
 
 
-def batch(kind: str, matrices: int, tokens: int | None, here: Machine, samples: int) -> int:
+def precision(source: Source, here: Machine) -> str:
+    """bf16 where the hardware multiplies in it, and on a CPU where matrices are large enough to gain by it."""
+    from leansurgeon.measure.costs.precision import NARROW
+
+    wide = max(stage.width for stage in source.shape.stages) >= NARROW
+    return "bf16" if here.bf16 and (here.gpu or wide) else "fp32"
+
+
+def batch(
+    kind: str, matrices: int, tokens: int | None, here: Machine, samples: int, seconds: float | None = None
+) -> int:
     """Samples of an optimizer step: as many as are worth a step of `STEP` operations (`matrices` parameters are
     multiplied with every token, forward, backward and once more by the teacher), a power of two, and so few that
-    an epoch has 8 steps.
+    an epoch has 8 steps, and `seconds` some `STEPS`.
     """
+    a_token = 8 * max(1, matrices)
+    worth = STEP[here.word] if seconds is None else min(STEP[here.word], seconds * SPEED[here.word] / STEPS)
     if kind in ("causal-lm", "masked-lm"):
         least, most = TOKENS[here.word]
-        wanted = min(most, max(least, STEP[here.word] / (8 * max(1, matrices)))) / (tokens or 1)
+        least = least if worth == STEP[here.word] else 1
+        wanted = min(most, max(least, worth / a_token)) / (tokens or 1)
     elif kind == "features" and tokens:
         wanted = SENTENCES[here.word]
     else:
         wanted = CLASSIFIED[here.word] * (1 if tokens else 2)
+    if seconds is not None:
+        wanted = min(wanted, seconds * SPEED[here.word] / STEPS / (a_token * (tokens or PATCHES)))
     return power_of_two(min(wanted, max(1, samples // 8)))
 
 

@@ -30,6 +30,7 @@ class Optim(Strict):
 
     name: Literal["adamw", "adam", "sgd", "lamb"] = "adamw"
     lr: float = Field(gt=0)
+    full_steps: int | None = Field(default=None, ge=1)  # fewer steps than that get less: lr * sqrt(steps / full_steps)
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -161,6 +162,7 @@ class Train(Strict):
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
     dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
+    frozen_blocks: int = Field(default=0, ge=0)  # so many of the first blocks, and what is before them, are not trained
     drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
     mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leansurgeon.checkpoints import whereabouts
@@ -106,3 +106,18 @@ def answers(source: Source) -> tuple[str, int | None]:
     ending = name[name.find("For") :] if "For" in name else "LM" if name.endswith("LMHeadModel") else name
     outputs = calibration.outputs(source) or source.architecture.flat(source.config).get("vocab_size")
     return ("timm" if source.architecture.library == "timm" else ending), outputs
+
+
+def untouched(source: Source) -> int:
+    """How many of the first blocks are as the teacher has them, so that they need no healing: those before the one that
+    stands for dropped ones behind it. At most half of all, and none where more than the depth was changed.
+    """
+    record = source.record
+    if record is None or record.before is None or record.after is None or len(record.after.stages) != 1:
+        return 0
+    (stage,), (was, *rest) = record.after.stages, record.before.stages
+    kept = record.layers
+    if rest or replace(stage, depth=was.depth) != was or len(kept) != stage.depth:
+        return 0
+    own = sum(1 for number, layer in enumerate(kept) if layer == number)  # the first ones alone keep their number
+    return min(max(0, own - 1), stage.depth // 2)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.settings import Distill, Train
 
 _IGNORED = -100
+_AT_ONCE = (2**26, 2**19)  # logits in fp32 at once: on a GPU, and on a CPU so many that its cache holds them
 FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
 
 
@@ -145,11 +146,41 @@ def pooled(states: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
 def divergence(
     logits: torch.Tensor, taught: torch.Tensor, counted: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
-    """T^2 times the sum of KL(teacher || student) in nats over the places `counted` (...); logits are (..., C)."""
-    student = F.log_softmax(logits.float() / temperature, dim=-1)
-    teacher = F.log_softmax(taught.float() / temperature, dim=-1)
-    each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-    return temperature**2 * torch.where(counted, each, 0).sum()  # choosing rows by the mask would wait for the GPU
+    """T^2 times the sum of KL(teacher || student) in nats over the places `counted` (...); logits are (..., C). Only
+    the student's have a gradient.
+    """
+    classes = logits.shape[-1]
+    rows = logits.reshape(-1, classes), taught.reshape(-1, classes), counted.reshape(-1)
+    return temperature**2 * _Divergence.apply(*rows, temperature)
+
+
+class _Divergence(torch.autograd.Function):
+    """The sum over rows (N, C), a few rows at a time, with its gradient: copies of all logits in fp32, which are as
+    wide as the vocabulary, would cost more time on a CPU than a layer does.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_NC: torch.Tensor, taught_NC: torch.Tensor, counted_N: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        total, gradient_NC = logits_NC.new_zeros((), dtype=torch.float32), torch.empty_like(logits_NC)
+        step = max(1, _AT_ONCE[logits_NC.device.type == "cpu"] // logits_NC.shape[-1])
+        for start in range(0, len(logits_NC), step):
+            part = slice(start, start + step)
+            weight = counted_N[part].float()[:, None]
+            student = F.log_softmax(logits_NC[part].float() / temperature, dim=-1)
+            teacher = F.log_softmax(taught_NC[part].float() / temperature, dim=-1)
+            wanted = teacher.exp()
+            # Choosing rows by the mask would wait for the GPU; what is no number where nothing counts stays out.
+            each = torch.where(counted_N[part], (wanted * (teacher - student)).sum(-1), 0)
+            total += each.sum()
+            gradient_NC[part] = (student.exp_() - wanted) * (weight / temperature)
+        ctx.save_for_backward(gradient_NC)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, above: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.saved_tensors[0] * above, None, None, None
 
 
 def scored(labels: torch.Tensor, dimensions: int) -> torch.Tensor:

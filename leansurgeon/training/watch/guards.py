@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MOST_ROLLBACKS = 3
 MOST_SKIPPED = 20  # steps in a row
 _LEAST_SCALE = 2.0**-10  # of fp16's losses; below it every step was infinite for long
+LESS = "Try --set train.precision=bf16 or --set train.activation_checkpointing=true, or a smaller model."
+SMALLER = ("the model", LESS)
 PROBED = ("cuda", "xpu")  # kinds of device that raise when their memory is used up
 
 
@@ -108,7 +110,7 @@ def fit_memory(
             name = engine.device_name(trainer.accelerator)
             raise OutOfMemory(
                 f"{name} has too little memory for a micro batch of {now.micro}.",
-                "Try --set train.activation_checkpointing=true, train.precision=bf16, or a smaller model.",
+                LESS,
             )
         say(f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
         trainer.plan = less
@@ -126,9 +128,6 @@ def memory_explained(accelerator: Accelerator, advice: Callable[[], tuple[str, s
             raise
         what, hint = advice()
         raise OutOfMemory(f"{engine.device_name(accelerator)} has too little memory for {what}.", hint) from error
-
-
-SMALLER = ("the model", "Try --set train.precision=bf16 or train.activation_checkpointing=true, or a smaller model.")
 
 
 def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:

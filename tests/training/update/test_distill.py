@@ -29,6 +29,24 @@ def test_divergence_is_the_closed_form():
     assert distill.divergence(teacher, teacher, counted).item() == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.parametrize("at_once", [7, 2**19])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_divergence_and_its_gradient_are_torchs_own(at_once, kind, monkeypatch):
+    """A few rows at a time or all of them; 2 x 5 places of 11 classes, of which some do not count."""
+    monkeypatch.setattr(distill, "_AT_ONCE", (at_once, at_once))
+    draw = torch.Generator().manual_seed(0)
+    student, teacher = (4 * torch.randn(2, 5, 11, generator=draw) for _ in range(2))
+    student, teacher = student.to(kind).requires_grad_(), teacher.to(kind)
+    counted = torch.rand(2, 5, generator=draw) < 0.7
+    made = distill.divergence(student, teacher, counted, 1.7)
+    (gradient,) = torch.autograd.grad(3 * made, student)
+    logs = [torch.log_softmax(logits.double() / 1.7, -1) for logits in (student, teacher)]
+    wanted = 1.7**2 * (logs[1].exp() * (logs[1] - logs[0])).sum(-1)[counted].sum()
+    (theirs,) = torch.autograd.grad(3 * wanted, student)
+    assert made.item() == pytest.approx(wanted.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, theirs, rtol=1e-2 if kind == torch.bfloat16 else 1e-4, atol=1e-5)
+
+
 def test_the_recipes_temperature_and_share_are_those_of_the_loss():
     """Hinton's loss by hand, from the outputs of two models on five samples."""
     task, student, teacher = Dots(), dot_model(0), dot_model(1)
