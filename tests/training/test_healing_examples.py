@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file
 
 from leansurgeon import tasks
-from tests.support import strangers
+from tests.support.models import strangers
 
-HEALING = Path(__file__).parent.parent / "examples" / "healing"
+HEALING = Path(__file__).parents[2] / "examples" / "healing"
 
 
 def ran(monkeypatch, name: str, *arguments: object) -> None:
