@@ -12,8 +12,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.training.recipe import from_model, machine, teacher
 from leansurgeon.training.update import frozen
-from tests.support.models import strangers
 from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
 
 AMX = machine.Machine(gpu=False, memory=2**34, bf16=True)
 
