@@ -34,6 +34,8 @@ ORDER = [
     "ending",
     "streams",
     "version",
+    "clock",
+    "progress",
 ]
 GROUND = {"models": set(), "tasks": {"errors", "reading", "version"}}
 USES_GROUND = {

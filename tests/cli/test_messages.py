@@ -83,7 +83,7 @@ def test_a_set_that_not_all_arms_take_is_said():
 
 
 def test_an_experiment_without_a_gpu_is_trained_in_fp32():
-    from leansurgeon.cli.healing import for_device
+    from leansurgeon.commands.healing import for_device
     from leansurgeon.training.recipe import reading
 
     said = []
