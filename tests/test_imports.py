@@ -35,7 +35,6 @@ ORDER = [
     "streams",
     "version",
     "clock",
-    "progress",
 ]
 GROUND = {"models": set(), "tasks": {"errors", "reading", "version"}}
 USES_GROUND = {
