@@ -210,7 +210,7 @@ def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
     from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.check import compare as comparison
 
-    lines = [plan_table(decided.plan)]
+    lines = [*first_words(decided, record), plan_table(decided.plan)]
     if choices := decided_table(record.decided if record else decided.record):
         lines += ["", choices]
     if record is None:
@@ -221,6 +221,18 @@ def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
     if record.starts:
         lines += ["", comparison.table(record.starts, decided.calibration)]
     return "\n".join(lines)
+
+
+def first_words(decided: Decided, record: SurgeryRecord | None) -> list[str]:
+    """The verdict, before all numbers; nothing where the result was not compared with what it was cut from."""
+    from leansurgeon.report.tables.in_words import verdict
+
+    plan = decided.plan
+    if record is None or record.proof is None or not plan.source.learned or plan.init == "fresh":
+        return []
+    saved = 1 - plan.parameters_after.total / max(1, plan.parameters_before.total)
+    told = verdict(plan.before, plan.after, record.proof.compared, record.language, saved)
+    return [*wrap(told), ""] if told else []
 
 
 def compared(decided: Decided, record: SurgeryRecord) -> list[str]:

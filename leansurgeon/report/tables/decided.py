@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from leansurgeon.checkpoints.record import Proof
 from leansurgeon.errors import short
+from leansurgeon.report.tables.in_words import criteria
 from leansurgeon.words import ranges, wrap
 
 
@@ -44,6 +45,8 @@ def tried(decided: dict[str, Any]) -> str:
     note = f"{judged.capitalize()} of the {what} on guard samples after the refit; * is taken."
     if {c.get("data") for c in found} == {"part", "all"}:
         note += " The sets first compete on a part of the data, the best ones again on all of it."
+    told = criteria(c["criterion"] for c in found)
+    note += f" {told[0].upper()}{told[1:]}." if told else ""
     return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
+from leansurgeon.report.tables.in_words import exactness
 from leansurgeon.report.tables.next_steps import next_steps
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.words import wrap
@@ -52,6 +53,8 @@ def plan_table(plan: Plan) -> str:
     lines += wrap(plan.why + ".")
     for step in plan.operators:
         lines += wrap(f"- {step.name} ({step.exactness}): {step.says}", indent="  ")
+    if told := exactness(step.exactness for step in plan.operators):
+        lines += wrap(f"{told}.")
     if not plan.operators:
         lines.append("- nothing to do: the shape is the source's own")
     lines += next_steps(before, after, plan.cannot_hold)

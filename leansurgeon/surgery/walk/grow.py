@@ -113,7 +113,7 @@ class Growing:
             fitted = self.fit(filled, {part: p.examples(mark.goals[end][part]) for part, p in pieces.items()}, phase)
             self.ground.say(
                 f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
-                f"{fitted.before:.4f} before, {min(fitted.before, fitted.after):.4f} now"
+                f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
             )
             found.append({"until": end, **fitted.as_dict()})
             if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
