@@ -120,6 +120,14 @@ def phase(title: str, total: int, rate: str, screen: Screen) -> Iterator[Callabl
     """A piece of work of `total` units, which is shown where it takes longer than a moment; call what is given once a
     unit. `rate` names units per second.
     """
+    try:
+        yield _advancing(title, total, rate, screen)
+    finally:
+        screen.clear()
+
+
+def _advancing(title: str, total: int, rate: str, screen: Screen) -> Callable[[], None]:
+    """What is called once a unit, and shows how far it is."""
     began, done = screen.clock(), 0
 
     def advance() -> None:
@@ -130,10 +138,7 @@ def phase(title: str, total: int, rate: str, screen: Screen) -> Iterator[Callabl
         screen.show(f"{title}: {done:,}/{total:,}  {rate_text(done / spent, rate)}  eta {left}", done / max(1, total))
 
     screen.begin()
-    try:
-        yield advance
-    finally:
-        screen.clear()
+    return advance
 
 
 def say(text: str) -> None:
@@ -144,17 +149,22 @@ def say(text: str) -> None:
         print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)
 
 
+def screen_of(talk: Callable[[str], None]) -> Screen:
+    """Where `talk` speaks: the terminal itself for `say`, so that a bar can be drawn; else line by line."""
+    return Screen(None if talk is say else talk, quiet=os.environ.get("RANK", "0") != "0")
+
+
 def counted(name: str, total: int) -> Callable[[], None]:
-    """A line every ten seconds: how far, and about how long still."""
-    started, told, done = time.monotonic(), time.monotonic(), 0
+    """A bar on a terminal, elsewhere a line every ten seconds; it goes with the last unit."""
+    screen, left = screen_of(say), total
+    advance = _advancing(name, total, "a second", screen)
 
     def step() -> None:
-        """One more is done; says how far it is every few seconds."""
-        nonlocal told, done
-        done += 1
-        if time.monotonic() - told > PLAIN_EVERY:
-            told = time.monotonic()
-            left = (told - started) / done * (total - done)
-            say(f"{name}: {done} of {total}, about {left:.0f} s left")
+        """One more is done."""
+        nonlocal left
+        left -= 1
+        advance()
+        if left <= 0:
+            screen.clear()
 
     return step

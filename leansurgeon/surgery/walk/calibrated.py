@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.progress import phase, screen_of
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
@@ -197,21 +198,26 @@ def compete(
 def walk(ground: Ground, view: View, students: list[Student]) -> Stream:
     """Teacher and students from the first layer to the last. Returns the teacher's stream of the guard behind it."""
     streams = view.streams(ground.teacher)
-    for layer in range(ground.teacher.depth):
-        ground.fill(layer)
-        due = [s for s in students if s.until == layer]
-        lesson = teach(ground, streams, layer, due)
-        for part in PARTS:
-            check_finite(lesson.outputs[part], f"behind layer {layer}")
-        if due:
-            names = ", ".join(dict.fromkeys(str(s.at) for s in due))
-            ground.say(f"  source layer {layer}: {len(due)} of {len(students)} candidates at new layer {names}")
-        for student in due:
-            student.take(lesson)
-        ground.teacher.empty(layer)
-        for part, stream in streams.items():
-            stream.advance(lesson.outputs[part])
+    title = f"blocks of {plural(len(students), 'candidate')}"
+    with phase(title, ground.teacher.depth, "blocks/s", screen_of(ground.say)) as advance:
+        for layer in range(ground.teacher.depth):
+            _through(ground, streams, layer, students)
+            advance()
     return streams["guard"]
+
+
+def _through(ground: Ground, streams: dict[str, Stream], layer: int, students: list[Student]) -> None:
+    """One source layer: the teacher's states behind it, and the new layers of the students that stand for it."""
+    ground.fill(layer)
+    due = [s for s in students if s.until == layer]
+    lesson = teach(ground, streams, layer, due)
+    for part in PARTS:
+        check_finite(lesson.outputs[part], f"behind layer {layer}")
+    for student in due:
+        student.take(lesson)
+    ground.teacher.empty(layer)
+    for part, stream in streams.items():
+        stream.advance(lesson.outputs[part])
 
 
 def teach(ground: Ground, streams: Mapping[str, Stream], layer: int, due: list[Student]) -> Lesson:

@@ -124,6 +124,24 @@ def test_progress_rewrites_its_line_on_a_terminal_only():
     assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
 
 
+def test_measures_show_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+    from leansurgeon import progress
+
+    terminal, spoken = _Terminal(), []
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    monkeypatch.setattr(progress.sys, "stderr", terminal)
+    step = progress.counted("heads", 3)
+    for _ in range(3):
+        step()
+    drawn = terminal.getvalue()
+    assert all(f"heads: {n}/3" in drawn for n in (1, 2, 3)) and drawn.endswith("\x1b[2K")
+    assert progress.screen_of(progress.say).rewrites and not progress.screen_of(spoken.append).rewrites
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
+    with progress.phase("blocks", 2, "blocks/s", progress.screen_of(spoken.append)) as advance:
+        advance()
+    assert [line.split("  ")[0] for line in spoken] == ["blocks: 1/2"]
+
+
 def test_a_phase_is_shown_where_it_takes_longer_than_a_moment():
     for seconds, lines in ((0.1, []), (4.0, ["Evaluating: 3/5  0.2 batches/s  eta 8s"])):
         now, file = [0.0], io.StringIO()
