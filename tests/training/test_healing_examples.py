@@ -32,6 +32,9 @@ def texts(tmp_path):
 def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, tmp_path, texts, monkeypatch, capsys):
     own = tmp_path / "own"
     source = strangers.encoder(own) if kind == "encoder" else strangers.model(own, kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(7)  # a word that may as well hide others
+    tokenizer.save_pretrained(source)
     made = tmp_path / "made"
     ran(monkeypatch, "plain_trainer.py", source, texts, "-o", made, "--time", "6s", "--tokens", 16, "--lr", "1e-2")
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
