@@ -1,4 +1,4 @@
-"""Cut a trained transformer from Python: plan, look at the plan, carry it out, load the result with plain transformers.
+"""Cut a trained transformer from Python: plan, look at the plan, cut, load the result with plain transformers.
 
 Run: python examples/shrink_a_checkpoint.py [FOLDER]      without FOLDER a tiny random Llama stands in for a checkpoint
 """
@@ -9,11 +9,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from leansurgeon.checkpoints import open_source
-from leansurgeon.report.tables.plan import plan_table
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+import leansurgeon
 
 
 def tiny_checkpoint(folder: Path) -> Path:
@@ -31,14 +27,14 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 def main() -> None:
     work = Path(tempfile.mkdtemp())
-    source = open_source(sys.argv[1] if len(sys.argv) > 1 else str(tiny_checkpoint(work / "source")))
-    steps = plan(source, Wanted(heads="2x", layers=str(source.shape.depth // 2)), seed=0)
-    print(plan_table(steps))
-    carry_out(steps, work / "lean")
+    source = sys.argv[1] if len(sys.argv) > 1 else tiny_checkpoint(work / "source")
+    layers = leansurgeon.plan(source).before.shape.depth // 2
+    print(leansurgeon.plan(source, heads="2x", layers=layers))
+    cut = leansurgeon.shrink(source, heads="2x", layers=layers, uncalibrated=True, out=work / "lean", progress=False)
 
-    model = AutoModelForCausalLM.from_pretrained(work / "lean")
-    assert sum(p.numel() for p in model.parameters()) == steps.parameters_after.total
-    print(f"\nplain transformers loads {work / 'lean'}: {steps.parameters_after.total:,} parameters")
+    model = AutoModelForCausalLM.from_pretrained(cut.folder)
+    assert sum(p.numel() for p in model.parameters()) == cut.parameters
+    print(f"\nplain transformers loads {cut.folder}: {cut.parameters:,} parameters")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -54,7 +55,7 @@ def plan(
     >>> import leansurgeon
     >>> found = leansurgeon.plan("vit-b", heads=16, layers=7)
     >>> found.before.parameters.total, found.after.parameters.total
-    (86567656, 61328104)
+    (86567656, 56638696)
     """
     from leansurgeon.commands import plan as command
     from leansurgeon.surgery.plan.wanted import Wanted
@@ -65,7 +66,8 @@ def plan(
     held = given.written(source) if given.is_model(source) else None
     name = str(held.folder) if held else given.place(source)
     with trusting(trust_remote_code):
-        return Plan(command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle))
+        found = command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle)
+    return Plan(replace(found, source=held.folder.name) if held else found)
 
 
 @overload
@@ -78,7 +80,7 @@ def shrink(
     *,
     heads: Number | None = None,
     layers: Number | None = None,
-    params: int | str | None = None,
+    params: int | float | str | None = None,
     head_dim: int | str = "auto",
     mlp_dim: Number | None = None,
     mlp_ratio: float | str | Sequence[float] | None = None,
@@ -100,8 +102,6 @@ def shrink(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] = "runs",
-    device: str = "auto",
-    resume: bool = False,
     force: bool = False,
     tokenizer: object | None = None,
     tower: str | None = None,
@@ -143,7 +143,7 @@ def shrink(
         data=given.data(data),
         samples=samples,
         judge=given.data(judge, "judge"),
-        params=None if params is None else str(params),
+        params=share(params),
         compare=compare,
         proof=proof,
         seed=seed,
@@ -152,13 +152,20 @@ def shrink(
         force=force,
         tower=tower,
         allow_pickle=allow_pickle,
-        device=device,
-        resume=resume,
     )
     with trusting(trust_remote_code):
         if given.is_model(source):
             return of_model(source, tokenizer, wanted, how, asked, progress)
         return cut_of(command.shrink(given.place(source), wanted, how, asked, speaker(progress)))
+
+
+def share(params: float | str | None) -> str | None:
+    """A number of parameters, or a share of them, as `--params` takes it.
+
+    >>> share(0.7), share(60_000_000), share("-30%")
+    ('70%', '60000000', '-30%')
+    """
+    return f"{100 * params:g}%" if isinstance(params, float) and 0 < params < 1 else params and str(params)
 
 
 def cut_of(found: Shrunk, held: tuple[object, ...] = ()) -> Cut:
@@ -170,8 +177,6 @@ def of_model(
     source: torch.nn.Module, tokenizer: object | None, wanted: Wanted, how: Method, asked: Asked, progress: Progress
 ) -> torch.nn.Module:
     """The same for a model in memory, by way of two folders."""
-    from dataclasses import replace
-
     from leansurgeon.commands.shrink import shrink as carry_out
 
     held = [given.written(source, tokenizer)]

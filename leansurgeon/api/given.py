@@ -12,7 +12,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,8 @@ from leansurgeon.reading import modelcard
 if TYPE_CHECKING:
     import torch
 
-Labelled = tuple[str, "str | int"]
-Data = "str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]] | Sequence[Labelled]"
+Labelled = tuple[str, str | int]
+Data = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]] | Sequence[Labelled]
 
 
 def is_model(value: object) -> bool:
@@ -59,15 +60,9 @@ class Copy:
     def __init__(self) -> None:
         from leansurgeon.checkpoints.publish.leftovers import scratch
 
-        self._held = ExitStack()
-        self.folder = self._held.enter_context(scratch())
-
-    def close(self) -> None:
-        """Take the folder away."""
-        self._held.close()
-
-    def __del__(self) -> None:
-        self.close()
+        held = ExitStack()
+        self.folder = held.enter_context(scratch())
+        self.close = weakref.finalize(self, held.close)  # takes the folder away
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copy:
         return self
@@ -95,15 +90,15 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     folder = kept.folder / name_of(model)
     folder.mkdir()
     kept.folder = folder
-    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained"):
+    adapters = hasattr(model, "merge_and_unload")
+    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained") and not adapters:
         save_transformers(model, folder)
     elif isinstance(getattr(model, "pretrained_cfg", None), Mapping):
         save_timm(model, folder)
     else:
-        wrapped = "merge_and_unload()" if hasattr(model, "merge_and_unload") else None
         raise UnsupportedModel(
             f"A {type(model).__name__} is neither a model of transformers nor of timm.",
-            f"Merge its adapters first: model.{wrapped}." if wrapped else "Save it, and give its folder.",
+            "Merge its adapters first: model.merge_and_unload()." if adapters else "Save it, and give its folder.",
         )
     home, name = (made.folder, None) if made is not None else home_of(model)
     if home is not None:
@@ -112,8 +107,19 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
     if made is not None and made.record is not None:
-        record.write(folder, made.record)
+        anew = made.record.initialised == record.FRESH and moved(model, made.folder)
+        record.write(folder, made.record.trained() if anew else made.record)
     return kept
+
+
+def moved(model: torch.nn.Module, folder: Path) -> bool:
+    """Whether somebody trained a model since it was loaded from its folder; one that is gone cannot say no."""
+    from leansurgeon.commands.load import load
+
+    if not (folder / "config.json").is_file():
+        return True
+    before, now = load(str(folder)).state_dict(), model.state_dict()
+    return any(not now[key].cpu().equal(value) for key, value in before.items() if key in now)
 
 
 def save_transformers(model: torch.nn.Module, folder: Path) -> None:

@@ -57,7 +57,9 @@ def kappa(
         found = command.kappa(name, named, speaker(progress), counter(progress), **asked, allow_pickle=allow_pickle)
         if named is None:
             command.keep(name, found, speaker(progress))
-        return Kappa(found)
+    if given.is_model(model):
+        found["name"] = Path(name).name
+    return Kappa(found)
 
 
 @public
@@ -112,6 +114,8 @@ def heads(
             name, given.data(data), options, pruning, say, counter(progress), samples=samples, allow_pickle=allow_pickle
         )
         command.keep(name, found, say)
+    if given.is_model(model):
+        found.document["model"] = Path(name).name
     if found.record is None or found.folder is None:
         return Heads(found.document)
     return Heads(found.document, Cut(found.folder, found.record, found.document["prune"], found.told()))
@@ -122,7 +126,7 @@ def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: E
     if not given.is_model(model):
         return given.place(model, "model")
     kept = given.written(model, tokenizer)
-    stack.callback(kept.close)
+    stack.callback(lambda: kept.close())  # it lives as long as somebody holds it
     return str(kept.folder)
 
 
@@ -138,7 +142,7 @@ def diff(
 
     >>> import leansurgeon
     >>> found = leansurgeon.diff("vit-b", "deit-b").found
-    >>> found.a["parameters"]["total"] - found.b["parameters"]["total"]
+    >>> found.a.parameters.total - found.b.parameters.total
     0
     """
     from leansurgeon.checkpoints.diff import diff as compare

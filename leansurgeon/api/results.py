@@ -5,12 +5,13 @@ document of its --json.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.api.surface import public
+from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 
 RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` or `Trained`
@@ -51,7 +52,7 @@ class Plan:
     def __str__(self) -> str:
         from leansurgeon.report.tables.costs import costs_table
 
-        return costs_table(self.costs)
+        return costs_table(replace(self.costs, source=short(self.costs.source, 32)))
 
 
 class Folder:

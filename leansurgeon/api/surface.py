@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -47,7 +47,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-def in_python(text: str, known: dict[str, inspect.Parameter] | object) -> str:
+def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:
     """A message of the commands with arguments in place of flags; flags that the function lacks stay.
 
     >>> def shrink(data=None, force=False, proof=True, out=None): ...
@@ -59,16 +59,16 @@ def in_python(text: str, known: dict[str, inspect.Parameter] | object) -> str:
         """The argument that a flag stands for."""
         name = found[2].replace("-", "_")
         name = NAMES.get(name, name)
-        parameter = known.get(name) if hasattr(known, "get") else None
+        parameter = known.get(name)
         if parameter is None:
             return found[0]
         return f"{name}={'False' if found[1] else 'True' if isinstance(parameter.default, bool) else ''}"
 
-    if hasattr(known, "get") and known.get("private"):
+    if "private" in known:
         text = text.replace("--public", "private=False")
     said = FLAG.sub(argument, text)
     said = re.sub(r"(?<=\w=) (?=\S)", "", said)  # `data= DATA`
-    return re.sub(r"(?<![\w-])-o\b", "out=", said) if hasattr(known, "get") and known.get("out") else said
+    return re.sub(r"(?<![\w-])-o\b", "out=", said) if "out" in known else said
 
 
 def speaker(progress: Progress) -> Say:

@@ -97,9 +97,6 @@ class Tower(StrEnum):
 
 
 WhichTower = Annotated[Tower | None, typer.Option("--tower", help="Which part of a model of several is meant.")]
-WhichDevice = Annotated[
-    str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")
-]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
 PushTo = Annotated[
     str | None,

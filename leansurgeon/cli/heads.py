@@ -8,17 +8,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import (
-    AllowPickle,
-    Public,
-    PushTo,
-    TrustRemoteCode,
-    WhichDevice,
-    destination,
-    progress,
-    pushed,
-    say,
-)
+from leansurgeon.cli.common import AllowPickle, Public, PushTo, TrustRemoteCode, destination, progress, pushed, say
 from leansurgeon.errors import UsageError, short
 
 
@@ -60,7 +50,6 @@ def heads(
     heal: Annotated[
         bool, typer.Option("--heal/--no-heal", help="After --prune, refit output projections on the sample data.")
     ] = True,
-    device: WhichDevice = "auto",
     plots: Annotated[
         Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.", show_default=False)
     ] = None,
@@ -89,7 +78,7 @@ def heads(
     from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.tables.heads import describe
 
-    pruning = None if share is None or out is None else command.Pruning(share, out, heal, force, device)
+    pruning = None if share is None or out is None else command.Pruning(share, out, heal, force)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     found = command.heads(model, data, options, pruning, say, progress, samples=samples, allow_pickle=allow_pickle)
     document = found.document

@@ -19,7 +19,7 @@ PANELS = {
     "Data": "data columns calibrate judge time recipe sets set train label samples calibration_samples judge_samples",
     "Method": "init method keep more_heads heal heal_time fit balance uncalibrated prune reduction normalize ablate "
     "curve lora new_tokenizer distill",
-    "Output": "out workspace as_json force html plots format dry_run compare proof push",
+    "Output": "out workspace as_json force html plots format dry_run compare proof push public",
 }
 MORE = "More"
 TITLES = (*PANELS, MORE)

@@ -9,17 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import (
-    AllowPickle,
-    Public,
-    PushTo,
-    TrustRemoteCode,
-    WhichDevice,
-    WhichTower,
-    destination,
-    pushed,
-    say,
-)
+from leansurgeon.cli.common import AllowPickle, Public, PushTo, TrustRemoteCode, WhichTower, destination, pushed, say
 from leansurgeon.errors import UsageError
 
 
@@ -50,12 +40,12 @@ def shrink(
         str, typer.Option(help="transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.")
     ] = "transfer",
     calibrate: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
             "--calibrate",
             "--data",
-            help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value; given "
-            "several times, an even mixture. Default: what a run was trained on, else what the model makes itself.",
+            help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value. "
+            "Default: the data that a run was trained on.",
             show_default=False,
         ),
     ] = None,
@@ -100,10 +90,6 @@ def shrink(
         typer.Option("--out", "-o", help="Folder to write. Default: WORKSPACE/NAME-h24-l10.", show_default=False),
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
-    device: WhichDevice = "auto",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a calibrated cut to the same folder that was interrupted.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
@@ -136,8 +122,6 @@ def shrink(
         force=force,
         tower=tower and tower.value,
         allow_pickle=allow_pickle,
-        device=device,
-        resume=resume,
     )
     found = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
     print(json.dumps(found.as_dict()) if as_json else found.told(), flush=True)

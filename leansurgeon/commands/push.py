@@ -49,7 +49,7 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     Raises `UsageError` for a name that is none, without network or token, for a token that may only read, and for a
     repository that is public where a private one is meant.
     """
-    from huggingface_hub import get_token, is_offline_mode
+    from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -59,7 +59,7 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
         raise UsageError(f"--push {where.repo}: the hub knows no such name.", "Give ORG/NAME.") from None
     if where.repo.count("/") != 1:
         raise UsageError(f"--push {where.repo}: whose is it?", "Give ORG/NAME, or your own name before the slash.")
-    if is_offline_mode():
+    if constants.HF_HUB_OFFLINE:
         raise UsageError("--push needs the hub, and HF_HUB_OFFLINE is set.", "Unset it, or push later.")
     if not (token or get_token()):
         raise UsageError("--push needs a token of the hub, and there is none.", "`hf auth login`, or set HF_TOKEN.")

@@ -80,8 +80,7 @@ class Stream:
         """
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
-        with self.skeleton.cast():
-            out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden.to(self.skeleton.device))
+        out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden)
         return out if isinstance(out, Tensor) else out[0]
 
     @torch.no_grad()
@@ -91,7 +90,7 @@ class Stream:
         `hidden` are other hidden states to use than the stream's own.
         """
         states = self.hidden if hidden is None else hidden
-        return [self.call(b, state, layer).to(self.skeleton.home) for b, state in enumerate(states)]
+        return [self.call(b, state, layer) for b, state in enumerate(states)]
 
     def advance(self, outputs: list[Tensor]) -> None:
         """Take these outputs of block `at` as the way to the next block, and cross to its stage where one begins."""
@@ -138,7 +137,7 @@ class Stream:
         if len(calls) != self.skeleton.depth:
             raise UnsupportedModel(f"{self._name} calls {len(calls)} of its {self.skeleton.depth} blocks.")
         self.calls.append(calls)
-        return first[0].to(self.skeleton.home)
+        return first[0]
 
     def _cross(self, batch: int, hidden: Tensor) -> Tensor:
         """From the output of block `at - 1` to the input of block `at`.
@@ -147,7 +146,6 @@ class Stream:
         arguments are noted anew.
         """
         found: list[Tensor] = []
-        hidden = hidden.to(self.skeleton.device)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
@@ -160,14 +158,13 @@ class Stream:
             return self.wraps[layer](hidden if layer == self.at - 1 else state)
 
         self._forward(self.batches[batch], stand_in)
-        return found[0].to(self.skeleton.home)
+        return found[0]
 
     def head(self, batch: int, hidden: Tensor) -> Tensor:
         """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a
         block of the last stage.
         """
         last = self.skeleton.depth - 1
-        hidden = hidden.to(self.skeleton.device)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: the last one gives the hidden states at hand."""

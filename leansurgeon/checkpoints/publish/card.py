@@ -194,7 +194,7 @@ def write_card(
     kept, trouble = kept_from(source)
     measured = list(training.measured) if training else measured_of(made) if made else []
     base = base_of(made.source, source) if made else modelcard.cached_name(source) if source else None
-    head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.initialised != FRESH)
+    head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.plan.get("init") != FRESH)
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(body(made, name, trouble, training))))
 
 

@@ -115,11 +115,12 @@ def trim(
     """
     scale = block.reach(module, work.first, freeze=freeze)
     sums = [moments(work, part, module, scale) for part in (work.fit, work.guard)]
-    old, gram, worth = block.weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
+    old = block.weight_of(module).double()
     error, best = inf, None
     for ridge in RIDGES:
-        solution = sums[0].solve(ridge).cpu()
-        found = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
+        found = trim_units.trim(
+            sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared, worth=sums[0].worth, fixed=fixed
+        )
         plain = torch.zeros_like(found.change)
         gone = [g for g in range(old.shape[1] // group) if g not in set(found.kept)]
         at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
@@ -141,13 +142,13 @@ def moments(work: Site, samples: Samples, module: nn.Module, scale: Tensor | Non
     """
     if scale is not None:
         return heal_block.moments(work, samples, module, scale)
-    sums = heal_block.equations(module, block.weight_of(module).device)
+    sums = heal_block.equations(module, samples.hidden[0].device)
     for b in range(len(samples)):
         with block.inputs_of(module) as seen:
             out = work.run(samples, b)
         mask = samples.masks[b]
         a = block.flat(seen[0].reshape(*out.shape[:-1], -1), mask)
-        sums.add(a, torch.zeros(len(a), sums.cross.shape[1], device=a.device))
+        sums.add(a, torch.zeros(len(a), sums.cross.shape[1]))
     return sums
 
 
@@ -185,10 +186,10 @@ def attention_inputs(work: Site) -> list[Tensor]:
     """What the attention of the source's block reads, on the student's hidden states."""
     skeleton = work.fit.stream.skeleton
     module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
-    return [block.seen_at(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
+    return [block.seen_at(module, lambda b=b: work.run(work.fit, b)) for b in range(len(work.fit))]
 
 
 def attention_goals(lesson: Lesson, work: Site) -> list[Tensor]:
     """What the attention would have to give so that the student stands behind it where the teacher stands."""
     states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
-    return [gave.cpu() + teacher.cpu() - student.cpu() for gave, teacher, student in states]
+    return [gave + teacher - student for gave, teacher, student in states]

@@ -1,0 +1,97 @@
+"""Models and texts in memory go the way of those on the disk, to the same bits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel
+
+import leansurgeon
+from leansurgeon.api import given
+from leansurgeon.errors import UnsupportedModel, UsageError
+from tests.conftest import build
+from tests.support.models.word_models import sentence_encoder
+
+
+@pytest.fixture
+def encoder(saved, tmp_path):
+    """A BERT without a head, the folder that it lies in, and sentences."""
+    folder, text = sentence_encoder(saved, tmp_path, 60)
+    model = AutoModel.from_pretrained(folder)
+    model.save_pretrained(folder)  # with its pooler
+    return model, folder, text.read_text().splitlines()
+
+
+def same(a, b) -> bool:
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_model_gives_the_model_that_its_folder_gives(encoder, tmp_path, capsys):
+    model, folder, texts = encoder
+    before = copy.deepcopy(model.state_dict())
+    lean = leansurgeon.shrink(model, layers=2, data=texts, progress=False)
+    assert type(lean) is type(model) and lean.config.num_hidden_layers == 2 and lean.training == model.training
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
+    cut = leansurgeon.shrink(folder, layers=2, data=texts, out=tmp_path / "cut", progress=False)
+    assert same(lean, cut.model) and cut.model.leansurgeon is cut
+    assert lean.leansurgeon.proof.compared == cut.proof.compared and cut.proof.compared.embeddings.cosine < 1
+    assert (cut.before.depth, cut.after.depth) == (4, 2)
+    assert cut.parameters == sum(p.numel() for p in lean.parameters())
+    assert "layers" in str(cut) and cut.as_dict()["proof"]["parameters"] == cut.parameters
+    assert capsys.readouterr() == ("", "")  # nothing was said, and nothing printed
+
+    # The result stays with the model, through copies and pickles, and is healed by the source in memory.
+    assert copy.deepcopy(lean).leansurgeon.folder == lean.leansurgeon.folder
+    assert pickle.loads(pickle.dumps(lean.leansurgeon)).record == lean.leansurgeon.record
+    with torch.no_grad():
+        lean.embeddings.word_embeddings.weight += 0.01  # somebody trained it by himself
+    changes = {"train.duration": "2st", "train.batch": 4}
+    healed = leansurgeon.heal(lean, texts, set=changes, out=tmp_path / "run", progress=False)
+    run = healed.leansurgeon
+    assert type(healed) is type(model) and run.summary.steps == 2 and run.record.initialised == "trained"
+    assert run.summary.recipe["train"]["distill"]["teacher"] == "source"
+    start = run.summary.before
+    assert start.metric < 0.999 and run.before == start.metric  # against the source, with the moved embeddings
+
+
+def test_a_fresh_model_that_somebody_trained_has_learned():
+    """Who trains a model by himself need not tell: its weights are no longer those of the folder."""
+    options = {"proof": False, "progress": False, "uncalibrated": True}
+    fresh = leansurgeon.shrink(build("vit"), layers=3, init="fresh", proof=False, progress=False)
+    again = leansurgeon.shrink(fresh, layers=2, **options)
+    assert again.leansurgeon.record.initialised == "fresh"
+    with torch.no_grad():
+        fresh.classifier.weight += 1
+    assert leansurgeon.shrink(fresh, layers=2, **options).leansurgeon.record.initialised == "transfer"
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(UnsupportedModel, match="Linear"):
+        leansurgeon.shrink(torch.nn.Linear(2, 2), layers=1)
+    with pytest.raises(UsageError, match="tokenizer"):
+        leansurgeon.shrink(build("bert").bert, layers=2, data=["a text of some words"] * 20, progress=False)
+
+
+def test_texts_are_one_file_of_the_cache_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
+    a, b = given.data(["one", "two\nlines"]), given.data(("one", "two\nlines"))
+    assert a == b != given.data(["one", "two"])
+    assert [json.loads(line) for line in Path(a).read_text().splitlines()] == [{"text": "one"}, {"text": "two\nlines"}]
+    labelled = given.data([("good", "yes"), ("bad", "no")])
+    assert [json.loads(line)["label"] for line in Path(labelled).read_text().splitlines()] == ["yes", "no"]
+    assert given.data(tmp_path) == str(tmp_path) and given.data("task:digits") == "task:digits"
+    assert given.data([tmp_path / "a", tmp_path / "b"]) == f"{tmp_path / 'a'},{tmp_path / 'b'}"
+
+
+def test_folders_of_models_in_memory_go_with_them():
+    kept = given.written(build("bert").bert)
+    folder = kept.folder
+    assert (folder / "config.json").is_file()
+    del kept
+    assert not folder.exists()

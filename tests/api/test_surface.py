@@ -1,0 +1,163 @@
+"""What `import leansurgeon` gives: its names and arguments, the same words as the command line, and nothing heavy."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import leansurgeon
+from leansurgeon.api import cutting, surface, training
+from leansurgeon.api.surface import Progress, speaker, word
+from leansurgeon.errors import LeanSurgeonError, UsageError
+
+SHAPE = "heads layers head_dim mlp_dim mlp_ratio class_attention"
+TRUST = "allow_pickle trust_remote_code"
+SURFACE = {
+    "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu tower "
+    f"{TRUST}",
+    "shrink": f"source {SHAPE} params data judge samples uncalibrated init method keep more_heads heal heal_time fit "
+    f"balance compare proof seed out workspace force tokenizer tower {TRUST} progress",
+    "retrain": "model data time columns recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
+    "resume_anyway limit_batches tokenizer trust_remote_code progress",
+    "heal": "model data time options",
+    "kappa": f"model data samples probes precision seed tokenizer {TRUST} progress",
+    "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed force "
+    f"tokenizer {TRUST} progress",
+    "diff": f"a b {TRUST}",
+    "report": "paths workspace",
+    "search": "source params memory latency heads layers mlp_dim head_dim data samples fit recipe set share seeds "
+    f"tries batch parallel out workspace force tokenizer {TRUST} progress",
+    "load": f"source {TRUST}",
+}
+
+
+def arguments(function: object) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_the_surface_is_what_it_was():
+    """Who changes a name or an argument says so in the changelog, and here."""
+    assert set(leansurgeon.__all__) == {*SURFACE, "errors", "__version__"}
+    for name, words in SURFACE.items():
+        function = getattr(leansurgeon, name)
+        assert arguments(function) == set(words.split()), name
+        assert function.__doc__ and ">>>" in function.__doc__, name
+
+
+# Where Python and the command line differ, and why: what a terminal alone needs; what a memory alone has.
+SPELLED = {"calibrate": "data", "calibration_samples": "samples", "sets": "set", "as_json": "", "no_heal": ""}
+TERMINAL = {
+    "plan": set(),
+    "shrink": {"dry_run", "push", "public"},  # `plan`, and `push_to_hub` of what comes back
+    "retrain": {"dry_run", "eval_only", "push", "public"},
+    "kappa": set(),
+    "heads": {"plots", "push", "public"},
+    "diff": set(),
+    "report": {"format", "wide", "kappa", "html", "plots", "json"},  # methods of the report
+    "search": {"dry_run", "plots", "write"},
+}
+MEMORY = {"tokenizer", "progress"}
+
+
+@pytest.mark.parametrize("name", TERMINAL)
+def test_the_words_are_those_of_the_command_line(name):
+    from typer.main import get_command
+
+    from leansurgeon.cli.main import app
+
+    command = get_command(app).commands[name]
+    typed = {SPELLED.get(one.name, one.name) for one in command.params} - {""}
+    assert typed - TERMINAL[name] == arguments(getattr(leansurgeon, name)) - MEMORY
+
+
+def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
+    code = (
+        "import sys, time; before = set(sys.modules); began = time.process_time()\n"
+        "import leansurgeon; spent = time.process_time() - began\n"
+        "heavy = {'torch', 'transformers', 'timm', 'numpy', 'pydantic', 'typer'} & (set(sys.modules) - before)\n"
+        "assert not heavy, heavy\n"
+        "assert spent < 0.5, spent\n"
+        "import leansurgeon.search.space, leansurgeon.report.rows.rows\n"
+        "from leansurgeon.search import space\n"
+        "assert callable(leansurgeon.search) and callable(leansurgeon.report)\n"
+        "assert sys.modules['leansurgeon.search'].__name__ == 'leansurgeon.search'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-800:]
+
+
+PARTS = [surface.in_python, surface.word, training.changes, cutting.share]
+
+
+@pytest.mark.parametrize("function", [*map(leansurgeon.__dict__.get, SURFACE), *PARTS], ids=lambda f: f.__name__)
+def test_the_examples_of_docstrings_run(function, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    names = vars(inspect.getmodule(inspect.unwrap(function)))
+    for found in doctest.DocTestFinder().find(function, function.__name__, module=False, globs=dict(names)):
+        runner.run(found)
+    assert runner.tries and not runner.failures, capsys.readouterr().out
+
+
+# -- errors and talk -------------------------------------------------------------------------------
+
+
+def test_errors_speak_of_arguments_and_end_nothing(tmp_path, capsys):
+    with pytest.raises(UsageError) as bad:
+        leansurgeon.shrink("digits-vit", heads="7x", head_dim="split", out=tmp_path / "lean", progress=False)
+    assert "28 heads" in bad.value.message and "head_dim=" in bad.value.hint and "--" not in str(bad.value)
+    with pytest.raises(UsageError) as bad:
+        leansurgeon.shrink("digits-vit", layers=2, compare=True, progress=False)
+    assert "data=" in bad.value.hint and "proof=False" in bad.value.hint
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UsageError) as bad:
+        leansurgeon.shrink("digits-vit", layers=2, out=tmp_path / "taken", progress=False)
+    assert "force=True" in bad.value.hint and "out=" in bad.value.hint
+    assert capsys.readouterr() == ("", "")
+
+
+WRONG = [
+    lambda: leansurgeon.shrink(7, layers=2),
+    lambda: leansurgeon.shrink("digits-vit", heads=True),
+    lambda: leansurgeon.shrink("digits-vit", heads=[]),
+    lambda: leansurgeon.shrink("digits-vit", layers=2, progress="loud"),
+    lambda: leansurgeon.shrink("digits-vit", layers=2, data=[]),
+    lambda: leansurgeon.shrink("digits-vit", layers=2, data={"text": "a"}),
+    lambda: leansurgeon.shrink("digits-vit", layers=2, data=[("a", object())]),
+    lambda: leansurgeon.kappa("digits-vit", "task:digits"),
+    lambda: leansurgeon.heads("digits-vit", prune=0.5),
+    lambda: leansurgeon.load("digits-vit"),
+    lambda: leansurgeon.report("nowhere"),
+    lambda: leansurgeon.plan("vit-b", gpu="h1000"),
+    lambda: leansurgeon.diff("vit-b", "a/folder/that/is/not"),
+    lambda: leansurgeon.retrain("nowhere"),
+    lambda: leansurgeon.search("digits-vit", params="1k"),
+    lambda: leansurgeon.shrink("a" * 5000, layers=2),
+]
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_what_cannot_be_is_an_error_of_the_hierarchy(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LeanSurgeonError) as bad:
+        call()
+    assert bad.value.exit_code in (2, 3) and len(str(bad.value)) < 3000
+
+
+def test_progress_goes_where_it_is_wanted(capsys):
+    told: list[str] = []
+    for progress, heard in ((told.append, ["a line"]), (False, [])):
+        told.clear()
+        speaker(progress)("a line")
+        assert told == heard and capsys.readouterr() == ("", "")
+    speaker(True)("a line")
+    assert capsys.readouterr() == ("", "a line\n")
+    assert Progress is not None
+
+
+def test_numbers_words_and_stages():
+    assert [word(v, "x") for v in (24, "2x", [16, 32], 2.5, None)] == ["24", "2x", "16,32", "2.5", None]

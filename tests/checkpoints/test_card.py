@@ -1,0 +1,221 @@
+"""The model card of a result: the source's front matter, what was measured in the hub's form, and cards that attack."""
+
+from __future__ import annotations
+
+import math
+import os
+from itertools import pairwise
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.publish import card
+from leansurgeon.checkpoints.record import Both, Comparison, Embeddings, Origin
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.reading import modelcard
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out
+
+SOURCE = """---
+language:
+- en
+- no
+license: other
+license_name: somebody-s
+license_link: LICENSE
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+datasets: [s2orc, ms_marco]
+tags: [sentence-transformers, transformers]
+base_model: org/ancestor
+base_model_relation: quantized
+widget:
+- text: "Was: “schön”?"
+extra_gated_prompt: |
+  Say yes.
+  Or no.
+model-index:
+- name: the source
+  results: []
+---
+
+# The source
+
+Its own words.
+"""
+
+
+@pytest.fixture
+def cut(saved, tmp_path):
+    """A function that writes a card beside a BERT, cuts that to two layers, and gives the result's folder."""
+
+    def make(text: str | bytes | None, **wanted: str):
+        folder, _ = saved("bert")
+        if text is not None:
+            (folder / "README.md").write_bytes(text if isinstance(text, bytes) else text.encode())
+        (folder / "LICENSE").write_text("All rights reserved.")
+        carry_out(plan(open_source(str(folder)), Wanted(**(wanted or {"layers": "2"}))), tmp_path / "lean", check=False)
+        return tmp_path / "lean"
+
+    return make
+
+
+def test_the_source_s_front_matter_is_kept(cut):
+    lean = cut(SOURCE)
+    made, before = (
+        ModelCard.load(lean / "README.md"),
+        yaml.safe_load(SOURCE.split("---\n")[1].replace("- no", "- 'no'")),
+    )
+    data = made.data.to_dict()
+    changed = {"tags", "model-index", "base_model_relation"}
+    assert {key: data[key] for key in before.keys() - changed} == {key: before[key] for key in before.keys() - changed}
+    assert data["tags"] == ["sentence-transformers", "transformers", "leansurgeon"]
+    assert data["base_model"] == "org/ancestor" and data["base_model_relation"] == "finetune"
+    assert "model-index" not in data  # what was measured on the source's weights is said of the source alone
+    assert made.text.lstrip().startswith("# lean\n") and "Its own words" not in made.text
+    assert (lean / "LICENSE").read_text() == "All rights reserved."
+    assert record.read(lean).files and "LICENSE" in record.read(lean).files
+
+    # A cut of a cut keeps it, too, and says its own shape once.
+    carry_out(plan(open_source(str(lean)), Wanted(layers="1")), lean.parent / "leaner", check=False)
+    again = ModelCard.load(lean.parent / "leaner/README.md").data.to_dict()
+    assert again == data
+
+
+def test_a_model_without_a_card_gets_one(cut):
+    data = ModelCard.load(cut(None, heads="8", head_dim="keep") / "README.md").data.to_dict()
+    assert data == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["custom_code", "leansurgeon"]}
+
+
+LEVELS = [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")]
+ALIASES = "a: &a [x, x]\n" + "".join(LEVELS)
+HOSTILE = {
+    "aliases": f"---\n{ALIASES}---\n",
+    "python": "---\nlicense: !!python/object/apply:os.system [touch evil]\n---\n",
+    "twice": "---\nlicense: mit\nlicense: other\n---\n",
+    "no yaml": "---\n: : :\n\t- [\n---\n",
+    "no text": b"---\nlicense: \xff\xfe\n---\n",
+    "deep": f"---\na: {'[' * 200}{']' * 200}\n---\n",
+    "long": "---\nlicense: mit\n---\n" + "x" * 2**21,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_card_that_attacks_is_no_reason_to_refuse_a_model(name, cut, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lean = cut(HOSTILE[name])
+    made = ModelCard.load(lean / "README.md")
+    assert made.data.to_dict()["tags"] == ["leansurgeon"] and "could not be kept" in made.text
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_card_elsewhere_is_not_read(cut, tmp_path):
+    (tmp_path / "secret.md").write_text("---\nlicense: secret\n---\n")
+    source = tmp_path / "source-bert"
+    source.mkdir()
+    os.symlink(tmp_path / "secret.md", source / "README.md")
+    assert card.kept_from(source)[0] == {} and "link" in card.kept_from(source)[1]
+    os.mkfifo(source / "pipe")
+    os.replace(source / "pipe", source / "README.md")
+    assert card.kept_from(source) == ({}, "")  # no file at all
+
+
+ODD = {
+    "---\ntags: one\n---\n": {"tags": "one"},
+    "---\r\nlicense: mit\r\n---\r\ntext": {"license": "mit"},
+    "\ufeff---\nlicense: mit\n---": {"license": "mit"},
+    "---\n- a list\n---\n": {},
+    "---\njust words\n---\n": {},
+    "no front matter\n---\nlicense: mit\n---\n": {},
+    "---\nwhen: 2024-01-01\n1: number\nnothing: null\nset: !!set {a}\n---\n": {"when": "2024-01-01"},
+}
+
+
+@pytest.mark.parametrize("text", ODD, ids=repr)
+def test_odd_front_matter(text, tmp_path):
+    (tmp_path / "README.md").write_text(text, newline="")
+    found = {key: value for key, value in modelcard.front_matter(tmp_path).items() if value is not None}
+    assert {key: value for key, value in found.items() if value != {"a": None}} == ODD[text]
+
+
+def test_who_asks_for_the_front_matter_hears_of_damage(tmp_path):
+    (tmp_path / "README.md").write_text("---\na: [\n---\n")
+    with pytest.raises(LeanSurgeonError):
+        modelcard.front_matter(tmp_path)
+
+
+# -- what was measured -----------------------------------------------------------------------------
+
+
+def test_a_proof_is_what_the_hub_reads(tmp_path):
+    """Perplexity by hand, of both models; the hub's own reader gives the numbers back."""
+    compared = Comparison(
+        data="held-out data", loss=Both(2.0, 2.5), accuracy=Both(0.5, 0.25), relative_error=0.125, cosine=0.75
+    )
+    measured = [
+        card.of_comparison("brown.txt, held out", compared, True),
+        card.of_comparison("pairs", Comparison(embeddings=Embeddings(0.9, 0.8, 10, 0.7, None, 10)), False),
+        card.of_comparison("not done", Comparison(done=False, why="no"), True),
+    ]
+    head = card.front({}, "lean", "org/base", {"architectures": ["LlamaForCausalLM"]}, measured, cut=True)
+    (tmp_path / "README.md").write_text(card.text_of(head, "# lean\n"))
+    data = ModelCard.load(tmp_path / "README.md").data
+    found = {(r.dataset_name, r.metric_type): r.metric_value for r in data.eval_results}
+    assert found == {
+        ("brown.txt, held out", "loss"): 2.5,
+        ("brown.txt, held out", "perplexity"): pytest.approx(math.exp(2.5), abs=1e-6),
+        ("brown.txt, held out", "accuracy"): 0.25,
+        ("brown.txt, held out", "relative_error"): 0.125,
+        ("brown.txt, held out", "cosine_similarity"): 0.75,
+        ("pairs", "cosine_similarity"): 0.9,
+        ("pairs", "spearman"): 0.7,
+    }
+    assert {r.task_type for r in data.eval_results} == {"text-generation"} and data.model_name == "lean"
+    words = {r.metric_name for r in data.eval_results if r.metric_type == "perplexity"}
+    assert words == {f"perplexity (source: {math.exp(2.0):.4g})"}
+    assert data.base_model == "org/base" and data.to_dict()["base_model_relation"] == "finetune"
+    card.rename(tmp_path, "other")
+    again = ModelCard.load(tmp_path / "README.md")
+    assert again.data.model_name == "other" and again.text.strip() == "# other"
+
+
+def test_the_base_is_named_as_the_hub_names_it(tmp_path):
+    cached = tmp_path / "models--org--name" / "snapshots" / "0123"
+    assert card.base_of(Origin("org/name", "hub"), None) == "org/name"
+    assert card.base_of(Origin("name", "folder"), cached) == "org/name"
+    assert card.base_of(Origin("mine", "folder"), tmp_path) is None
+    fresh = card.front({"license": "mit"}, "x", "org/name", {}, [], cut=False)
+    assert "base_model" not in fresh  # nothing of it is left
+
+
+def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, cut):
+    from leansurgeon.training.cards import cards
+    from leansurgeon.training.runs.summary import Model, Scores, Summary, Task
+
+    start = cut(SOURCE)
+    for name in ("model", "last"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        for file in ("config.json", "surgery.json"):
+            (tmp_path / "run" / name / file).write_bytes((start / file).read_bytes())
+    task = Task("masked-lm", "perplexity", "perplexity", False, False, 100, 20, {"source": "/home/me/texts/brown.txt"})
+    made = Summary(
+        Model(),
+        task,
+        seed=3,
+        steps=40,
+        epochs=0.5,
+        before=Scores(3.0, 20.0),
+        best=Scores(2.0, 7.5),
+        final=Scores(2.5, 9.0),
+    )
+    cards(tmp_path / "run", start, made)
+    best, last = (ModelCard.load(tmp_path / "run" / name / "README.md") for name in ("model", "last"))
+    assert best.data.license == "other" and best.data.to_dict()["datasets"] == ["s2orc", "ms_marco"]
+    numbers = [{r.metric_type: r.metric_value for r in one.data.eval_results} for one in (best, last)]
+    assert numbers == [{"perplexity": 7.5, "loss": 2.0}, {"perplexity": 9.0, "loss": 2.5}]
+    assert best.text.lstrip().startswith("# run\n") and "20.000 before and 7.500 after" in best.text
+    assert "/home/me" not in (tmp_path / "run/model/README.md").read_text()
