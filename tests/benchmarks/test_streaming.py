@@ -100,7 +100,8 @@ def test_against_the_kernels_copy(wanted, claim, checkpoint, tmp_path):
 
 @pytest.mark.benchmark
 def test_a_whole_process_against_transformers(checkpoint, tmp_path):
-    command = [sys.executable, "-m", "leansurgeon", "shrink", str(checkpoint), "--layers", "12", "--no-proof", "-o"]
+    command = [sys.executable, "-m", "leansurgeon", "shrink", str(checkpoint), "--layers", "12"]
+    command += ["--uncalibrated", "--no-proof", "-o"]
     times: dict[str, list[float]] = {"ours": [], "theirs": []}
     for number in range(ROUNDS):
         for name, start in (("ours", command), ("theirs", [sys.executable, "-c", THEIRS, str(checkpoint)])):
@@ -121,7 +122,7 @@ def test_memory_does_not_grow_with_the_model(dtype, tmp_path):
     layers = int(os.environ.get("LEANSURGEON_LAYERS", "24"))
     folder = llama(tmp_path / "source", dtype, num_hidden_layers=layers)
     source = open_source(str(folder))
-    arguments = ["--heads", "32", "--mlp-dim", "5632", "--layers", str(layers // 2)]
+    arguments = ["--heads", "32", "--mlp-dim", "5632", "--layers", str(layers // 2), "--uncalibrated"]
     steps = plan(source, Wanted(heads="32", mlp_dim="5632", layers=str(layers // 2)))
     largest = max(prod(spec.shape) for spec in specs(steps)) * RAW[dtype].itemsize
     command = [sys.executable, "-m", "leansurgeon", "shrink", str(folder), *arguments, "--no-proof", "-o"]
