@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,20 +39,13 @@ def main() -> None:
         first = next(iter(texts))
         texts[first] = files.cut(texts[first], asked.last)[1] if asked.last else texts[first]
         samples = {name: windows(text, tokenizer, asked.samples) for name, text in texts.items()}
-        judge = perplexities
+        rows = perplexities(asked.source, asked.models, samples, asked.bf16)
     else:
         samples = {
             name: lines(text, asked.held and n == 0, asked.samples) for n, (name, text) in enumerate(texts.items())
         }
-        judge = likeness
-    print(
-        tabulate(
-            judge(asked.source, asked.models, samples, tokenizer),
-            headers="keys",
-            tablefmt="github",
-            disable_numparse=True,
-        )
-    )
+        rows = likeness(asked.source, asked.models, samples, tokenizer)
+    print(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True))
 
 
 def windows(text: str, tokenizer, count: int) -> torch.Tensor:
@@ -62,21 +56,23 @@ def windows(text: str, tokenizer, count: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def perplexities(source: str, models: list[str], samples: dict[str, torch.Tensor], tokenizer) -> list[dict]:
+def perplexities(source: str, models: list[str], samples: dict[str, torch.Tensor], bf16: bool) -> list[dict]:
     """A row for every model: perplexity on every text, and the ratio to the source's."""
     rows, base = [], {}
     for name in [source, *models]:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
         row = {"model": name}
         for text, ids in samples.items():
-            losses = [
-                F.cross_entropy(model(input_ids=piece).logits[:, :-1].flatten(0, 1), piece[:, 1:].flatten()).item()
-                for piece in ids.split(1)
-            ]
+            losses = []
+            for piece in ids.split(1):
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    logits = model(input_ids=piece).logits[0, :-1].float()
+                losses.append(F.cross_entropy(logits, piece[0, 1:]).item())
             value = math.exp(sum(losses) / len(losses))
             base.setdefault(text, value)
             row |= {f"{text} ({len(ids)} x {WINDOW})": f"{value:.2f}", f"{text} ratio": f"{value / base[text]:.3f}"}
         rows.append(row)
+        print(row, file=sys.stderr, flush=True)
     return rows
 
 
@@ -143,6 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=32, help="windows or sentences of each text")
     parser.add_argument("--last", type=float, default=0.0)
     parser.add_argument("--held", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="matrix products in bf16, of all models alike")
     return parser.parse_args()
 
 

@@ -81,7 +81,7 @@ class ByTheClock(transformers.TrainerCallback):
 
     def rate(self) -> float:
         """Share of the learning rate."""
-        return min(max(self.done(), 0.01) / WARMUP, (1 - self.done()) / (1 - WARMUP))
+        return min(max(self.done(), 0.01) / WARMUP, max(1 - self.done(), 0.01) / (1 - WARMUP))
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         self.first = time.perf_counter() - BEGAN

@@ -87,9 +87,7 @@ def gentler(plan: Plan) -> str | None:
     rate = plan.train.optim.lr
     if plan.peak >= rate:
         return None
-    return (
-        f"Some {plural(plan.expected or 0, 'step')} are few: the learning rate is {plan.peak:.2g} instead of {rate:g}."
-    )
+    return f"Few steps ({plan.expected or 0:,}): the learning rate is {plan.peak:.2g} instead of {rate:g}."
 
 
 def show(run: Run, samples: int, cost: Cost) -> None:

@@ -203,8 +203,7 @@ def make_trainer(
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module, of in {scored: loaded, judged: loaded if average is None else average.loaded}.items():
             shards.split(module, blocks_of(of), device, accelerator.num_processes)
-    fused = device.type == "cuda" or (device.type == "cpu" and train.precision != "fp16")  # fp16's scaler is for GPUs
-    made = optimizer.make(scored, train.optim, fused=fused)
+    made = optimizer.make(scored, train.optim, fused=optimizer.in_one_kernel(train, device.type, sharing=sharing))
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
         _compile(scored)
