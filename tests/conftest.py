@@ -23,6 +23,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", cores() + 1))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _forked_proofs():
+    """What proves a result is a fork of a process with torch imported, and not each time a new one."""
+    from tests.support.proofs import forked
+
+    with forked():
+        yield
+
+
 ENCODER = dict(num_hidden_layers=4, num_attention_heads=4, hidden_size=32, intermediate_size=48)
 DECODER = ENCODER | dict(num_key_value_heads=2, head_dim=16, vocab_size=61, max_position_embeddings=64)
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)

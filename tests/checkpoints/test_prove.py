@@ -10,6 +10,8 @@ import torch
 from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.record import Both
 from leansurgeon.errors import LeanSurgeonError
+from tests.support import proofs
+from tests.support.command_line import leansurgeon
 
 RESULT = {"output": [2, 5, 7], "count": 8, "loss_sum": 4.0, "right": 6, "finite": True}
 SAME = {"rows": 10, "max_difference": 1e-5, "spread": 2.0, "relative_error": 1e-6, "cosine": 1.0}
@@ -50,6 +52,17 @@ def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, t
     account = prove.prove(folder, sum(p.numel() for p in model.parameters()), source=broken)
     assert account.finite and not account.missing
     assert "the source itself does not load with its library" in account.compared.why
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_fork_says_what_a_process_of_its_own_says(family, saved, tmp_path, monkeypatch):
+    """Elsewhere proofs are forked (`tests/support/proofs.py`); BERT's result has a modelling file, which is cached."""
+    folder, _ = saved(family)
+    assert leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", tmp_path / "out").returncode == 0
+    said = prove.run(tmp_path / "out", folder, None, "plain")
+    monkeypatch.setattr("subprocess.run", proofs.own_process)
+    assert prove.run(tmp_path / "out", folder, None, "plain") == said
+    assert said[0]["source"]["differences"]["rows"] > 0
 
 
 def test_differences_are_those_of_torch():

@@ -15,6 +15,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from tests.conftest import build
 from tests.support.command_line import leansurgeon
 
 EVIL = """
@@ -52,12 +53,20 @@ def llama_with(saved, mark: Path, full: str, name: str = "LlamaForCausalLM") -> 
     return folder
 
 
-def result_of_ours(saved, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory) -> Path:
     """BERT with heads that no library stores: its modelling file travels."""
-    folder, _ = saved("bert")
-    done = leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", tmp_path / "ours")
-    assert done.returncode == 0 and (tmp_path / "ours" / "decoupled_bert.py").is_file()
-    return tmp_path / "ours"
+    place = tmp_path_factory.mktemp("trust")
+    build("bert").save_pretrained(place / "bert")
+    done = leansurgeon("shrink", place / "bert", "--heads", "8", "--head-dim", "keep", "-o", place / "ours")
+    assert done.returncode == 0 and (place / "ours" / "decoupled_bert.py").is_file()
+    return place / "ours"
+
+
+@pytest.fixture
+def ours(made_once, tmp_path) -> Path:
+    """Such a result, to be changed."""
+    return shutil.copytree(made_once, tmp_path / "ours")
 
 
 @pytest.mark.parametrize("full", ["{folder}--evil.LlamaForCausalLM", "evil.LlamaForCausalLM", "a/b--evil.X"])
@@ -106,8 +115,8 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_changed_modelling_file_is_refused(command, saved, tmp_path, mark):
-    folder = result_of_ours(saved, tmp_path)
+def test_a_changed_modelling_file_is_refused(command, ours, tmp_path, mark):
+    folder = ours
     change(folder, mark)
     words = [{"MODEL": folder, "OUT": tmp_path / "out"}.get(word, word) for word in COMMANDS[command].split()]
     done = leansurgeon(*words)
@@ -117,8 +126,8 @@ def test_a_changed_modelling_file_is_refused(command, saved, tmp_path, mark):
         load(folder)
 
 
-def test_the_flag_runs_it_and_the_record_names_it(saved, tmp_path, mark):
-    folder = result_of_ours(saved, tmp_path)
+def test_the_flag_runs_it_and_the_record_names_it(ours, tmp_path, mark):
+    folder = ours
     change(folder, mark)
     done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "out", "--trust-remote-code", "--json")
     assert done.returncode == 0 and mark.exists(), done.stderr
@@ -133,8 +142,8 @@ def test_the_flag_runs_it_and_the_record_names_it(saved, tmp_path, mark):
     assert (tmp_path / "back" / "decoupled_bert.py").read_bytes() == code
 
 
-def test_a_file_that_is_ours_is_taken_from_the_package(saved, tmp_path, monkeypatch):
-    folder = result_of_ours(saved, tmp_path)
+def test_a_file_that_is_ours_is_taken_from_the_package(ours, tmp_path, monkeypatch):
+    folder = ours
     assert trust.is_shipped(folder / "decoupled_bert.py")
     assert type(load(folder).model).__module__ == "leansurgeon.models.decoupled_bert"
     done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "out", "--json")
@@ -207,8 +216,8 @@ def test_the_flag_reaches_the_processes_that_a_command_starts():
     assert trust.ALLOWED not in os.environ
 
 
-def test_a_modelling_file_that_is_named_and_not_ours(saved, tmp_path, mark):
-    folder = result_of_ours(saved, tmp_path)
+def test_a_modelling_file_that_is_named_and_not_ours(ours, tmp_path, mark):
+    folder = ours
     shutil.copy(folder / "decoupled_bert.py", folder / "evil.py")
     edit(folder, auto_map={"AutoModelForMaskedLM": "evil.DecoupledBertForMaskedLM"})
     with pytest.raises(UnsupportedModel) as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.conftest import build
 from tests.support.command_line import leansurgeon
@@ -160,39 +162,26 @@ def test_a_hub_id_without_network_is_one_sentence(tmp_path):
     assert done.returncode == 3 and "the hub does not give it" in done.stderr
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     """Every copy answers as on a full disk; tests/checkpoints/test_weights.py meets the kernel's own answer."""
     build("bert", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / "source")
-    code = (
-        "import errno, leansurgeon.checkpoints.weights as w\n"
-        "def full(*a): raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "w.copy_range = full\n"
-        "from leansurgeon.cli.main import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "shrink", "source", "--layers", "2", "-o", "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("leansurgeon.checkpoints.weights.copy_range", full)
+    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", cwd=tmp_path)
     assert done.returncode == 1 and "disk is full" in done.stderr and "Traceback" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
 
-def test_a_preset_on_a_full_disk_leaves_nothing(tmp_path):
+def test_a_preset_on_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     """Presets are written by safetensors itself, whose error is a class of its own."""
-    code = (
-        "import safetensors.torch as s\n"
-        "from safetensors import SafetensorError\n"
-        "def full(*a, **k): raise SafetensorError('Error while serializing: No space left (os error 28)')\n"
-        "import transformers.modeling_utils as m; m.safe_save_file = full\n"
-        "from leansurgeon.cli.main import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "shrink", "digits-vit", "--layers", "2", "-o", "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: No space left (os error 28)")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    done = leansurgeon("shrink", "digits-vit", "--layers", "2", "-o", "out", cwd=tmp_path)
     assert done.returncode == 1 and "disk is full" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

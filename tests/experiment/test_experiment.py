@@ -24,6 +24,7 @@ from leansurgeon.experiment.side_by_side import drive, running_line
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.training.recipe.reading import load, shipped
 from leansurgeon.training.recipe.schema import ExperimentRecipe
+from tests.support import command_line
 from tests.support.patience import family, left, working_until
 
 EXPERIMENTS = [
@@ -83,10 +84,10 @@ def test_a_shipped_experiment_runs_in_its_debug_variant(name, tmp_path, own_cach
     check_arms(recipe, {s["experiment"]["arm"]: s for s in summaries})
     assert document["schema_version"] == 1
     # The same command again takes everything over and trains nothing.
-    again = leansurgeon("run", name, "--debug", cwd=tmp_path)
+    again = command_line.leansurgeon("run", name, "--debug", cwd=tmp_path)
     assert f"{len(recipe.arms)} of them were finished" in " ".join(again.stderr.split())
     assert max(map(len, again.stdout.splitlines())) <= 80
-    report = leansurgeon("report", "runs", cwd=tmp_path)
+    report = command_line.leansurgeon("report", "runs", cwd=tmp_path)
     assert report.returncode == 0 and "control" in report.stdout
 
 
