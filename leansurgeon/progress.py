@@ -1,29 +1,44 @@
 """How far long work is, on stderr: a bar that rewrites itself on a terminal, plain lines elsewhere.
 
-    with phase("Evaluating", 40, "batches/s", screen) as advance:
+    for layer in track(layers, "source layers", "layers/s"):
+        ...
+    with phase("evaluating", 40, "batches/s") as advance:
         for batch in batches:
             ...
             advance()
+
+Which screen that is the command says (`shown_on`); where nobody says it, nothing is shown.
 
 `rich` draws the bar (it heeds NO_COLOR and the width of the terminal) and is imported when there is one to draw.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+    from tqdm import tqdm
 
 PLAIN_EVERY = 10.0  # seconds between two lines that cannot be rewritten
 REDRAW = 0.1  # seconds between two drawings of a bar
+T = TypeVar("T")
+
+
+class Advance(Protocol):
+    """What is called when units of a phase are done."""
+
+    def __call__(self, units: int = 1) -> None: ...
 
 
 def duration_text(seconds: float) -> str:
@@ -61,6 +76,7 @@ class Screen:
         self._emit = say or self._print
         self._bar: RichProgress | None = None
         self._last: float | None = None
+        self.pieces: list[Piece] = []  # what goes on, the outermost first
 
     def show(self, text: str, share: float | None, *, always: bool = False) -> None:
         """The state of what goes on: `text` and, where it is known, the share that is done (0 to 1). Shown as often as
@@ -115,56 +131,124 @@ class Screen:
         print(text, file=self.stream, flush=True)
 
 
-@contextmanager
-def phase(title: str, total: int, rate: str, screen: Screen) -> Iterator[Callable[[], None]]:
-    """A piece of work of `total` units, which is shown where it takes longer than a moment; call what is given once a
-    unit. `rate` names units per second.
+@dataclass
+class Piece:
+    """Work of `total` units that goes on; `rate` names units per second."""
+
+    title: str
+    total: int
+    rate: str
+    began: float
+    done: int = 0
+
+
+def line(pieces: Sequence[Piece], now: float) -> tuple[str, float]:
+    """What is shown of pieces that lie in each other, the outermost first, and the share of the outermost that is done.
+    The rate is that of the innermost, the time left that of the whole.
     """
+    share = 0.0
+    for piece in reversed(pieces):
+        share = min(1.0, (piece.done + share) / max(1, piece.total))
+    whole, inner = pieces[0], pieces[-1]
+    places = ", ".join(f"{piece.title}: {piece.done:,}/{piece.total:,}" for piece in pieces)
+    parts = [places]
+    if inner.done:
+        parts.append(rate_text(inner.done / max(now - inner.began, 1e-9), inner.rate))
+    if share:
+        parts.append(f"eta {duration_text((now - whole.began) * (1 - share) / share)}")
+    return "  ".join(parts), share
+
+
+@contextmanager
+def phase(title: str, total: int, rate: str, screen: Screen | None = None) -> Iterator[Advance]:
+    """A piece of work of `total` units, which is shown where it takes longer than a moment; call what is given with the
+    number of units that were done (one). Pieces may lie in each other. Without `screen` it is the one of `shown_on`.
+    """
+    screen = screen or _SCREEN.get()
+    piece, depth = Piece(title, total, rate, screen.clock()), len(screen.pieces)
+    if not depth:
+        screen.begin()
+    screen.pieces.append(piece)
+
+    def advance(units: int = 1) -> None:
+        piece.done += units
+        screen.show(*line(screen.pieces, screen.clock()))
+
     try:
-        yield _advancing(title, total, rate, screen)
+        yield advance
+    finally:
+        del screen.pieces[depth:]  # also what lies inside and was left without a word
+        if not depth:
+            screen.clear()
+
+
+def track(items: Collection[T], title: str, rate: str) -> Iterator[T]:
+    """`items` one by one, as a `phase` of the place where this command shows how far it is."""
+    with phase(title, len(items), rate) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
+# Where the command shows how far its work is. Threads and who uses the package as a library have a silent one.
+_SILENT = Screen(quiet=True)
+_SCREEN: ContextVar[Screen] = ContextVar("screen", default=_SILENT)
+
+
+def command_screen(talk: Callable[[str], None] | None = None) -> Screen:
+    """stderr, or line by line what `talk` is told; of the processes of one training only the first shows anything."""
+    return Screen(talk, quiet=os.environ.get("RANK", "0") != "0")
+
+
+@contextmanager
+def shown_on(screen: Screen) -> Iterator[None]:
+    """Phases inside the block are shown there, and nothing of them is left when it ends."""
+    before = _SCREEN.set(screen)
+    try:
+        yield
     finally:
         screen.clear()
+        _SCREEN.reset(before)
 
 
-def _advancing(title: str, total: int, rate: str, screen: Screen) -> Callable[[], None]:
-    """What is called once a unit, and shows how far it is."""
-    began, done = screen.clock(), 0
+def downloads() -> type[tqdm[Any]] | None:
+    """What huggingface_hub is to draw its bars with: they are shown where phases are. None, which leaves it to its own,
+    where nothing is shown.
+    """
+    screen = _SCREEN.get()
+    if screen.quiet:
+        return None
+    from tqdm import tqdm
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        spent = max(screen.clock() - began, 1e-9)
-        left = duration_text((total - done) * spent / done)
-        screen.show(f"{title}: {done:,}/{total:,}  {rate_text(done / spent, rate)}  eta {left}", done / max(1, total))
+    bars: list[Download] = []
+    began = screen.clock()
+
+    class Download(tqdm):  # type: ignore[type-arg]
+        """Bytes of all files together; the hub counts what came over the network and what was written apart."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
+            bars.append(self)
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            most = max((bar.n for bar in bars if bar.unit == "B"), default=0)
+            if self.unit == "B" and self.total and self.n >= most:
+                piece = Piece("downloading, MB", int(self.total / 1e6), "MB/s", began, done=int(self.n / 1e6))
+                screen.show(*line([piece], screen.clock()))
+
+        def close(self) -> None:
+            super().close()
+            screen.clear()
 
     screen.begin()
-    return advance
+    return Download
 
 
 def say(text: str) -> None:
     """Talk on stderr, in lines of 80 columns. Of the processes of one training only the first speaks."""
     if os.environ.get("RANK", "0") != "0":
         return
-    for line in text.split("\n"):
-        print("\n".join(wrap(line, "  ")), file=sys.stderr, flush=True)
-
-
-def screen_of(talk: Callable[[str], None]) -> Screen:
-    """Where `talk` speaks: the terminal itself for `say`, so that a bar can be drawn; else line by line."""
-    return Screen(None if talk is say else talk, quiet=os.environ.get("RANK", "0") != "0")
-
-
-def counted(name: str, total: int) -> Callable[[], None]:
-    """A bar on a terminal, elsewhere a line every ten seconds; it goes with the last unit."""
-    screen, left = screen_of(say), total
-    advance = _advancing(name, total, "a second", screen)
-
-    def step() -> None:
-        """One more is done."""
-        nonlocal left
-        left -= 1
-        advance()
-        if left <= 0:
-            screen.clear()
-
-    return step
+    _SCREEN.get().clear()
+    for piece in text.split("\n"):
+        print("\n".join(wrap(piece, "  ")), file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ ORDER = [
     "version",
     "clock",
 ]
-GROUND = {"models": set(), "tasks": {"errors", "reading", "version"}}
+GROUND = {"models": set(), "tasks": {"errors", "reading", "version", "progress"}}
 USES_GROUND = {
     "measure": {"tasks"},
     "training": {"tasks"},
@@ -92,8 +92,7 @@ BETWEEN_OURS = {
     "training/processes/worker.py",
     "training/processes/launch.py",
     "training/together.py",
-    "tasks/long_range/listops_trees.py",
-    "tasks/long_range/pathfinder_draw.py",
+    "tasks/long_range/makers.py",
     "checkpoints/proof/reload_check.py",
     "checkpoints/proof/prove.py",
     "experiment/side_by_side.py",

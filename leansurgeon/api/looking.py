@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.api import given
 from leansurgeon.api.cutting import Place
 from leansurgeon.api.results import RESULT, Cut, Diff, Heads, Kappa, Trained
-from leansurgeon.api.surface import Number, Progress, counter, public, speaker, trusting, word
+from leansurgeon.api.surface import Number, Progress, public, speaker, trusting, word
 from leansurgeon.api.training import Changes, changes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def kappa(
         stack.enter_context(trusting(trust_remote_code))
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
         named = given.data(data)
-        found = command.kappa(name, named, speaker(progress), counter(progress), **asked, allow_pickle=allow_pickle)
+        found = command.kappa(name, named, speaker(progress), **asked, allow_pickle=allow_pickle)
         if named is None:
             command.keep(name, found, speaker(progress))
     if given.is_model(model):
@@ -110,9 +110,7 @@ def heads(
     with ExitStack() as stack:
         name = folder_of(model, tokenizer, stack)
         stack.enter_context(trusting(trust_remote_code))
-        found = command.heads(
-            name, given.data(data), options, pruning, say, counter(progress), samples=samples, allow_pickle=allow_pickle
-        )
+        found = command.heads(name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle)
         command.keep(name, found, say)
     if given.is_model(model):
         found.document["model"] = Path(name).name

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 from leansurgeon import progress as talk
@@ -25,12 +25,14 @@ NAMES = {"calibrate": "data", "calibration_samples": "samples", "push": "repo"}
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
     """A function whose errors are leansurgeon's own, and name arguments where the command line names flags."""
-    known = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    known = signature.parameters
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return function(*args, **kwargs)
+            with shown(signature, args, kwargs):
+                return function(*args, **kwargs)
         except LeanSurgeonError as error:
             error.message, error.hint = in_python(error.message, known), error.hint and in_python(error.hint, known)
             error.args = (error.message,)
@@ -82,11 +84,17 @@ def speaker(progress: Progress) -> Say:
     return progress
 
 
-def counter(progress: Progress) -> Callable[[str, int], Callable[[], None]]:
-    """The same for work that is counted: `counter(progress)(name, total)` gives what is called once a unit."""
-    if progress is True:
-        return talk.counted
-    return lambda name, total: lambda: None
+def shown(function: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]) -> AbstractContextManager:
+    """Where a call shows how far its work is: stderr, where its `progress` is True, or whoever is told line by line."""
+    try:
+        given = function.bind(*args, **kwargs)
+    except TypeError:  # the call itself says what is wrong
+        return nullcontext()
+    given.apply_defaults()
+    wish = given.arguments.get("progress")
+    if wish is True or callable(wish):
+        return talk.shown_on(talk.command_screen(None if wish is True else wish))
+    return nullcontext()
 
 
 @contextmanager

@@ -25,11 +25,12 @@ from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.architectures.tensors import counted
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
-from leansurgeon.checkpoints.foreign import companions, converted, trust, unpacked
+from leansurgeon.checkpoints.foreign import companions, converted, crammed_bert_layout, trust, unpacked
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.progress import downloads
 from leansurgeon.reading import modelcard
 from leansurgeon.shape import ParameterCount, Shape
 
@@ -174,7 +175,7 @@ def from_folder(
         notes += ("read from a pickle",)
     weights = Weights.open(path)
     files = files or tuple(weights.files)
-    if converted.is_crammed_bert(config, weights):
+    if crammed_bert_layout.recognises(config, weights.shapes):
         path = converted.from_crammed_bert(config, weights, keep)
         companions.copy(original, path, also=("README.md",))
         config, weights = read_config(path), Weights.open(path)
@@ -337,7 +338,7 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE"]
     patterns += ["*.bin"] if allow_pickle else []
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=downloads()))
     except Exception as error:
         raise UnsupportedModel(
             f"'{name}' is neither a preset nor a folder, and the hub does not give it ({type(error).__name__}).",

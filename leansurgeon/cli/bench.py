@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
 from leansurgeon.errors import UsageError, plural, short
 from leansurgeon.words import wrap
 
@@ -34,7 +34,7 @@ def bench(
     ] = "all",
     rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds; medians and quartiles are told.")] = 7,
     cpu: Annotated[bool, typer.Option("--cpu", help="Leave the GPU alone.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

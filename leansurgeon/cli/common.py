@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.errors import UsageError
-from leansurgeon.progress import counted as progress
 from leansurgeon.progress import say
 
 if TYPE_CHECKING:
@@ -19,15 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllowPickle",
+    "AsJson",
+    "ClassAttention",
+    "Force",
+    "HeadDim",
+    "Heads",
+    "Layers",
+    "MlpDim",
+    "MlpRatio",
     "Public",
     "PushTo",
+    "SourceName",
     "Tower",
     "TrustRemoteCode",
     "WhichTower",
     "destination",
     "hold",
     "let_go",
-    "progress",
     "pushed",
     "say",
     "seed_list",
@@ -97,6 +104,22 @@ class Tower(StrEnum):
 
 
 WhichTower = Annotated[Tower | None, typer.Option("--tower", help="Which part of a model of several is meant.")]
+# Options that several commands have in the same words.
+Heads = Annotated[str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)]
+Layers = Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)]
+HeadDim = Annotated[
+    str, typer.Option(help="keep: inner width grows. split: width // heads. Or a number. auto chooses and says why.")
+]
+MlpDim = Annotated[str | None, typer.Option(help="Width of the MLP.", show_default=False)]
+MlpRatio = Annotated[
+    str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.", show_default=False)
+]
+ClassAttention = Annotated[
+    bool, typer.Option("--class-attention", help="Class attention (XCiT, CaiT) gets the same heads; else it stays.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")]
+SourceName = Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
 PushTo = Annotated[
     str | None,

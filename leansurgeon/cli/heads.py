@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, Public, PushTo, TrustRemoteCode, destination, progress, pushed, say
+from leansurgeon.cli.common import AllowPickle, AsJson, Force, Public, PushTo, TrustRemoteCode, destination, pushed, say
 from leansurgeon.errors import UsageError, short
 
 
@@ -54,8 +54,8 @@ def heads(
         Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    as_json: AsJson = False,
+    force: Force = False,
     push: PushTo = None,
     public: Public = False,
     allow_pickle: AllowPickle = False,
@@ -80,7 +80,7 @@ def heads(
 
     pruning = None if share is None or out is None else command.Pruning(share, out, heal, force)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
-    found = command.heads(model, data, options, pruning, say, progress, samples=samples, allow_pickle=allow_pickle)
+    found = command.heads(model, data, options, pruning, say, samples=samples, allow_pickle=allow_pickle)
     document = found.document
     files = []
     if plots is not None:

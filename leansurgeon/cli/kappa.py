@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
+from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
 from leansurgeon.commands import kappa as command
 from leansurgeon.commands.kappa import PROBES, SAMPLES
 
@@ -30,7 +30,7 @@ def kappa(
         str, typer.Option(help="Forward pass in fp32, bf16 or fp16; the last two cap large values.")
     ] = "fp32",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of samples.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -43,7 +43,7 @@ def kappa(
     from leansurgeon.report.tables.kappa import describe
 
     asked = {"samples": samples, "probes": probes, "precision": precision}
-    document = command.kappa(model, data, say, progress, **asked, seed=seed, allow_pickle=allow_pickle)
+    document = command.kappa(model, data, say, **asked, seed=seed, allow_pickle=allow_pickle)
     print(json.dumps(document) if as_json else "\n".join(describe(document)))
     if data is None:
         command.keep(model, document, say)

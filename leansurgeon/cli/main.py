@@ -41,6 +41,7 @@ from leansurgeon.errors import (
     disk_is_full,
     refused_by_the_system,
 )
+from leansurgeon.progress import command_screen, shown_on
 
 EPILOG = (
     "Results go to stdout, progress to stderr. "
@@ -135,7 +136,7 @@ def main() -> None:
 def carry_out() -> None:
     """`main`, on streams that forgive."""
     try:
-        with sigterm_as_exception():  # so that temporary folders go whatever the command
+        with sigterm_as_exception(), shown_on(command_screen()):  # so that temporary folders go whatever the command
             try:
                 app()
             except SystemExit as end:

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, WhichTower
+from leansurgeon.cli.common import (
+    AllowPickle,
+    AsJson,
+    ClassAttention,
+    HeadDim,
+    Heads,
+    Layers,
+    MlpDim,
+    MlpRatio,
+    SourceName,
+    TrustRemoteCode,
+    WhichTower,
+)
 from leansurgeon.commands.plan import DEFAULT_BATCH
 from leansurgeon.errors import short
 
@@ -15,22 +27,13 @@ NAME = 32  # columns of the table for the name of the source
 
 
 def plan(
-    source: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
-    heads: Annotated[
-        str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)
-    ] = None,
-    layers: Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)] = None,
-    head_dim: Annotated[
-        str,
-        typer.Option(help="keep: inner width grows. split: width // heads. Or a number. auto chooses and says why."),
-    ] = "auto",
-    mlp_dim: Annotated[str | None, typer.Option(help="Width of the MLP.", show_default=False)] = None,
-    mlp_ratio: Annotated[
-        str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.", show_default=False)
-    ] = None,
-    class_attention: Annotated[
-        bool, typer.Option("--class-attention", help="Class attention (XCiT, CaiT) gets the same heads; else it stays.")
-    ] = False,
+    source: SourceName,
+    heads: Heads = None,
+    layers: Layers = None,
+    head_dim: HeadDim = "auto",
+    mlp_dim: MlpDim = None,
+    mlp_ratio: MlpRatio = None,
+    class_attention: ClassAttention = False,
     memory: Annotated[
         bool, typer.Option("--memory", help="Predict peak training memory; so does every option below.")
     ] = False,
@@ -58,7 +61,7 @@ def plan(
         str | None,
         typer.Option(help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import TrustRemoteCode, say, seed_list
+from leansurgeon.cli.common import AsJson, TrustRemoteCode, say, seed_list
 from leansurgeon.errors import UsageError
 
 
@@ -30,7 +30,7 @@ def run(
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
     format: Annotated[str, typer.Option("--format", help="table, markdown, csv, json or latex.")] = "table",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Run finished arms again.")] = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, say, seed_list
+from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, say, seed_list
 from leansurgeon.commands import search as command
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
@@ -17,11 +17,11 @@ from leansurgeon.words import wrap
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.commands.search import Searched
-    from leansurgeon.search.space import Candidate, Found
+    from leansurgeon.search.space import Candidate, Shapes
 
 
 def search(
-    source: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
+    source: SourceName,
     params: Annotated[str | None, typer.Option(help="Most parameters: 60M or 152394.", show_default=False)] = None,
     memory: Annotated[
         str | None, typer.Option(help="Most memory while training, predicted: 16GB or 16GiB.", show_default=False)
@@ -90,7 +90,7 @@ def search(
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where searches, models and runs live.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Forget what an earlier call of this search found.")] = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -133,7 +133,7 @@ def search(
     show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
 
 
-def listed(opened: Source, found: Found, *, as_json: bool) -> str:
+def listed(opened: Source, found: Shapes, *, as_json: bool) -> str:
     """The shapes that fit, for a dry run."""
     from leansurgeon.search import cheap
     from leansurgeon.search.table import candidates_table, space_line
@@ -161,7 +161,7 @@ def show(found: Searched, plots: Path | None, *, as_json: bool) -> None:
     print(json.dumps(document) if as_json else found)
 
 
-def dry_document(opened: Source, found: Found, ranked: list[Candidate]) -> JsonObject:
+def dry_document(opened: Source, found: Shapes, ranked: list[Candidate]) -> JsonObject:
     """The JSON document of a search without training: the space and its best candidates."""
     shapes = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
     counts = {"shapes": found.looked_at, "too_large": found.too_large, "refused": found.refused}

@@ -9,33 +9,42 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, Public, PushTo, TrustRemoteCode, WhichTower, destination, pushed, say
+from leansurgeon.cli.common import (
+    AllowPickle,
+    AsJson,
+    ClassAttention,
+    Force,
+    HeadDim,
+    Heads,
+    Layers,
+    MlpDim,
+    MlpRatio,
+    Public,
+    PushTo,
+    SourceName,
+    TrustRemoteCode,
+    WhichTower,
+    destination,
+    pushed,
+    say,
+)
 from leansurgeon.errors import UsageError
 
 
 def shrink(
-    source: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
-    heads: Annotated[
-        str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)
-    ] = None,
-    layers: Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)] = None,
+    source: SourceName,
+    heads: Heads = None,
+    layers: Layers = None,
     params: Annotated[
         str | None,
         typer.Option(
             help="-30%, 70% or 60M: as many parameters; the shape is chosen, and why is said.", show_default=False
         ),
     ] = None,
-    head_dim: Annotated[
-        str,
-        typer.Option(help="keep: inner width grows. split: width // heads. Or a number. auto chooses and says why."),
-    ] = "auto",
-    mlp_dim: Annotated[str | None, typer.Option(help="Width of the MLP.", show_default=False)] = None,
-    mlp_ratio: Annotated[
-        str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.", show_default=False)
-    ] = None,
-    class_attention: Annotated[
-        bool, typer.Option("--class-attention", help="Class attention (XCiT, CaiT) gets the same heads; else it stays.")
-    ] = False,
+    head_dim: HeadDim = "auto",
+    mlp_dim: MlpDim = None,
+    mlp_ratio: MlpRatio = None,
+    class_attention: ClassAttention = False,
     init: Annotated[
         str, typer.Option(help="transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.")
     ] = "transfer",
@@ -91,8 +100,8 @@ def shrink(
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    as_json: AsJson = False,
+    force: Force = False,
     push: PushTo = None,
     public: Public = False,
     tower: WhichTower = None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from leansurgeon.checkpoints.record import SurgeryRecord
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.data.calibration import Calibration
-    from leansurgeon.measure.heads.document import Options, Progress, Study
+    from leansurgeon.measure.heads.document import Options, Study
     from leansurgeon.surgery.shrink import Decided
 
 Say = Callable[[str], None]
@@ -61,7 +61,6 @@ def heads(
     options: Options,
     pruning: Pruning | None,
     say: Say,
-    progress: Progress,
     *,
     samples: int | None = None,
     allow_pickle: bool = False,
@@ -91,7 +90,7 @@ def heads(
             if pairs.has_two_stacks(opened):  # sample data cannot be run through both, block by block
                 pruning = replace(pruning, heal=False)
         sample = data_to_measure(opened, data, model, "Importance", samples, options.seed, say)
-        study = measured(opened, sample, options, say, progress)
+        study = measured(opened, sample, options, say)
         document = {
             "schema_version": 1,
             "kind": "heads",
@@ -126,7 +125,7 @@ def refuse_preset(opened: Source, model: str) -> None:
         )
 
 
-def measured(opened: Source, sample: Calibration, options: Options, say: Say, progress: Progress) -> Study:
+def measured(opened: Source, sample: Calibration, options: Options, say: Say) -> Study:
     """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
     import torch
 
@@ -138,7 +137,7 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say, pr
     with blaming_weights(opened):
         loaded = load(opened.folder)
         loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
-        return study(loaded, sample, options, progress)
+        return study(loaded, sample, options)
 
 
 def pruned(

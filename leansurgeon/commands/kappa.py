@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.kappa.study import KappaDocument, Progress
+    from leansurgeon.measure.kappa.study import KappaDocument
 
 Say = Callable[[str], None]
 SAMPLES, PROBES = 256, 16
@@ -19,7 +19,6 @@ def kappa(
     model: str,
     data: str | None,
     say: Say,
-    progress: Progress,
     *,
     samples: int = SAMPLES,
     probes: int = PROBES,
@@ -40,7 +39,7 @@ def kappa(
     sample = data_for_kappa(opened, data, model, seed, say)
     from leansurgeon.measure.kappa.study import study
 
-    return study(opened, sample, samples=samples, probes=probes, precision=precision, progress=progress, say=say)
+    return study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
 
 
 def keep(model: str, found: KappaDocument, say: Say) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.search.outcome import Outcome
-    from leansurgeon.search.space import Budget, Candidate, Found, Space
+    from leansurgeon.search.space import Budget, Candidate, Shapes, Space
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
 Say = Callable[[str], None]
@@ -61,7 +61,7 @@ class Opened:
     source: Source
     training: TrainingRecipe | None
     changes: JsonObject | None
-    found: Found
+    found: Shapes
 
 
 @dataclass(frozen=True)

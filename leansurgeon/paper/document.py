@@ -13,10 +13,10 @@ from leansurgeon.reading.jsonfile import JsonObject
 
 SCHEMA_VERSION = 1
 PAPER = "Saratchandran, Teney, Lucey: Leaner Transformers: More Heads, Less Depth"
-Found = Sequence[tuple[Exhibit, list[Audited]]]
+Exhibits = Sequence[tuple[Exhibit, list[Audited]]]
 
 
-def document(found: Found, how: str) -> JsonObject:
+def document(found: Exhibits, how: str) -> JsonObject:
     """Everything that is known of every row. `how` is meta or formula."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -86,7 +86,7 @@ def alternative(x: Alternative, original: int) -> JsonObject:
     }
 
 
-def as_csv(found: Found) -> str:
+def as_csv(found: Exhibits) -> str:
     """One line a row, all numbers as they are."""
     lines = [flat(exhibit, a) for exhibit, rows in found for a in rows]
     text = io.StringIO()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from leansurgeon.paper.audit import Alternative, Audited
 from leansurgeon.paper.base import UNITS, Exhibit
-from leansurgeon.paper.document import Found, summary
+from leansurgeon.paper.document import Exhibits, summary
 from leansurgeon.shape import Shape
 from leansurgeon.words import wrap
 
@@ -23,7 +23,7 @@ class Grid:
     rows: list[list[str]]
 
 
-def render(found: Found, format: str = "table", *, what_if: bool = False) -> str:
+def render(found: Exhibits, format: str = "table", *, what_if: bool = False) -> str:
     """Every exhibit and a closing summary; `format` is table, markdown or latex."""
     blocks = []
     for exhibit, rows in found:
@@ -213,7 +213,7 @@ def said_by_paper(exhibit: Exhibit, rows: list[Audited]) -> str:
     return " and ".join(words)
 
 
-def closing(found: Found) -> str:
+def closing(found: Exhibits) -> str:
     """How many printed figures our counts reach, and by how much the others are missed."""
     rows = [a for _, rows in found for a in rows]
     total = summary(rows)

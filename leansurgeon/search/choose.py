@@ -17,6 +17,7 @@ from pathlib import Path
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.progress import track
 from leansurgeon.search.space import UNITS, Budget, Candidate, Space, enumerate_shapes, size
 from leansurgeon.surgery.plan.wanted import Wanted
 
@@ -87,10 +88,10 @@ def measured(
     """The best of `tried` after a short refit."""
     from leansurgeon.search.heals import Heals
 
-    say(f"--params: {len(tried)} shapes of about this size are refitted on a quarter of the sample data ...")
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
         bench = Heals(source, replace(data, heldout=data.guard), Path(scratch), seed, say=say)
-        scores = {candidate.name: bench.of(candidate, SHARE)["choosing"] for candidate in tried}
+        title = f"refitting {len(tried)} shapes of about this size on a quarter of the sample data"
+        scores = {c.name: bench.of(c, SHARE)["choosing"] for c in track(tried, title, "shapes/s")}
     worked = [candidate for candidate in tried if scores[candidate.name].score is not None]
     if not worked:
         raise UsageError(f"None of the shapes could be refitted: {scores[tried[0].name].failed}")

@@ -22,7 +22,7 @@ from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads.judge import Unlabelled
-from leansurgeon.progress import phase, screen_of
+from leansurgeon.progress import track
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.evidence import outputs
@@ -56,13 +56,14 @@ class Heals:
 
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung on the choosing half."""
-        found, screen = {}, screen_of(self.say)
-        with phase("healing candidates", len(candidates), "tries/s", screen) as advance:
-            for number, candidate in enumerate(candidates, 1):
-                result = found[candidate.name] = self.of(candidate, rung.share)["choosing"]
-                told = f"{result.score.label} {result.score.text}" if result.score else f"failed: {result.failed}"
-                screen.say(f"  [{number}/{len(candidates)}] {candidate.name}: {told}")
-                advance()
+        found = {}
+        title = f"rung {rung.number}"
+        for number, candidate in track(list(enumerate(candidates, 1)), title, "candidates/s"):
+            scores = self.of(candidate, rung.share)
+            found[candidate.name] = scores["choosing"]
+            result = scores["choosing"]
+            told = f"{result.score.label} {result.score.text}" if result.score else f"failed: {result.failed}"
+            self.say(f"  [{number}/{len(candidates)}] {candidate.name}: {told}")
         return found
 
     def untouched(self, candidate: Candidate) -> Score | None:

@@ -23,7 +23,7 @@ from leansurgeon.search.cheap import Cheap
 from leansurgeon.search.halving import Results, Rung, climb, ordered, schedule
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.score import Score
-from leansurgeon.search.space import Budget, Candidate, Found, control
+from leansurgeon.search.space import Budget, Candidate, Shapes, control
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.runs.folder import write_json
@@ -47,7 +47,7 @@ class Outcome:
 
     source: Source
     budget: Budget
-    found: Found
+    found: Shapes
     cheap: dict[str, Cheap]
     tried: tuple[Candidate, ...]
     controls: tuple[Candidate, ...]
@@ -88,7 +88,7 @@ class Outcome:
 @raising(STOPPED)
 def search(
     source: Source,
-    found: Found,
+    found: Shapes,
     budget: Budget,
     evidence: Evidence | None,
     bench: Heals | Trainings,

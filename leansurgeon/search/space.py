@@ -99,7 +99,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class Shapes:
     """Candidates that fit the budget in parameters, how many shapes there were, and why others cannot be."""
 
     candidates: tuple[Candidate, ...]
@@ -108,7 +108,7 @@ class Found:
     refused: dict[str, int]
 
 
-def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str, calibrated: bool) -> Found:
+def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str, calibrated: bool) -> Shapes:
     """Every shape of the space that the source can be cut to, in the order of layers, heads and MLP.
 
     Raises `UsageError` for a list that is none, and where no shape is left.
@@ -134,7 +134,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
         found.setdefault(candidate.shape, candidate)
     if not found:
         raise nothing_left(source, budget, too_large, refused)
-    return Found(tuple(found.values()), len(axes) - itself, too_large, dict(refused))
+    return Shapes(tuple(found.values()), len(axes) - itself, too_large, dict(refused))
 
 
 def made(source: Source, wanted: Wanted, *, calibrated: bool) -> Candidate:

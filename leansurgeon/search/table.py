@@ -7,7 +7,7 @@ from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
 from leansurgeon.search.cheap import Cheap
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.score import Score
-from leansurgeon.search.space import Candidate, Found
+from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.search.verdict import TOLD, as_good, changes, foretold, pareto
 
 WIDTH = 80
@@ -99,7 +99,7 @@ def candidates_table(ranked: list[Candidate], numbers: dict[str, Cheap], most: i
 # -- sentences ------------------------------------------------------------------------------------
 
 
-def space_line(found: Found) -> str:
+def space_line(found: Shapes) -> str:
     """`180 shapes: 12 cannot be made, 100 are too large and 68 fit the budget in parameters.`"""
     parts = [f"{sum(found.refused.values()):,} cannot be made"] if found.refused else []
     parts += [f"{found.too_large:,} are too large"] if found.too_large else []

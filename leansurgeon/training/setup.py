@@ -11,6 +11,7 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError, plural
+from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
@@ -248,7 +249,8 @@ def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | Non
     if train.drop_path:
         stochastic_depth.apply(loaded.model, train.drop_path, family)
     if train.activation_checkpointing:
-        engine.checkpoint_activations(loaded.model, family)
+        hint = "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too."
+        checkpoint_activations(loaded.model, family, hint)
     if train.frozen_blocks:
         frozen.apply(loaded, train.frozen_blocks)
     if train.lora:

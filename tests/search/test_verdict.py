@@ -16,7 +16,7 @@ from leansurgeon.search.limits import Limit
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.plots import picture
 from leansurgeon.search.score import Score, binomial_error
-from leansurgeon.search.space import Budget, Candidate, Found
+from leansurgeon.search.space import Budget, Candidate, Shapes
 from leansurgeon.search.verdict import as_good, changes, foretold, pareto
 from leansurgeon.surgery.plan.wanted import Wanted
 from tests.support.models.word_models import sentence_encoder
@@ -52,7 +52,7 @@ def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: lis
     numbers |= {c.name: Cheap(c.parameters) for c in (original, *([control[0]] if control else []))}
     schedule = [Rung(i + 1, len(values), Fraction(i + 1, len(rungs))) for i, values in enumerate(rungs)]
     return Outcome(
-        source, Budget(200_000), Found(tuple(tried), 9, 0, {}), numbers, tuple(tried),
+        source, Budget(200_000), Shapes(tuple(tried), 9, 0, {}), numbers, tuple(tried),
         (control[0],) if control else (), original, results, schedule, names,
     )  # fmt: skip
 
@@ -74,9 +74,9 @@ def test_heads_seem_to_help_from_two_standard_errors_on(source, margin, says):
 
 def test_the_space_is_counted_in_words(source):
     nine = [candidate(source, 8, m, 1) for m in range(1, 10)]
-    said = table.space_line(Found(tuple(nine), 19, 7, {"no": 3}))
+    said = table.space_line(Shapes(tuple(nine), 19, 7, {"no": 3}))
     assert said == "19 shapes: 3 cannot be made, 7 are too large and 9 fit the budget in parameters."
-    assert table.space_line(Found(tuple(nine), 9, 0, {})) == "9 shapes: 9 can be made."  # --memory alone
+    assert table.space_line(Shapes(tuple(nine), 9, 0, {})) == "9 shapes: 9 can be made."  # --memory alone
 
 
 def test_what_foretold_the_scores_is_scipys_tau_with_the_better_side_up(source):

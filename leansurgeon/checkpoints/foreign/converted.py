@@ -43,11 +43,6 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
     return copy, tuple(found)
 
 
-def is_crammed_bert(config: Config, weights: Weights) -> bool:
-    """Whether config and tensors are in the layout of the published Crammed BERT."""
-    return layout.recognises(config, weights.shapes)
-
-
 def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
     """The published Crammed BERT, converted into a temporary folder that lives as long as `keep`."""
     new_config, tensors = layout.convert(config, weights.float32, list(weights.entries))

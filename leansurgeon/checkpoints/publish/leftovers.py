@@ -93,35 +93,30 @@ def sweep(folder: Path) -> None:
 
 
 def lock(folder: Path) -> int | None:
-    """A handle that marks the folder as in use until it is closed; None where there are no locks."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
+    """A handle that marks the folder as in use until it is closed; None where there are no locks, or it is in use."""
+    handle, _ = locked(folder)
     return handle
 
 
 def in_use(folder: Path) -> bool:
     """Whether another process holds a lock on the folder; False where locks cannot be had."""
+    handle, taken = locked(folder)
+    if handle is not None:
+        os.close(handle)
+    return taken
+
+
+def locked(folder: Path) -> tuple[int | None, bool]:
+    """A handle that holds the folder's lock, where it can be had; and whether another process has it."""
     try:
         import fcntl
 
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except (ImportError, OSError):
-        return False
+        return None, False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    finally:
+    except OSError as error:
         os.close(handle)
-    return False
+        return None, isinstance(error, BlockingIOError)
+    return handle, False

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode
+from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode
 
 
 def diff(
     a: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
     b: Annotated[str, typer.Argument(help="The other one.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import say
+from leansurgeon.cli.common import AsJson, say
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 
@@ -29,7 +29,7 @@ def families(
         Path | None, typer.Option(help="Keep what was found here, one JSON line a type, and go on with it next time.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What may change in the families of transformers: layers, heads, MLP.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, TrustRemoteCode, progress, say
+from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import wrap
@@ -41,7 +41,7 @@ def inspect(
         bool,
         typer.Option("--infer", help="Print the declaration that is inferred for its family, with what was proven."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -105,7 +105,7 @@ def measured(source: Source, data: str, model: str) -> KappaDocument:
     sample = data_for_kappa(source, data, model, 0, say)
     from leansurgeon.measure.kappa.study import study
 
-    return study(source, sample, progress=progress, say=say)
+    return study(source, sample, say=say)
 
 
 def kept(source: Source) -> JsonObject | None:

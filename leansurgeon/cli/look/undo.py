@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli.common import TrustRemoteCode, hold, say
+from leansurgeon.cli.common import AsJson, Force, TrustRemoteCode, hold, say
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ def undo(
     model: Annotated[str, typer.Argument(help="A folder that leansurgeon has written.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")] = False,
+    as_json: AsJson = False,
+    force: Force = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.

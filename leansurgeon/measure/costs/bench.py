@@ -183,7 +183,7 @@ def measure(
         speed.runs(bench)
         taking_part.append((contender, bench))
     benches = [bench for _, bench in taking_part]
-    times = speed.timed(benches, rounds, say)
+    times = speed.timed(benches, rounds)
     units = load.batch * (load.tokens if "input_ids" in first.large else 1)
     rows = []
     for (contender, bench), timings in zip(taking_part, times, strict=True):

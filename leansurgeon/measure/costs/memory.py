@@ -353,12 +353,15 @@ def choose_attention(model: torch.nn.Module, attention: str) -> None:
         model.set_attn_implementation(attention)
 
 
-def checkpoint_activations(model: torch.nn.Module, family: str) -> None:
-    """As `training/engine.py` does. Raises `UsageError` for a model whose library offers no such thing."""
+def checkpoint_activations(model: torch.nn.Module, family: str, hint: str = "Leave --checkpointing out.") -> None:
+    """Let the model forget its activations and compute them again in the backward pass. Raises `UsageError` with `hint`
+    for a model whose library offers no such thing.
+    """
     if getattr(model, "supports_gradient_checkpointing", False):
+        # transformers has renamed this; the old name warns.
         new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
         getattr(model, new if hasattr(model, new) else old)()
     elif hasattr(model, "set_grad_checkpointing"):
         model.set_grad_checkpointing(True)
     else:
-        raise UsageError(f"{family} models cannot checkpoint their activations.", "Leave --checkpointing out.")
+        raise UsageError(f"{family} models cannot checkpoint their activations.", hint)

@@ -21,6 +21,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
+from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 
 BACKENDS = ("auto", "math", "flash", "efficient", "cudnn", "eager")
@@ -192,14 +193,12 @@ def runs(bench: TimedModel) -> str | None:
     return None
 
 
-def timed(
-    benches: list[TimedModel], rounds: int, say: Callable[[str], None] = lambda _: None
-) -> list[dict[str, Timing]]:
+def timed(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
     """Seconds of "step", "forward_1" and "forward" for every bench, in interleaved rounds after a warm-up."""
     if rounds < 1:
         raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
     seconds: list[dict[str, list[float]]] = [{"step": [], "forward_1": [], "forward": []} for _ in benches]
-    for number in range(-WARM_UP, rounds):
+    for number in track(range(-WARM_UP, rounds), "rounds", "rounds/s"):
         order = list(zip(benches, seconds, strict=True))
         for bench, kept in order if number % 2 else reversed(order):
             for name, work in (
@@ -210,8 +209,6 @@ def timed(
                 taken = clocked(work, bench.device)
                 if number >= 0:
                     kept[name].append(taken)
-        if number >= 0:
-            say(f"round {number + 1} of {rounds}")
     return [{name: Timing.of(values) for name, values in kept.items()} for kept in seconds]
 
 

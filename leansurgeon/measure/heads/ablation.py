@@ -12,13 +12,13 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NotRequired, TypedDict
 
 import numpy as np
 
 from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled
 from leansurgeon.measure.heads.sites import count, split
+from leansurgeon.progress import track
 
 ALPHA = 0.05
 
@@ -34,30 +34,28 @@ class Ablated(TypedDict):
     head: NotRequired[int]
 
 
-def one_off(bench: HeadScorer, say: Callable[[], None] = lambda: None) -> list[Ablated]:
+def one_off(bench: HeadScorer) -> list[Ablated]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
     found = []
-    for head in range(count(bench.sites)):
+    for head in track(range(count(bench.sites)), "one head off", "heads/s"):
         keep = np.ones(count(bench.sites), bool)
         keep[head] = False
         found.append(compared(bench, keep))
-        say()
     tested(found)
     return found
 
 
-def all_but_one(bench: HeadScorer, values: np.ndarray, say: Callable[[], None] = lambda: None) -> list[Ablated]:
+def all_but_one(bench: HeadScorer, values: np.ndarray) -> list[Ablated]:
     """For every attention: its most important head alone left, against the whole model; `head` counts from 1."""
     found = []
     parts = split(values, bench.sites)
-    for i, part in enumerate(parts):
+    for i, part in track(list(enumerate(parts)), "all but one head off", "layers/s"):
         best = int(np.argmax(part))
         keeps = [np.ones(len(other), bool) for other in parts]
         keeps[i] = np.arange(len(part)) == best
         found.append({"head": best + 1} | compared(bench, np.concatenate(keeps)))
-        say()
     tested(found)
     return found
 

@@ -7,9 +7,9 @@ judged on the samples that it was chosen on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
+from leansurgeon.progress import phase
+from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
@@ -41,6 +43,66 @@ class Curves(TypedDict):
     by_kind: NotRequired[dict[str, list[pruning.Point]]]
 
 
+class Entry(TypedDict):
+    """One attention: what `sites.Site` says of it, and by head its importance and what its absence costs."""
+
+    module: str
+    kind: str
+    stage: int
+    layer: int
+    index: int
+    group: int
+    heads: int
+    head_dim: int
+    shared: int
+    in_step: bool
+    importance: list[float]
+    off: NotRequired[list[ablation.Ablated]]
+    only: NotRequired[ablation.Ablated]
+
+
+class Ablation(TypedDict):
+    """One head off, over all heads; `spearman` with the importance."""
+
+    whole: JsonObject
+    test: str | None
+    heads: int
+    worse: int
+    better: int
+    lower_without: int
+    spearman: float | None
+
+
+class Samples(TypedDict):
+    """Samples behind each part of the study."""
+
+    importance: int
+    ablation: int
+    curve: int
+
+
+class HeadsDocument(TypedDict):
+    """What `study` measures; the command adds who was measured (`model`, ...) and keeps it as `heads.json`."""
+
+    data: JsonObject
+    judged_by: str
+    options: JsonObject
+    samples: Samples
+    attentions: list[Entry]
+    gini: float
+    kinds: dict[str, Kind]
+    text: bool
+    ablation: NotRequired[Ablation]
+    curve: NotRequired[Curves]
+    whole: NotRequired[JsonObject]
+    schema_version: NotRequired[int]
+    kind: NotRequired[str]
+    model: NotRequired[str]
+    family: NotRequired[str]
+    parameters: NotRequired[int]
+    prune: NotRequired[JsonObject]
+
+
 @dataclass(frozen=True)
 class Options:
     """`ablate` costs a forward pass over the samples for every head; `curve` about seven for every step."""
@@ -61,21 +123,11 @@ class Study:
 
     sites: list[Site]
     importance: np.ndarray
-    document: dict[str, Any]
+    document: HeadsDocument
 
 
-Progress = Callable[[str, int], Callable[[], None]]
-
-
-def silent(_name: str, _total: int) -> Callable[[], None]:
-    """Progress that nobody wants to see."""
-    return lambda: None
-
-
-def study(
-    loaded: Loaded, calibration: Calibration, options: Options | None = None, progress: Progress = silent
-) -> Study:
-    """Measure the heads of a loaded model. `progress(name, total)` gives what is called after every forward pass."""
+def study(loaded: Loaded, calibration: Calibration, options: Options | None = None) -> Study:
+    """Measure the heads of a loaded model."""
     options = options or Options()
     places = sites(loaded)
     judge = judge_of(loaded, calibration.task, options.seed)
@@ -83,7 +135,7 @@ def study(
     held = thin(calibration.heldout, options.judge_samples)
     first, second = halves(held) if options.ablate else (held, held)
     bench = HeadScorer(judge, places, second)
-    document: dict[str, Any] = {
+    document: HeadsDocument = {
         "data": calibration.as_dict(),
         "judged_by": judge.says,
         "options": asdict(options),
@@ -98,20 +150,20 @@ def study(
     }
     deltas = None
     if options.ablate:
-        deltas = ablate(HeadScorer(judge, places, first), values, document, progress)
+        deltas = ablate(HeadScorer(judge, places, first), values, document)
     if options.curve:
-        document["curve"] = curves(bench, values, deltas, options, progress)
+        document["curve"] = curves(bench, values, deltas, options)
     if options.curve or options.ablate:
         document["whole"] = bench.whole.as_dict()
         document["samples"]["curve"] = len(bench.whole.losses)
     return Study(places, values, document)
 
 
-def ablate(bench: HeadScorer, values: np.ndarray, document: dict[str, Any], progress: Progress) -> np.ndarray:
+def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> np.ndarray:
     """One head off and all but one, written into the document; gives the change of the loss by head."""
     total = count(bench.sites)
-    off = ablation.one_off(bench, progress("one head off", total))
-    only = ablation.all_but_one(bench, values, progress("all but one", len(bench.sites)))
+    off = ablation.one_off(bench)
+    only = ablation.all_but_one(bench, values)
     deltas = np.array([row["change"] for row in off])
     parts = np.split(np.arange(total), np.cumsum([site.heads for site in bench.sites])[:-1])
     for entry, part, one in zip(document["attentions"], parts, only, strict=True):
@@ -130,33 +182,32 @@ def ablate(bench: HeadScorer, values: np.ndarray, document: dict[str, Any], prog
     return deltas
 
 
-def document_importance(document: dict[str, Any]) -> np.ndarray:
+def document_importance(document: HeadsDocument) -> np.ndarray:
     """The importance of all heads as the document holds it."""
     return np.concatenate([entry["importance"] for entry in document["attentions"]])
 
 
-def curves(
-    bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, options: Options, progress: Progress
-) -> Curves:
+def curves(bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, options: Options) -> Curves:
     """The score by the fraction pruned, in every order, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")
     kind = np.concatenate([[site.kind] * site.heads for site in bench.sites])
     apart = list(dict.fromkeys(kind)) if len(set(kind)) > 1 else []
-    say = progress("pruning", len(asked) * (3 + options.seeds + len(apart) + (deltas is not None)))
-    orders = {
-        "importance": pruning.curve(bench, order, asked, say=say),
-        "even": pruning.even_curve(bench, values, asked, say),
-        "reverse": pruning.curve(bench, order[::-1], asked, say=say),
-    }
-    if deltas is not None:
-        orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, say=say)
-    found: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
-    if options.seeds:
-        chance = pruning.random_curve(bench, asked, options.seeds, options.seed, say)
-        orders["random"], found["random_seeds"] = chance["rows"], chance["seeds"]
+    points = len(asked) * (3 + options.seeds + len(apart) + (deltas is not None))
+    with phase("pruning", points, "points/s") as step:
+        orders = {
+            "importance": pruning.curve(bench, order, asked, step=step),
+            "even": pruning.even_curve(bench, values, asked, step),
+            "reverse": pruning.curve(bench, order[::-1], asked, step=step),
+        }
+        if deltas is not None:
+            orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, step=step)
+        found: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
+        if options.seeds:
+            chance = pruning.random_curve(bench, asked, options.seeds, options.seed, step)
+            orders["random"], found["random_seeds"] = chance["rows"], chance["seeds"]
+        found["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
     found["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
-    found["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, say=say) for k in apart}
     return found
 
 

@@ -22,6 +22,7 @@ from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import rows_of
 from leansurgeon.measure.heads.judge import Batch, Labelled, Unlabelled, on
 from leansurgeon.measure.heads.sites import Site, at_rest, heads_of, hooked, split
+from leansurgeon.progress import track
 
 REDUCTIONS = ("sample", "token", "batch")
 NORMALISE = ("none", "layer")
@@ -46,7 +47,7 @@ def importance(
     check(reduction, normalise)
     total, samples = [np.zeros(site.heads) for site in sites], 0
     device = next(judge.loaded.model.parameters()).device
-    for number, batch in enumerate(batches):
+    for number, batch in track(list(enumerate(batches)), "importance of heads", "batches/s"):
         batch = on(batch, device)
         with at_rest(judge.loaded.model, device):
             slopes = slopes_of_batch(judge, sites, batch, number, per_token=reduction == "token")

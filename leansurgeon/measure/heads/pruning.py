@@ -128,7 +128,7 @@ def curve(
     order: np.ndarray,
     asked: Sequence[float],
     of: np.ndarray | None = None,
-    say: Callable = lambda: None,
+    step: Callable[[], None] = lambda: None,
 ) -> list[Point]:
     """Scores with growing parts of an order switched off. `of` are the heads that may go (all)."""
     order = order if of is None else order[of[order]]
@@ -137,16 +137,16 @@ def curve(
         keep = np.ones(count(bench.sites), bool)
         keep[order[: round(fraction * len(order))]] = False
         rows.append(row(bench, keep) | ({} if of is None else {"fraction": fraction}))
-        say()
+        step()
     return rows
 
 
 def random_curve(
-    bench: HeadScorer, asked: Sequence[float], seeds: int, seed: int, say: Callable = lambda: None
+    bench: HeadScorer, asked: Sequence[float], seeds: int, seed: int, step: Callable[[], None] = lambda: None
 ) -> RandomCurve:
     """Mean, lowest and highest loss (and accuracy) over several random orders."""
     orders = [np.random.default_rng([seed, 7, i]).permutation(count(bench.sites)) for i in range(seeds)]
-    curves = [curve(bench, order, asked, say=say) for order in orders]
+    curves = [curve(bench, order, asked, step=step) for order in orders]
     rows = []
     for points in zip(*curves, strict=True):
         made = {"fraction": points[0]["fraction"], "pruned": points[0]["pruned"]}
@@ -159,14 +159,14 @@ def random_curve(
 
 
 def even_curve(
-    bench: HeadScorer, values: np.ndarray, asked: Sequence[float], say: Callable = lambda: None
+    bench: HeadScorer, values: np.ndarray, asked: Sequence[float], step: Callable[[], None] = lambda: None
 ) -> list[Point]:
     """Scores with as many heads off in every layer of a stage; fractions that give the same heads appear once."""
     rows, seen = [], set()
     for fraction in asked:
         counts = tuple(site.groups - round(fraction * site.groups) for site in bench.sites)
         keep = even(bench.sites, values, counts)
-        say()
+        step()
         if counts not in seen:
             seen.add(counts)
             rows.append(row(bench, keep))

@@ -16,7 +16,7 @@ from leansurgeon.shape import Stage
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionModule:
     """One attention of a loaded model; `tensors` are its matrices by their names in memory."""
 
     projection: str
@@ -29,7 +29,7 @@ class Attention:
         return [name.rpartition(".")[0] for name, spec in self.tensors.items() if spec.role != "o"]
 
 
-def of(loaded: Measured) -> list[Attention | None]:
+def of(loaded: Measured) -> list[AttentionModule | None]:
     """One for every entry of `loaded.projections`; None where its tensors do not make `softmax(q k) v` and an output
     projection.
     """
@@ -57,11 +57,11 @@ def of(loaded: Measured) -> list[Attention | None]:
         output = next((name for name, spec in tensors.items() if spec.role == "o"), None)
         if letters == "koqv" and output:
             stage = shape.stages[next(iter(tensors.values())).stage]
-            found[output.rpartition(".")[0]] = Attention(output.rpartition(".")[0], stage, tensors)
+            found[output.rpartition(".")[0]] = AttentionModule(output.rpartition(".")[0], stage, tensors)
     return [found.get(name) for name in loaded.projections]
 
 
-def matrices(loaded: Measured, attention: Attention) -> dict[str, Array] | None:
+def matrices(loaded: Measured, attention: AttentionModule) -> dict[str, Array] | None:
     """q (heads, head_dim, width), k and v (kv_heads, head_dim, width), o (width, heads, head_dim) in float64; None
     where the library holds them in other sizes than the declaration says.
     """

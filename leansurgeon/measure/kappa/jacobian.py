@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
-from leansurgeon.measure.kappa.attentions import Attention
+from leansurgeon.measure.kappa.attentions import AttentionModule
 from leansurgeon.measure.kappa.blocks import Mask, Measured, measuring, of_layer
 from leansurgeon.measure.kappa.figures import JacobianKappa
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor
@@ -43,7 +43,7 @@ EXHAUSTED = 1e-5  # what is left of a direction that those before it span: round
 
 def jacobian(
     loaded: Measured,
-    found: list[Attention | None],
+    found: list[AttentionModule | None],
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], Mask],
     *,
@@ -83,7 +83,7 @@ def _summed(values: list[tuple[float, int, bool]], probes: int) -> JacobianKappa
 
 
 def _one_sample(
-    loaded: Measured, found: list[Attention | None], one: dict[str, Tensor], mask: Mask, probes: int
+    loaded: Measured, found: list[AttentionModule | None], one: dict[str, Tensor], mask: Mask, probes: int
 ) -> list[tuple[float, int, bool] | None]:
     """(kappa(J V), columns of J, whether it is kappa(J)) of every layer on one sample."""
     ends = _Ends(loaded, found)
@@ -156,7 +156,7 @@ def _kappa(images_PM: Tensor, columns: int, dtype: torch.dtype) -> tuple[float, 
 class _Ends:
     """The two ends of every attention of a model: its readers (q, k, v) and its output projection."""
 
-    def __init__(self, loaded: Measured, found: list[Attention | None]) -> None:
+    def __init__(self, loaded: Measured, found: list[AttentionModule | None]) -> None:
         self.loaded = loaded
         self.found = {layer: attention for layer, attention in enumerate(found) if attention is not None}
 

@@ -18,10 +18,10 @@ from leansurgeon.measure.heads import sites
 from leansurgeon.measure.kappa import invariant, jacobian
 from leansurgeon.measure.kappa.blocks import Mask
 from leansurgeon.measure.kappa.figures import ModelKappa
+from leansurgeon.progress import phase
 
 SAMPLES, PROBES = 256, 16
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-Progress = Callable[[str, int], Callable[[], None]]
 
 
 class KappaDocument(ModelKappa):
@@ -81,7 +81,6 @@ def study(
     samples: int = SAMPLES,
     probes: int = PROBES,
     precision: str = "fp32",
-    progress: Progress = lambda name, total: lambda: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> KappaDocument:
     """Load the model and measure it on held-out samples. Raises what `invariant.measure` raises."""
@@ -100,9 +99,9 @@ def study(
         return [real if kind == "encoder" else written for kind in kinds]
 
     say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
-    watched = _Watched(loaded, progress("forward passes", passes))
-    half = HALVES[precision]
-    found = invariant.measure(watched, batches, mask, size, probes=probes, half=half)
+    with phase("forward passes", passes, "passes/s") as advance:
+        watched = _Watched(loaded, advance)
+        found = invariant.measure(watched, batches, mask, size, probes=probes, half=HALVES[precision])
     for layer, kind in zip(found["layers"], kinds, strict=True):
         layer["kind"] = kind
     return {

@@ -23,7 +23,7 @@ FP32 = torch.finfo(torch.float32).eps
 Matrices: TypeAlias = dict[str, MatrixKappa]  # by the names of `weights`
 
 
-def weights(loaded: Measured, found: list[attentions.Attention | None]) -> list[Matrices | None]:
+def weights(loaded: Measured, found: list[attentions.AttentionModule | None]) -> list[Matrices | None]:
     """For every attention: `q`, `k`, `v`, `o` (whole matrices) and, over heads, the median of `vo` and `qk` with the
     number of heads whose product lacks rank. None where the weights have no such form.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leansurgeon.report.charts.forms import Chart, Point, Series, cells, lines
 from leansurgeon.report.charts.scales import PERCENT, PLAIN, Axis
-from leansurgeon.report.evidence.studies import Attention, HeadStudy
+from leansurgeon.report.evidence.studies import AttentionHeads, HeadStudy
 
 KINDS = {"self": "self-attention", "encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 ORDERS = {
@@ -24,7 +24,7 @@ def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
 
 def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
     """A map for every kind of attention of a model (encoder, decoder, cross), its layers from top to bottom."""
-    kinds: dict[str, list[Attention]] = {}
+    kinds: dict[str, list[AttentionHeads]] = {}
     for attention in study.attentions:
         kinds.setdefault(attention.kind, []).append(attention)
     stages = len({a.stage for a in study.attentions})
@@ -42,7 +42,7 @@ def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
     return found
 
 
-def layer_name(attention: Attention, stages: int) -> str:
+def layer_name(attention: AttentionHeads, stages: int) -> str:
     """A layer's number counted from 1, with its stage's before a dot where the model has several stages."""
     layer = str(attention.layer + 1)
     return f"{attention.stage + 1}.{layer}" if stages > 1 and attention.kind == "self" else layer

@@ -10,7 +10,7 @@ from leansurgeon.report.evidence.values import items, number, objects, part, sen
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionHeads:
     """The heads of one layer; `importance` has a number for each, None where it was not measured."""
 
     kind: str
@@ -35,7 +35,7 @@ class HeadStudy:
     what the curves show: "accuracy" or "loss".
     """
 
-    attentions: tuple[Attention, ...]
+    attentions: tuple[AttentionHeads, ...]
     samples: int | None
     reduction: str
     judged_by: str
@@ -57,7 +57,7 @@ def heads_of(found: Json) -> HeadStudy | None:
     first = orders.get("importance", [])
     score = "accuracy" if any(number(point.get("accuracy")) is not None for point in first) else "loss"
     attentions = [
-        Attention(
+        AttentionHeads(
             text(a.get("kind"), "self"),
             whole(a.get("stage")) or 0,
             whole(a.get("layer")) or 0,

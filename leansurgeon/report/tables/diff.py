@@ -9,6 +9,7 @@ from tabulate import tabulate
 from leansurgeon.checkpoints.diff import ABSENT, Absent, Compared, Diff
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import Json
+from leansurgeon.report.tables.shape_rows import PARAMETERS, SHAPE
 from leansurgeon.words import ranges, wrap
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
@@ -39,20 +40,9 @@ def describe(found: Diff) -> list[str]:
 def numbers(found: Diff) -> list[str]:
     """Shape and parameters."""
     a, b = found.a, found.b
-    rows = [
-        [label, *(s.shape.column(key) for s in (a, b)), ""]
-        for label, key in (
-            ("layers", "depth"),
-            ("heads", "heads"),
-            ("head_dim", "head_dim"),
-            ("key/value heads", "kv_heads"),
-            ("inner width", "inner"),
-            ("MLP", "mlp_dim"),
-            ("width", "width"),
-        )
-    ]
+    rows = [[label, *(s.shape.column(key) for s in (a, b)), ""] for label, key in SHAPE]
     old, new = a.parameters, b.parameters
-    for part, label in (("embeddings",) * 2, ("attention",) * 2, ("mlp", "MLP"), ("rest",) * 2, ("total", "all")):
+    for label, part in PARAMETERS:
         x, y = getattr(old, part), getattr(new, part)
         percent = "" if x == y or not x else f"{100 * (y / x - 1):+.1f} %"
         rows.append([f"parameters, {label}", f"{x:,}", f"{y:,}", percent])

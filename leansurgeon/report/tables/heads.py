@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from leansurgeon.errors import plural
 from leansurgeon.words import wrap
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.heads.ablation import Ablated
+    from leansurgeon.measure.heads.document import Entry, HeadsDocument
+    from leansurgeon.measure.heads.pruning import Point
 
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
@@ -31,7 +36,7 @@ LEGEND = {
 }
 
 
-def describe(document: dict[str, Any]) -> list[str]:
+def describe(document: HeadsDocument) -> list[str]:
     """The whole study as a person reads it."""
     options, samples = document["options"], document["samples"]
     raw = options["normalise"] == "none"
@@ -49,12 +54,12 @@ def describe(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def heads_of(document: dict[str, Any]) -> int:
+def heads_of(document: HeadsDocument) -> int:
     """The number of heads in the document, over all attentions."""
     return sum(entry["heads"] for entry in document["attentions"])
 
 
-def name(entry: dict[str, Any], document: dict[str, Any]) -> str:
+def name(entry: Entry, document: HeadsDocument) -> str:
     """A layer as a person says it: `3`, `stage 2, 3`, `cross 3`."""
     stages = {other["stage"] for other in document["attentions"]}
     layer = str(entry["layer"] + 1)
@@ -64,7 +69,7 @@ def name(entry: dict[str, Any], document: dict[str, Any]) -> str:
     return f"{stage}{layer}" + (f" {entry['kind'].removeprefix('self ')}nd" if " " in entry["kind"] else "")
 
 
-def importance_map(document: dict[str, Any]) -> list[str]:
+def importance_map(document: HeadsDocument) -> list[str]:
     """One digit a head: the tenth of all heads into which its importance falls."""
     entries = document["attentions"]
     flat = sorted(value for entry in entries for value in entry["importance"])
@@ -94,7 +99,7 @@ def tenth(ordered: list[float], value: float) -> int:
     return min(9, 10 * bisect_left(ordered, value) // len(ordered))
 
 
-def ablation(document: dict[str, Any]) -> list[str]:
+def ablation(document: HeadsDocument) -> list[str]:
     """Which single heads matter, and what one head a layer gives."""
     found = document["ablation"]
     heads = [
@@ -142,7 +147,7 @@ def signed(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def error(row: dict[str, Any]) -> str:
+def error(row: Ablated) -> str:
     """The row's standard error, a dash where one batch was all."""
     return "-" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
 
@@ -152,7 +157,7 @@ def p(value: float | None) -> str:
     return "-" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def curve(document: dict[str, Any]) -> list[str]:
+def curve(document: HeadsDocument) -> list[str]:
     """Score by the share of heads that is off."""
     found = document["curve"]
     orders = {key: found["orders"][key] for key in LABELS if key in found["orders"]}
@@ -180,7 +185,7 @@ def curve(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def by_kind(document: dict[str, Any]) -> list[str]:
+def by_kind(document: HeadsDocument) -> list[str]:
     """The curves of each kind of attention alone, side by side, as lines of a table."""
     kinds = document["curve"]["by_kind"]
     steps = [point["fraction"] for point in next(iter(kinds.values()))]
@@ -191,19 +196,19 @@ def by_kind(document: dict[str, Any]) -> list[str]:
     return [*lines.splitlines(), *wrap("Each kind of attention alone, its least important heads first.")]
 
 
-def labelled(document: dict[str, Any]) -> bool:
+def labelled(document: HeadsDocument) -> bool:
     """Whether labels judged the heads, and not the likeness to the whole model's output."""
     return not document["judged_by"].startswith("1 - cosine")
 
 
-def unit(document: dict[str, Any]) -> str:
+def unit(document: HeadsDocument) -> str:
     """What the numbers of the document are: accuracy, perplexity, loss or 1 - cosine."""
     if "accuracy" in document["whole"]:
         return "accuracy, %,"
     return "perplexity of a token" if document["text"] else "loss" if labelled(document) else "1 - cosine"
 
 
-def value(point: dict[str, Any], document: dict[str, Any], key: str = "") -> str:
+def value(point: Point, document: HeadsDocument, key: str = "") -> str:
     """A point's score in that unit; `key` picks an end of its interval (`_low`, `_high`)."""
     if "accuracy" in point:
         return f"{100 * point['accuracy' + key]:.1f}"
@@ -219,7 +224,7 @@ def perplexity(loss: float) -> str:
     return f"{found:.1f}" if found < 1_000 else f"{found:,.0f}" if found < 100_000 else f"{found:.1e}"
 
 
-def column(points: list[dict[str, Any]], steps: list[float], document: dict[str, Any]) -> list[str]:
+def column(points: list[Point], steps: list[float], document: HeadsDocument) -> list[str]:
     """A curve's cells, each point in the row of the nearest step, with its own share of heads where that differs
     (even cuts are whole heads of every layer).
     """

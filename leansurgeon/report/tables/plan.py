@@ -6,6 +6,7 @@ from tabulate import tabulate
 
 from leansurgeon.report.tables.in_words import exactness
 from leansurgeon.report.tables.next_steps import next_steps
+from leansurgeon.report.tables.shape_rows import PARAMETERS, SHAPE
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.words import wrap
 
@@ -15,25 +16,11 @@ def plan_table(plan: Plan) -> str:
     before, after = plan.before, plan.after
     rows = [
         [label, before.column(key), after.column(key), ""]
-        for label, key in (
-            ("layers", "depth"),
-            ("heads", "heads"),
-            ("head_dim", "head_dim"),
-            ("key/value heads", "kv_heads"),
-            ("inner width", "inner"),
-            ("MLP", "mlp_dim"),
-            ("width", "width"),
-        )
+        for label, key in SHAPE
         if key != "kv_heads" or before.column("kv_heads") != before.column("heads")
     ]
     old, new = plan.parameters_before, plan.parameters_after
-    for label, key in (
-        ("embeddings", "embeddings"),
-        ("attention", "attention"),
-        ("MLP", "mlp"),
-        ("rest", "rest"),
-        ("all", "total"),
-    ):
+    for label, key in PARAMETERS:
         a, b = getattr(old, key), getattr(new, key)
         rows.append([f"parameters, {label}", f"{a:,}", f"{b:,}", change(a, b)])
     a, b = plan.flops_before, plan.flops_after

@@ -45,7 +45,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Site:
+class BlockFit:
     """A filled block `layer` of the skeleton that `fit` and `guard` run through."""
 
     layer: int
@@ -69,7 +69,7 @@ class Site:
         return self.run(self.guard, 0)
 
 
-def error(site: Site, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
+def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
     """Root mean square over real tokens of |output - target| / |target|. `outputs` are the block's, where they are at
     hand; else it is run.
     """
@@ -82,7 +82,7 @@ def error(site: Site, samples: Samples, outputs: Sequence[Tensor] | None = None)
     return sqrt(total / max(tokens, 1))
 
 
-def moments(site: Site, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
+def moments(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
     """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
     give is what is missing over the scale; what an error there counts is the scale again.
     """
@@ -107,14 +107,14 @@ def equations(
     return heal.NormalEquations(inputs, outputs, constant=constant, device=device, worth=worth, exact=exact)
 
 
-def refit_projection(site: Site, module: nn.Module, scale: Tensor) -> heal.Refit:
+def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> heal.Refit:
     """Refit one projection of a pre-norm block in place, where the guard gains."""
     found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
     add_to(module, found.weight, found.bias)
     return found
 
 
-def heal_pre_norm(site: Site, *, attention: bool) -> JsonObject | None:
+def heal_pre_norm(site: BlockFit, *, attention: bool) -> JsonObject | None:
     """Refit the MLP's output, and before it the attention's where `attention` says so. None where the block is no
     pre-norm block.
     """
@@ -133,7 +133,7 @@ def heal_pre_norm(site: Site, *, attention: bool) -> JsonObject | None:
     return record
 
 
-def refit_attention(site: Site, module: nn.Module, scale: Tensor) -> JsonObject:
+def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> JsonObject:
     """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
     the block.
     """
@@ -167,7 +167,7 @@ class Norm:
         return cls(module.weight.detach().clone(), shift.detach().clone())
 
 
-def absorb(site: Site, closing: Norm) -> JsonObject | None:
+def absorb(site: BlockFit, closing: Norm) -> JsonObject | None:
     """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
     block is no post-norm block; everything stays as it was where the guard does not gain.
     """
@@ -195,7 +195,9 @@ def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
         module.bias.data.copy_(norm.shift)
 
 
-def norm_moments(site: Site, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm) -> heal.NormalEquations:
+def norm_moments(
+    site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm
+) -> heal.NormalEquations:
     """The sums of the post-norm form (see above)."""
     sums = equations(down, samples.hidden[0].device, exact=site.exact)
     gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)

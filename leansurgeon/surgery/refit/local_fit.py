@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.refit.heal_block import Samples, Site
+from leansurgeon.surgery.refit.heal_block import BlockFit, Samples
 
 STEPS, RATE = 150, 1e-3
 WARMUP = 5  # steps
@@ -110,7 +111,7 @@ def fit_examples(
     sound, pace, clock, done = True, pace or schedule, clock or Clock(), 0
     with trainable(parameters), torch.enable_grad():
         optimizer = torch.optim.Adam(parameters, lr=rate, betas=betas)
-        for step, number in zip(range(steps), order(len(fit), seed), strict=False):
+        for step, number in zip(track(range(steps), "steps", "steps/s"), order(len(fit), seed), strict=False):
             if (late := clock.gone) >= 1:
                 break
             optimizer.param_groups[0]["lr"] = rate * pace(max(step, int(late * steps)), steps)
@@ -133,8 +134,8 @@ def fit_examples(
     return Fitted(done, before, after, kept, perf_counter() - start)
 
 
-def fit_block(site: Site, steps: int = STEPS) -> JsonObject:
-    """Fit all weights of the filled block of a `Site` to its targets, guarded by its guard samples; the numbers."""
+def fit_block(site: BlockFit, steps: int = STEPS) -> JsonObject:
+    """Fit all weights of the filled block of a `BlockFit` to its targets, guarded by its guard samples; the numbers."""
 
     def examples(samples: Samples) -> list[Example]:
         """Every batch with its target and mask."""

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.errors import UsageError, plural
+from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.progress import phase, screen_of
+from leansurgeon.progress import track
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
@@ -76,12 +76,13 @@ def calibrate(
         chosen, evidence = choose(ground, part)
         tried: list[dict[str, Any]] = []
         if len(chosen) > 1:
-            say(f"Trying {len(chosen)} sets of layers ...")
-            winner, *_ = compete(ground, part, chosen, held, tried)
+            winner, *_ = compete(ground, part, chosen, held, tried, f"trying {len(chosen)} sets of layers")
             winner.edits.close()
             chosen = finalists(chosen, [t["judged_by"] for t in tried])
         whole, (best, *others) = View.of(calibration, None), chosen
-        winner, score, teacher = compete(ground, whole, [*ways_of(ground, best), *others], held, tried)
+        winner, score, teacher = compete(
+            ground, whole, [*ways_of(ground, best), *others], held, tried, "refitting layers"
+        )
         local = {}
         if winner.marks:
             local = fit_locally(ground, whole, winner, teacher, edits_in(ground.options.scratch, held), score)
@@ -114,7 +115,6 @@ def choose(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any]]
     if ground.options.keep is not None:
         check_kept(ground.options.keep, before, after)
         return [Candidate(ground.options.keep, "as listed")], {}
-    ground.say("Choosing layers ...")
     return measured(ground, view)
 
 
@@ -179,13 +179,13 @@ def finalists(chosen: list[Candidate], scores: list[float]) -> list[Candidate]:
 
 
 def compete(
-    ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[dict[str, Any]]
+    ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[dict[str, Any]], title: str
 ) -> tuple[Student, dict[str, Any], Stream]:
     """Carry out the candidates side by side. The best on the guard stays, with its score and the teacher's stream of
     the guard behind the last block; the changes of the others are let go.
     """
     students = [Student(ground, view, c, edits_in(ground.options.scratch, held)) for c in chosen]
-    teacher = walk(ground, view, students)
+    teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
     tried += [asdict(s.candidate) | score | {"data": view.seen} for s, score in zip(students, scores, strict=True)]
     best = min(range(len(students)), key=lambda i: (scores[i]["judged_by"], i))
@@ -195,14 +195,11 @@ def compete(
     return students[best], scores[best], teacher
 
 
-def walk(ground: Ground, view: View, students: list[Student]) -> Stream:
+def walk(ground: Ground, view: View, students: list[Student], title: str) -> Stream:
     """Teacher and students from the first layer to the last. Returns the teacher's stream of the guard behind it."""
     streams = view.streams(ground.teacher)
-    title = f"blocks of {plural(len(students), 'candidate')}"
-    with phase(title, ground.teacher.depth, "blocks/s", screen_of(ground.say)) as advance:
-        for layer in range(ground.teacher.depth):
-            _through(ground, streams, layer, students)
-            advance()
+    for layer in track(range(ground.teacher.depth), title, "layers/s"):
+        _through(ground, streams, layer, students)
     return streams["guard"]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
@@ -85,21 +86,24 @@ def measure(teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, be
     influence: list[float] = []
     angle: dict[tuple[int, int], float] = {}
     stream = Stream(teacher, batches)
-    for stage, n in zip(stages, lost, strict=True):
-        kept: dict[int, list[Tensor]] = {}
-        for layer in stage:
-            if n:
-                kept[layer] = stream.hidden
-            fill(layer)
-            outputs = stream.run()
-            check_finite(outputs, f"behind layer {layer}")
-            teacher.empty(layer)
-            influence.append(mean_of(lambda a, b: 1 - cosine(a, b), stream.hidden, outputs, masks))
-            for size in block_sizes(n):
-                if (start := layer - size + 1) in kept:
-                    angle[start, size] = mean_of(turn, kept[start], outputs, masks)
-            kept.pop(layer - n + 1, None)
-            stream.advance(outputs)
+    kept: dict[int, list[Tensor]] = {}
+    stage_of = {layer: number for number, stage in enumerate(stages) for layer in stage}
+    for layer in track(range(before.depth), "choosing layers", "layers/s"):
+        n = lost[stage_of[layer]]
+        if layer == stages[stage_of[layer]].start:
+            kept.clear()
+        if n:
+            kept[layer] = stream.hidden
+        fill(layer)
+        outputs = stream.run()
+        check_finite(outputs, f"behind layer {layer}")
+        teacher.empty(layer)
+        influence.append(mean_of(lambda a, b: 1 - cosine(a, b), stream.hidden, outputs, masks))
+        for size in block_sizes(n):
+            if (start := layer - size + 1) in kept:
+                angle[start, size] = mean_of(turn, kept[start], outputs, masks)
+        kept.pop(layer - n + 1, None)
+        stream.advance(outputs)
     return Evidence(influence, angle, lost, stages)
 
 
@@ -206,7 +210,7 @@ def drop_errors(
     variants: dict[tuple, list[Tensor] | None] = dict.fromkeys(candidates)  # None: still equal to `base`
     base = stream.hidden
     dropped = set(range(teacher.depth)) - set(kept)
-    for layer in range(teacher.depth):
+    for layer in track(range(teacher.depth), "leaving layers out", "layers/s"):
         fill(layer)
         for group, hidden in variants.items():
             if layer in group:

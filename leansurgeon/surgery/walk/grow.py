@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
+from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
 from leansurgeon.surgery.refit.span_fit import LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
@@ -94,7 +95,7 @@ class Growing:
     def run(self) -> list[dict[str, Any]]:
         """Fit around every cut, from the first to the last; the numbers."""
         record, behind = [], None
-        for mark in self.student.marks:
+        for mark in track(self.student.marks, "local fit, cuts", "cuts/s"):
             if behind is not None:  # an earlier cut has changed what stands before this one
                 mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
             record.append({"first": mark.first, "spans": self.grow(mark)})
@@ -193,7 +194,6 @@ def fit_locally(
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
     """
-    ground.say("Local fit ...")
     growing = Growing(ground, view, student, edits, Clock(ground.options.heal_time))
     spans = growing.run()
     first = student.marks[0]

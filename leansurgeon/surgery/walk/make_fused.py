@@ -15,7 +15,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.layer import canonical, fuse_layers
 from leansurgeon.surgery.refit import block
-from leansurgeon.surgery.refit.heal_block import Site
+from leansurgeon.surgery.refit.heal_block import BlockFit
 from leansurgeon.surgery.walk import choose_layers
 from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import ranges, stage_number, stages_of
@@ -38,7 +38,7 @@ def check(before: Stage, after: Stage) -> None:
         )
 
 
-def make_fused(ground: Ground, view: View, site: Site, kept: int) -> Made:
+def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
     """Source layers `kept` and `kept` + 1 in one, for the block at `site`: all tensors of that block."""
     source, plan, skeleton = ground.source, ground.plan, ground.wide
     before, after = stages_of(plan, kept)

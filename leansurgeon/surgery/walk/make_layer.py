@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.layer import canonical, split_heads, trim_units
 from leansurgeon.surgery.refit import block, heal, heal_block
-from leansurgeon.surgery.refit.heal_block import Samples, Site
+from leansurgeon.surgery.refit.heal_block import BlockFit, Samples
 from leansurgeon.surgery.walk.changes import divides_heads, stage_number, stages_of
 from leansurgeon.surgery.walk.ground import Ground, Lesson
 
@@ -51,7 +51,7 @@ class Made:
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def make(ground: Ground, lesson: Lesson, site: Site, kept: int, fixed: list[int] | None) -> Made:
+def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[int] | None) -> Made:
     """What source layer `kept` becomes at `site`; `fixed` are the heads that stay, where they are chosen already."""
     before, after = stages_of(ground.plan, kept)
     record: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def make(ground: Ground, lesson: Lesson, site: Site, kept: int, fixed: list[int]
     return made
 
 
-def on_source(lesson: Lesson, site: Site, skeleton: Skeleton, kept: int) -> Site:
+def on_source(lesson: Lesson, site: BlockFit, skeleton: Skeleton, kept: int) -> BlockFit:
     """The same samples, run through block `kept` of a skeleton of the source."""
 
     def part(name: str, samples: Samples) -> Samples:
@@ -102,7 +102,7 @@ def halves(change: Tensor, module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def trim(
-    work: Site,
+    work: BlockFit,
     module: nn.Module,
     group: int,
     keep: int,
@@ -136,7 +136,7 @@ def trim(
     return best, note
 
 
-def moments(work: Site, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
+def moments(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
     """As for a refit; where the way to the block's output is no sum (post-norm), the target is what the projection
     itself gave.
     """
@@ -153,7 +153,7 @@ def moments(work: Site, samples: Samples, module: nn.Module, scale: Tensor | Non
 
 
 def split(
-    ground: Ground, lesson: Lesson, work: Site, kept: int, new: int
+    ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
 
@@ -182,14 +182,14 @@ def split(
     return {name: values for name, values in tensors.items() if name in chosen}, note
 
 
-def attention_inputs(work: Site) -> list[Tensor]:
+def attention_inputs(work: BlockFit) -> list[Tensor]:
     """What the attention of the source's block reads, on the student's hidden states."""
     skeleton = work.fit.stream.skeleton
     module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
     return [block.seen_at(module, lambda b=b: work.run(work.fit, b)) for b in range(len(work.fit))]
 
 
-def attention_goals(lesson: Lesson, work: Site) -> list[Tensor]:
+def attention_goals(lesson: Lesson, work: BlockFit) -> list[Tensor]:
     """What the attention would have to give so that the student stands behind it where the teacher stands."""
     states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
     return [gave + teacher - student for gave, teacher, student in states]

@@ -16,7 +16,7 @@ from leansurgeon.checkpoints.weights import Arrays, to_float32
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit import heal_block, local_fit
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
-from leansurgeon.surgery.refit.heal_block import Norm, Samples, Site
+from leansurgeon.surgery.refit.heal_block import BlockFit, Norm, Samples
 from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
 from leansurgeon.surgery.walk.edits import Edits
@@ -134,7 +134,7 @@ class Student:
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks[part])
             for part, stream in self.streams.items()
         }
-        site = Site(self.at, samples["fit"], samples["guard"], exact=self.view.seen == "all")
+        site = BlockFit(self.at, samples["fit"], samples["guard"], exact=self.view.seen == "all")
         decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": lesson.layer}
         if kept in self.candidate.fused or near:
             decided |= self.make(lesson, site, kept)
@@ -167,14 +167,14 @@ class Student:
         way = cut or self.ground.source.architecture.norm == "pre"
         return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
-    def refit(self, lesson: Lesson, site: Site, cut: bool, near: bool) -> JsonObject | None:
+    def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> JsonObject | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
         if found is None and cut and (closing := teacher_norm(lesson)) is not None:
             return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
         return found
 
-    def make(self, lesson: Lesson, site: Site, kept: int) -> JsonObject:
+    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> JsonObject:
         """Fill the block with what becomes of a source layer; what was decided."""
         if kept in self.candidate.fused:
             made = make_fused(self.ground, self.view, site, kept)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.progress import track
 from leansurgeon.reading import archives, files, images, jsonfile
 from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks.images import tables as image_tables
@@ -58,7 +58,7 @@ def build(
         elif found.kind == "flat":
             index = _flat(places)
         elif found.kind == "tar":
-            index = _shards(places, say)
+            index = _shards(places)
         else:
             index, own = _unpack(found.kind, places, folder / f"{split}-images.bin", label, say)
             names = names or own
@@ -165,14 +165,11 @@ def _flat(places: list[Path]) -> Index:
     return index
 
 
-def _shards(places: list[Path], say: Callable[[str], None]) -> Index:
+def _shards(places: list[Path]) -> Index:
     """Samples of webdataset shards: members that share the name up to its first dot; class in NAME.cls or NAME.json."""
-    index, told = Index(files=list(map(str, places))), time.monotonic()
-    for number, path in enumerate(places):
+    index = Index(files=list(map(str, places)))
+    for number, path in track(list(enumerate(places)), "images: shards", "shards/s"):
         _shard(number, path, index)
-        if time.monotonic() - told > 5:
-            told = time.monotonic()
-            say(f"images: shard {number + 1:,} of {len(places):,}, {len(index.file):,} images")
     return index
 
 

@@ -9,26 +9,24 @@ which they are drawn, which is as random and repeats.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import UsageError
+from leansurgeon.progress import phase
 from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, command, read_chunk
+from leansurgeon.tasks.long_range import makers
+from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, read_chunk
 from leansurgeon.tasks.text import vocab
-from leansurgeon.version import PACKAGE
 
 PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
+PROGRAM = "leansurgeon.tasks.long_range.listops_trees"  # makes chunks
 _VERSION = 1  # of the generator: a change that changes the data changes this
 _PATIENCE = 50  # chunks in a row without one new expression
 
@@ -116,17 +114,15 @@ def _generate(
     say(f"listops: generating {total:,} expressions with {workers} process{'es' if workers > 1 else ''}")
     tokens = disk.ArrayWriter(folder / "tokens.npy", np.uint8)
     lengths, labels = [], []
-    done, begun, told = 0, time.monotonic(), time.monotonic()
-    with _chunks(grammar, seed, workers) as chunks:
+    begun = time.monotonic()
+    job = {"grammar": asdict(grammar), "seed": seed}
+    made = makers.chunks(lambda number: chunk(grammar, seed, number), workers, PROGRAM, job, read_chunk)
+    with made as chunks, phase("listops", total, "expressions/s") as advance:
         for trees in _distinct(chunks, total, grammar):
             tokens.append(trees.symbols + np.uint8(1))
             lengths.append(trees.lengths)
             labels.append(trees.values)
-            done += len(trees.lengths)
-            if time.monotonic() - told > 5 and done < total:
-                told = time.monotonic()
-                left = (told - begun) / done * (total - done)
-                say(f"listops: {done:,} of {total:,} expressions, about {left:.0f} s to go")
+            advance(len(trees.lengths))
     tokens.close()
     np.save(folder / "starts.npy", ragged.starts_of(np.concatenate(lengths)))
     np.save(folder / "labels.npy", np.concatenate(labels).astype(np.uint8))
@@ -166,44 +162,3 @@ def _distinct(chunks: Iterator[Trees | None], total: int, grammar: Grammar) -> I
                 f"listops: only {len(seen):,} different expressions turned up where {total:,} are wanted.",
                 "Ask for fewer, or widen the length bounds.",
             )
-
-
-@contextmanager
-def _chunks(grammar: Grammar, seed: int, workers: int) -> Iterator[Iterator[Trees | None]]:
-    """Chunks 0, 1, 2, ... without end: made here, or by `workers` processes that take turns.
-
-    A chunk depends on its number only, so the number of processes changes nothing but the time. The processes are
-    started as programs of their own: a fork would copy the threads' locks of whatever the caller has imported, and a
-    spawned worker would import the caller's script again. Their pipes hold them back when this process is slower.
-    """
-    if workers <= 1:
-        yield (chunk(grammar, seed, number) for number in itertools.count())
-        return
-    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes = [
-        subprocess.Popen(
-            command(grammar, seed, first, workers),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        for first in range(workers)
-    ]
-    try:
-        yield (_read(processes[number % workers]) for number in itertools.count())
-    finally:
-        for process in processes:
-            process.kill()
-            with suppress(OSError):
-                process.stdout.close()
-            process.wait()
-
-
-def _read(process: subprocess.Popen) -> Trees | None:
-    try:
-        return read_chunk(process.stdout)
-    except EOFError:
-        code = process.wait()
-        raise LeanSurgeonError(
-            f"A process that generates ListOps ended with code {code} (python: {sys.executable})."
-        ) from None

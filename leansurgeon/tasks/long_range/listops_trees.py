@@ -18,14 +18,13 @@ Run as a program, this file is one of several generating processes: see `main`.
 
 from __future__ import annotations
 
-import json
-import os
 import struct
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+
+from leansurgeon.tasks.long_range import makers
 
 OPERATOR_SHARE = 0.25
 MIN, MAX, MED, SM = range(4)
@@ -211,40 +210,17 @@ def write_chunk(stream: BinaryIO, trees: Trees | None) -> None:
 
 def read_chunk(stream: BinaryIO) -> Trees | None:
     """What `write_chunk` wrote; EOFError when the stream ends early."""
-    number, tokens = _HEAD.unpack(_exactly(stream, _HEAD.size))
+    number, tokens = _HEAD.unpack(makers.exactly(stream, _HEAD.size))
     if not number:
         return None
-    lengths = np.frombuffer(_exactly(stream, 4 * number), "<u4").astype(np.int64)
-    values = np.frombuffer(_exactly(stream, number), np.uint8).astype(np.int64)
-    return Trees(np.frombuffer(_exactly(stream, tokens), np.uint8), lengths, values)
-
-
-def _exactly(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise EOFError(f"{len(data)} bytes instead of {size}")
-    return data
-
-
-def command(grammar: Grammar, seed: int, first: int, step: int) -> list[str]:
-    """The command line of a process that writes the chunks first, first + step, ... to its stdout until nobody reads
-    them.
-    """
-    text = json.dumps({"grammar": asdict(grammar), "seed": seed, "first": first, "step": step})
-    return [sys.executable, "-m", "leansurgeon.tasks.long_range.listops_trees", text]
+    lengths = np.frombuffer(makers.exactly(stream, 4 * number), "<u4").astype(np.int64)
+    values = np.frombuffer(makers.exactly(stream, number), np.uint8).astype(np.int64)
+    return Trees(np.frombuffer(makers.exactly(stream, tokens), np.uint8), lengths, values)
 
 
 def main() -> None:
-    """A process of generation: chunks go to stdout until nobody reads them any more."""
-    job = json.loads(sys.argv[1])
-    number = job["first"]
-    try:
-        while True:
-            write_chunk(sys.stdout.buffer, chunk(Grammar(**job["grammar"]), job["seed"], number))
-            number += job["step"]
-    except (BrokenPipeError, KeyboardInterrupt):
-        # Nobody reads any more; give the interpreter something that it can flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """A program that makes chunks (see `makers`)."""
+    makers.serve(lambda out, job, number: write_chunk(out, chunk(Grammar(**job["grammar"]), job["seed"], number)))
 
 
 if __name__ == "__main__":

@@ -7,29 +7,26 @@ Read from the published files (`lra_release/pathfinder32/curv_contour_length_14`
 
 from __future__ import annotations
 
-import itertools
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import UsageError
+from leansurgeon.progress import phase
 from leansurgeon.reading import files
 from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.long_range import makers
 from leansurgeon.tasks.long_range.pathfinder_dashes import Style
-from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk, command, read_chunk
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk, read_chunk
 from leansurgeon.tasks.text import vocab
-from leansurgeon.version import PACKAGE
 
+PROGRAM = "leansurgeon.tasks.long_range.pathfinder_draw"  # makes chunks
 _VERSION = 1  # of the generator: a change that changes the data changes this
 GENERATED = "generated"
 TOKENS = 32 * 32
@@ -148,57 +145,22 @@ def _generate(folder: Path, style: Style, seed: int, total: int, workers: int, s
     say(f"pathfinder: drawing {total:,} images with {workers} process{'es' if workers > 1 else ''}")
     images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, style.size**2))
     labels = np.empty(total, dtype=np.uint8)
-    done, begun, told = 0, time.monotonic(), time.monotonic()
-    with _chunks(style, seed, workers) as chunks:
+    done = 0
+
+    def here(number: int) -> tuple[np.ndarray, np.ndarray]:
+        drawn = chunk(style, seed, number)
+        return drawn.images.reshape(len(drawn.labels), -1), drawn.labels
+
+    job = {"style": asdict(style), "seed": seed}
+    made = makers.chunks(here, workers, PROGRAM, job, lambda stream: read_chunk(stream, style))
+    with made as chunks, phase("pathfinder", total, "images/s") as advance:
         for drawn, theirs in chunks:
             take = min(len(theirs), total - done)
             images[done : done + take], labels[done : done + take] = drawn[:take], theirs[:take]
             done += take
             if done == total:
                 break
-            if time.monotonic() - told > 5 and done:
-                told = time.monotonic()
-                left = (told - begun) / done * (total - done)
-                say(f"pathfinder: {done:,} of {total:,} images, about {left:.0f} s to go")
+            advance(take)
     images.flush()
     np.save(folder / "labels.npy", labels)
     return _split(total)
-
-
-@contextmanager
-def _chunks(style: Style, seed: int, workers: int) -> Iterator[Iterator[tuple[np.ndarray, np.ndarray]]]:
-    """Chunks 0, 1, 2, ... without end, made here or by `workers` programs that take turns (see `listops`): a chunk
-    follows from its number, so the number of processes changes nothing but the time.
-    """
-    if workers <= 1:
-        made = (chunk(style, seed, number) for number in itertools.count())
-        yield ((drawn.images.reshape(len(drawn.labels), -1), drawn.labels) for drawn in made)
-        return
-    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes = [
-        subprocess.Popen(
-            command(style, seed, first, workers),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        for first in range(workers)
-    ]
-    try:
-        yield (_next(processes[number % workers], style) for number in itertools.count())
-    finally:
-        for process in processes:
-            process.kill()
-            with suppress(OSError):
-                process.stdout.close()
-            process.wait()
-
-
-def _next(process: subprocess.Popen, style: Style) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        return read_chunk(process.stdout, style)
-    except EOFError:
-        code = process.wait()
-        raise LeanSurgeonError(
-            f"A process that draws Pathfinder images ended with code {code} (python: {sys.executable})."
-        ) from None

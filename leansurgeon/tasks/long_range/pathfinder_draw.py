@@ -15,15 +15,13 @@ Shape letters: N images, S size (32), P patch (9), E possible displacements of a
 
 from __future__ import annotations
 
-import json
-import os
 import struct
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from leansurgeon.tasks.long_range import makers
 from leansurgeon.tasks.long_range.pathfinder_dashes import (
     PAD,
     Style,
@@ -300,36 +298,15 @@ def write_chunk(stream: BinaryIO, drawn: Drawn) -> None:
 
 def read_chunk(stream: BinaryIO, style: Style) -> tuple[np.ndarray, np.ndarray]:
     """What `write_chunk` wrote: (N, S * S) images and (N,) labels; EOFError when the stream ends early."""
-    (number,) = _HEAD.unpack(_exactly(stream, _HEAD.size))
+    (number,) = _HEAD.unpack(makers.exactly(stream, _HEAD.size))
     pixels = style.size**2
-    images = np.frombuffer(_exactly(stream, number * pixels), np.uint8).reshape(number, pixels)
-    return images, np.frombuffer(_exactly(stream, number), np.uint8)
-
-
-def _exactly(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise EOFError(f"{len(data)} bytes instead of {size}")
-    return data
-
-
-def command(style: Style, seed: int, first: int, step: int) -> list[str]:
-    """The command line of a process that writes the chunks first, first + step, ... until nobody reads them."""
-    text = json.dumps({"style": asdict(style), "seed": seed, "first": first, "step": step})
-    return [sys.executable, "-m", "leansurgeon.tasks.long_range.pathfinder_draw", text]
+    images = np.frombuffer(makers.exactly(stream, number * pixels), np.uint8).reshape(number, pixels)
+    return images, np.frombuffer(makers.exactly(stream, number), np.uint8)
 
 
 def main() -> None:
-    """A process of generation: chunks go to stdout until nobody reads them any more."""
-    job = json.loads(sys.argv[1])
-    number = job["first"]
-    try:
-        while True:
-            write_chunk(sys.stdout.buffer, chunk(Style(**job["style"]), job["seed"], number))
-            number += job["step"]
-    except (BrokenPipeError, KeyboardInterrupt):
-        # Nobody reads any more; give the interpreter something that it can flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """A program that makes chunks (see `makers`)."""
+    makers.serve(lambda out, job, number: write_chunk(out, chunk(Style(**job["style"]), job["seed"], number)))
 
 
 if __name__ == "__main__":

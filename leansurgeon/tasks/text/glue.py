@@ -127,7 +127,7 @@ class Glue(TextClassification):
             "task": o.task,
             "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
             "seq_len": o.seq_len,
-            "places": {part: [_stamp(p) for p in found] for part, found in places.items()},
+            "places": {part: [image_places.stamp(p) for p in found] for part, found in places.items()},
         }
 
         def build(folder: Path) -> disk.Info:
@@ -292,10 +292,6 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
         f"GLUE {task} is not in {data}: {KINDS[task].folder}/train.tsv or {task}/train-*.parquet is missing.",
         BY_HAND,
     )
-
-
-def _stamp(place: Path | Dataset) -> Any:
-    return image_places.stamp(place)
 
 
 def _read(places: list[Any], kind: Kind) -> _Rows:

@@ -117,24 +117,6 @@ def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler(device.type) if precision == "fp16" else None
 
 
-def checkpoint_activations(model: nn.Module, family: str) -> None:
-    """Let the model forget its activations and compute them again in the backward pass.
-
-    Raises `UsageError` for a model whose library offers no such thing.
-    """
-    if getattr(model, "supports_gradient_checkpointing", False):
-        # transformers has renamed this; the old name warns.
-        new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-        getattr(model, new if hasattr(model, new) else old)()
-    elif hasattr(model, "set_grad_checkpointing"):
-        model.set_grad_checkpointing(True)
-    else:
-        raise UsageError(
-            f"{family} models cannot checkpoint their activations.",
-            "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too.",
-        )
-
-
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed torch's generator on the CPU and on `device`.
 

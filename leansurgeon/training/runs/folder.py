@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.checkpoints.publish.durable import write_durably
+from leansurgeon.checkpoints.publish.durable import sync, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
@@ -169,7 +169,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             fill(aside)
             for file in aside.rglob("*"):
                 if file.is_file():
-                    _sync(file)
+                    sync(file)
             put_in_place(aside, path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -180,9 +180,9 @@ def put_in_place(aside: Path, path: Path) -> None:
     old = path.with_name(f".{path.name}.old")
     if path.exists():
         os.rename(path, old)
-    _sync_folder(aside)
+    sync(aside)
     os.rename(aside, path)
-    _sync_folder(path.parent)
+    sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -214,7 +214,7 @@ class MetricsLog:
         """Bring what was written to the disk, so that it is not shorter there than a checkpoint says."""
         if self.path is not None and self.path.exists():
             with explained(self.path):
-                _sync(self.path)
+                sync(self.path)
 
     def write(self, **record: Any) -> None:
         if self.path is None:
@@ -244,19 +244,6 @@ def explained(path: Path) -> Iterator[None]:
                 f"{path} cannot be written: {error.strerror}.", "Choose another folder with -o."
             ) from error
         raise
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name == "posix":
-        _sync(path)
 
 
 _held: set[int] = set()  # what this process has open by `hold`

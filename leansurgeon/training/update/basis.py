@@ -102,7 +102,7 @@ def _for_every_attention(loaded: Loaded, alter: Callable[[Values], None]) -> Non
                 state[name].copy_(torch.from_numpy(values))
 
 
-def _values(attention: attentions.Attention, state: dict[str, torch.Tensor]) -> Values:
+def _values(attention: attentions.AttentionModule, state: dict[str, torch.Tensor]) -> Values:
     buffers, pieces = {}, {}
     for name, spec in _with_biases(attention.tensors, state).items():
         if not ("v" in spec.role or spec.role == "o"):

@@ -106,7 +106,7 @@ def site(family):
         target = stream.run(1)
     target = [x + torch.randn(x.shape, generator=torch.Generator().manual_seed(4)) for x in target]
     part = heal_block.Samples(stream, stream.hidden, target, [None])
-    return heal_block.Site(1, part, part)
+    return heal_block.BlockFit(1, part, part)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "dinov2"])  # without and with a layer scale

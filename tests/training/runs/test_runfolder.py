@@ -130,14 +130,13 @@ def test_measures_show_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     terminal, spoken = _Terminal(), []
     monkeypatch.setattr(progress, "REDRAW", 0.0)
     monkeypatch.setattr(progress.sys, "stderr", terminal)
-    step = progress.counted("heads", 3)
-    for _ in range(3):
-        step()
+    with progress.shown_on(progress.command_screen()):
+        for _ in progress.track(range(3), "heads", "heads/s"):
+            pass
     drawn = terminal.getvalue()
     assert all(f"heads: {n}/3" in drawn for n in (1, 2, 3)) and drawn.endswith("\x1b[2K")
-    assert progress.screen_of(progress.say).rewrites and not progress.screen_of(spoken.append).rewrites
     monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
-    with progress.phase("blocks", 2, "blocks/s", progress.screen_of(spoken.append)) as advance:
+    with progress.shown_on(progress.command_screen(spoken.append)), progress.phase("blocks", 2, "blocks/s") as advance:
         advance()
     assert [line.split("  ")[0] for line in spoken] == ["blocks: 1/2"]
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.training import plan, setup
 from leansurgeon.training.data import order
 from leansurgeon.training.processes import engine
@@ -319,7 +320,7 @@ def test_activations_are_forgotten_and_gradients_are_the_same():
         gradients = []
         for again in (False, True):
             if again:
-                engine.checkpoint_activations(model, "x")
+                checkpoint_activations(model, "x")
             torch.manual_seed(1)
             model.train()
             model.zero_grad()
@@ -328,7 +329,7 @@ def test_activations_are_forgotten_and_gradients_are_the_same():
             gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*gradients, strict=True))
     with pytest.raises(UsageError, match="cannot checkpoint their activations"):
-        engine.checkpoint_activations(word_model().model, "WordModel")
+        checkpoint_activations(word_model().model, "WordModel")
 
 
 def test_flops_are_those_of_the_formula():

@@ -1,0 +1,106 @@
+"""Phases that lie in each other: what stands on the line, when it is shown, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from leansurgeon.progress import Piece, Screen, downloads, line, phase, shown_on, track
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def screen() -> tuple[Screen, Clock, io.StringIO]:
+    clock, file = Clock(), io.StringIO()
+    return Screen(stream=file, clock=clock), clock, file
+
+
+def test_time_left_counts_what_lies_inside():
+    """2 of 4 and half of the third are 62.5 % after 50 s: 30 s are left. The rate is that of the inner work."""
+    pieces = [Piece("rung", 4, "tries/s", began=0.0, done=2), Piece("layers", 10, "layers/s", began=40.0, done=5)]
+    text, share = line(pieces, 50.0)
+    assert (text, share) == ("rung: 2/4, layers: 5/10  0.5 layers/s  eta 30s", 0.625)
+
+
+def test_before_the_first_unit_nothing_is_foretold():
+    assert line([Piece("layers", 10, "layers/s", began=0.0)], 5.0) == ("layers: 0/10", 0.0)
+
+
+def test_lines_come_seldom_where_they_cannot_be_rewritten():
+    place, clock, file = screen()
+    with shown_on(place):
+        for _ in track(range(5), "candidates", "candidates/s"):
+            for _ in track(range(4), "layers", "layers/s"):
+                clock.now += 1.5  # 30 s in all, so two lines: at 10.5 s and at 21 s
+    assert [text.split("  ")[0] for text in file.getvalue().splitlines()] == [
+        "candidates: 1/5, layers: 3/4",
+        "candidates: 3/5, layers: 2/4",
+    ]
+
+
+def test_units_may_come_in_heaps():
+    place, clock, file = screen()
+    with shown_on(place), phase("listops", 3_000, "expressions/s") as advance:
+        clock.now = 12.0
+        advance(1_500)
+    assert file.getvalue() == "listops: 1,500/3,000  125 expressions/s  eta 12s\n"
+
+
+def test_work_that_breaks_off_leaves_nothing_on_the_line():
+    place, clock, file = screen()
+    with shown_on(place):
+        with pytest.raises(ValueError), phase("outer", 3, "units/s"):
+            for _ in track(range(3), "inner", "units/s"):
+                raise ValueError
+        for _ in track(range(2), "next", "units/s"):
+            break
+        assert not place.pieces
+        with phase("last", 1, "units/s") as advance:
+            clock.now = 20.0
+            advance()
+    assert file.getvalue() == "last: 1/1  0.1 units/s  eta 0s\n"
+
+
+def test_libraries_and_threads_are_silent(capsys):
+    place, clock, file = screen()
+
+    def work() -> None:
+        for _ in track(range(3), "work", "units/s"):
+            clock.now += 60
+
+    work()
+    with shown_on(place):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert file.getvalue() == "" and capsys.readouterr().err == ""
+
+
+def test_bytes_of_the_hub_are_shown_where_phases_are():
+    """As `huggingface_hub.snapshot_download` uses its bars: one of the network, one of the disk, one of the files."""
+    assert downloads() is None  # a library's user keeps the hub's own
+    place, clock, file = screen()
+    with shown_on(place):
+        bar = downloads()
+        options = {"total": 0, "initial": 0, "unit": "B", "unit_scale": True, "bar_format": "{l_bar}"}
+        network, disk = (bar(desc=text, **options) for text in ("Downloading", "Reconstructing"))
+        with bar(desc="Fetching 3 files", total=3) as files:
+            for one in (network, disk):
+                one.total += 40_000_000
+                one.refresh()
+            clock.now = 20.0
+            for one, count in ((disk, 10_000_000), (network, 5_000_000), (files, 1)):
+                one.update(count)
+                one.refresh()
+        disk.set_description("Reconstruction complete")
+    assert file.getvalue() == "downloading, MB: 10/40  0.5 MB/s  eta 1m00s\n"
