@@ -51,7 +51,9 @@ from leansurgeon.architectures.tensors import (
     exists,
     fill,
     is_count,
+    read_key,
     sizes_of,
+    write_key,
 )
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import ParameterCount, Shape, Stage, divisors_near, nearest_divisible
@@ -167,7 +169,7 @@ class Architecture:
                 keys.heads or keys.width,
                 keys.depth_like if c.get(keys.depth) is None else keys.depth,
             )
-            missing = next((key or keys.depth for key in needed if key not in c), None)
+            missing = next((k or keys.depth for k in needed if k not in c and read_key(c, k or "") is None), None)
             if missing:
                 raise UnsupportedModel(
                     f"The config of this {self.name} model has no '{missing}'.", "Is config.json complete?"
@@ -190,7 +192,7 @@ class Architecture:
         """Stage `s`; `count` is the number of stages, None where the config holds plain numbers."""
 
         def value(key: str | None) -> Any:
-            found = c.get(key) if key else None
+            found = read_key(c, key) if key else None
             if not isinstance(found, list | tuple):
                 return found
             if len(found) != count:
@@ -240,10 +242,12 @@ class Architecture:
                 if written.setdefault(key, value) != value:
                     both = f"{written[key]} and {value}"
                     raise UsageError(
-                        f"{self.name} has one {key} for encoder and decoder; it cannot hold {both}.",
-                        "Give one number for both.",
+                        f"{self.name} has one {key} for {'all stages' if len(apart) > 2 else 'encoder and decoder'}; "
+                        f"it cannot hold {both}.",
+                        "Give numbers that fit one.",
                     )
-        c.update(written)
+        for key, value in written.items():
+            write_key(c, key, value)
         if self.class_follows:
             c.update({key: getattr(shape.stages[-1], name) for key, name in self.class_keys.items()})
         if not self.keys.head_dim:

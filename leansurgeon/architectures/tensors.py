@@ -4,7 +4,7 @@ them stands in `base.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -172,6 +172,36 @@ BUFFERS = (
     "position_ids",
     "embeddings.token_type_ids",
 )
+
+
+def read_key(config: Mapping[str, Any], key: str) -> Any:
+    """What a config says under a key, None where it says nothing. `depths.2` is an entry of a list (`depth.0.1` of a
+    list in a list), and `=64` is the number 64, where a library keeps it to itself.
+    """
+    if key.startswith("="):
+        return int(key[1:])
+    if key in config or "." not in key:
+        return config.get(key)
+    name, *places = key.split(".")
+    found = config.get(name)
+    for place in map(int, places):
+        if not isinstance(found, list | tuple) or place >= len(found):
+            return None
+        found = found[place]
+    return found
+
+
+def write_key(config: Config, key: str, value: Any) -> None:
+    """Set what `read_key` reads; lists are replaced by changed copies, and a number without a place stays."""
+    name, *places = key.split(".")
+    if key in config or not places:
+        config |= {} if key.startswith("=") else {key: value}
+        return
+
+    def changed(found: Any, rest: Sequence[int]) -> Any:
+        return [changed(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(found)] if rest else value
+
+    config[name] = changed(config[name], [int(place) for place in places])
 
 
 def is_count(value: object) -> bool:

@@ -130,6 +130,7 @@ def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
                 places[".".join([*parts[:at], "{i}", ""])] += 1
     whole = [p for p, n in places.items() if n == len(gone)]
     whole = [p for p in whole if any(n.startswith(p.format(i=0)) for n in left)]
+    whole = [p for p in whole if not any(n.startswith(p.format(i=last)) for n in left)]  # that is the stage's number
     return min(whole, key=len) if whole else None
 
 

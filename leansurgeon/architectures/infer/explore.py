@@ -23,7 +23,7 @@ from leansurgeon.architectures.infer.library import (
 )
 from leansurgeon.architectures.infer.tiny import Config, aliases
 from leansurgeon.architectures.infer.units import Trial, conv1d, explained, heads_kind, mlp_kind, proof
-from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, specs
+from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 
 TOWERS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}
@@ -124,7 +124,17 @@ class Search:
         self.known: dict[tuple, Effect | None] = {}
 
     def example(self, model: torch.nn.Module, config: Config) -> dict[str, torch.Tensor]:
+        """Inputs that a model of this config runs on."""
         return inputs.example(model, self.library.joined(config))
+
+    def width(self, stage: Stage) -> int | None:
+        """Channels of the stream through a stage."""
+        return self.config.get(stage.width_key)
+
+    def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
+        """The library behind our modelling file and the config for it, with the heads that there are."""
+        config = lean_config(self.config, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim})
+        return LeanLibrary(self.library.cls), config
 
     def finding(self) -> Finding:
         """The whole of it."""
@@ -252,20 +262,20 @@ class Search:
 
     def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
-        width = self.config.get(stage.width_key)
+        width = self.width(stage)
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
         if self.library.section:
             return replace(stage, heads_trouble="head_dim is width // heads in its library, and it is part of a model")
         now = Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width)
         plain = heads == kv
-        more, fewer = (heads + 2, heads - 2) if plain else (heads + kv, heads - kv)
+        more, fewer = (heads + 2, max(heads - 2, 1)) if plain else (heads + kv, heads - kv)
         kind = heads_kind(Numbers(heads, kv, now.head_dim, 1), now.key, now.kv_key, more, fewer)
-        trouble, library = "", LeanLibrary(self.library.cls)
+        trouble = ""
         try:
             for spec in specs(self.library, self.config, self.trial.model, self.trial.inputs, level, now):
-                lean = lean_config(self.config, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim})
-                places = self.projected(spec["projections"], level)
+                library, lean = self.lean(spec, now)
+                places = projected(self, spec["projections"], level)
                 failed = proof(replace(self.trial, library=library, config=lean), kind, places)
                 if failed is None:
                     return replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
@@ -278,29 +288,6 @@ class Search:
     def numbered(self, spec: dict[str, Any], level: Level) -> dict[str, Any]:
         """Stages keep their heads' sizes under keys of their own."""
         return spec if len(self.levels) == 1 else spec | {"head_dim": f"{HEAD_DIM}_{self.levels.index(level)}"}
-
-    def projected(self, words: Mapping[str, str], level: Level) -> dict[str, list[Place]]:
-        """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file
-        holds them otherwise than memory does.
-        """
-        files = {at: name for name, at in self.memory.items()}
-        found: dict[str, list[Place]] = {}
-        for i in range(level.depth):
-            for path, word in words.items():
-                for leaf in ("weight", "bias"):
-                    memory = f"{level.modules.format(i=i)}.{path}.{leaf}"
-                    name = files.get(memory)
-                    if memory not in self.state_sizes or (word == "o" and leaf == "bias"):
-                        continue
-                    if name is None or tuple(self.trial.state[name].shape) != self.state_sizes[memory]:
-                        raise Unbuildable("its file holds the projections otherwise than the model does")
-                    turned = memory in self.turned
-                    axis = 0 if leaf == "bias" else int((word == "o") != turned)
-                    placed = self.trial.placed(name)
-                    if placed is None:
-                        raise Unbuildable(f"'{name}' stands outside the blocks")
-                    found.setdefault(name, []).append(Place(placed[1], axis, "q" if word == "o" else word, word == "o"))
-        return found
 
     def in_words(self, trouble: str | None, options: Mapping[Axis, list[str]]) -> str:
         """A failed proof with its likeliest cause."""

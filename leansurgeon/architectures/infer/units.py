@@ -8,7 +8,7 @@ units computes what the whole file computes when those are silent.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,22 +64,32 @@ class Kind:
 
 def proof(trial: Trial, kind: Kind, at: Mapping[str, list[Place]], seed: int = 1) -> str | None:
     """Why units of this kind cannot come and go; None where all four parts hold."""
-    now, config = kind.numbers, trial.config
+    return joint_proof(trial, [(kind, at)], seed)
 
-    def computed(maps: Maps, **how: Any) -> Tensor:
-        return trial.run(config | kind.change(maps), moved(trial.state, at, now, maps, seed, **how))
+
+def joint_proof(trial: Trial, parts: Sequence[tuple[Kind, Mapping[str, list[Place]]]], seed: int = 1) -> str | None:
+    """The same for units of several stages that one number of the config counts."""
+
+    def computed(pick: Callable[[Kind], Maps], **how: Any) -> Tensor:
+        config, state = trial.config, trial.state
+        for kind, at in parts:
+            config = config | kind.change(pick(kind))
+            state = moved(state, at, kind.numbers, pick(kind), seed, **how)
+        return trial.run(config, state)
 
     try:
-        added = difference(trial.output, computed(kind.add))
+        added = difference(trial.output, computed(lambda kind: kind.add))
         if added > EQUAL:
             return f"adding silent units changes the output ({added:.1e})"
-        if difference(trial.output, computed(kind.add, loud=True)) < ALIVE:
+        if difference(trial.output, computed(lambda kind: kind.add, loud=True)) < ALIVE:
             return "new units do not reach the output"
-        turned = difference(trial.output, computed(kind.permute))
+        turned = difference(trial.output, computed(lambda kind: kind.permute))
         if turned > EQUAL:
             return f"units are not alike: changing their places changes the output ({turned:.1e})"
-        quiet = trial.run(config, silenced(trial.state, at, now, kind.remove))
-        removed = difference(quiet, computed(kind.remove))
+        silent = trial.state
+        for kind, at in parts:
+            silent = silenced(silent, at, kind.numbers, kind.remove)
+        removed = difference(trial.run(trial.config, silent), computed(lambda kind: kind.remove))
         if removed > EQUAL:
             return f"removing units is not the same as silencing them ({removed:.1e})"
     except Unbuildable as error:
@@ -110,23 +120,29 @@ def explained(trial: Trial, options: Mapping[Axis, list[str]], kind: Kind) -> tu
     """Words for every axis with which the proof holds, and why the best try failed where none does."""
     trouble: str | None = "no tensor follows the number"
     places: dict[str, list[Place]] = {}
+    for places in guesses(trial, options):
+        if not any(p.sink for found in places.values() for p in found):
+            trouble = "no projection leads from the units to the stream"
+            continue
+        trouble = proof(trial, kind, places)
+        if trouble is None:
+            return places, None
+    return places, trouble
+
+
+def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[dict[str, list[Place]]]:
+    """Where the units may stand, the likelier first."""
     by_template = {f"{name}|{axis}": words for (name, axis), words in options.items()}
     solid = any(trial.state[name].dim() == 3 for name, _ in options)
     for words in choices(by_template):
         for flipped in (False, True) if solid else (False,):
-            places = {}
+            places: dict[str, list[Place]] = {}
             for name, axis in options:
                 placed = trial.placed(name)
                 template = placed[1] if placed else name
                 sink = is_sink(trial, name, axis, flipped)
                 places.setdefault(name, []).append(Place(template, axis, words[f"{name}|{axis}"], sink))
-            if not any(p.sink for found in places.values() for p in found):
-                trouble = "no projection leads from the units to the stream"
-                continue
-            trouble = proof(trial, kind, places)
-            if trouble is None:
-                return places, None
-    return places, trouble
+            yield places
 
 
 # -- heads ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ from leansurgeon.architectures.base import Architecture, derive
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, outputs, reason
 from leansurgeon.architectures.infer.tiny import Config
+from leansurgeon.architectures.infer.units import Trial
+from leansurgeon.architectures.infer.words import Place
 
 MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
 # Numbers of an attention that are its inner width by name; others as large may be the width of the stream.
@@ -170,7 +172,7 @@ def specs(
     `Unbuildable` where nothing can be found.
     """
     block = level.modules.format(i=1)
-    fewer = now.heads // 2 if now.kv_heads == now.heads else now.heads * 2
+    fewer = now.heads // 2 if now.kv_heads == now.heads > 1 else now.heads * 2
     change = {now.key: fewer} | ({now.kv_key: fewer} if now.kv_key and now.kv_heads == now.heads else {})
     other = library.build(config | change, None)
     owners = [o for o in attentions(model, other, block)]
@@ -218,6 +220,40 @@ def kept_numbers(
             if isinstance(value, int) and not isinstance(value, bool) and value == now.value("inner"):
                 doubtful[start + key] = "inner"
     return numbers, doubtful
+
+
+class Looked(Protocol):
+    """A family that is being looked at (`explore.Search`): its small model, names in memory and what holds inputs
+    first.
+    """
+
+    trial: Trial
+    memory: dict[str, str]
+    state_sizes: dict[str, tuple[int, ...]]
+    turned: set[str]
+
+
+def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[str, list[Place]]:
+    """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file holds
+    them otherwise than memory does.
+    """
+    files = {at: name for name, at in search.memory.items()}
+    found: dict[str, list[Place]] = {}
+    for i in range(level.depth):
+        for path, word in words.items():
+            for leaf in ("weight", "bias"):
+                memory = f"{level.modules.format(i=i)}.{path}.{leaf}"
+                name = files.get(memory)
+                if memory not in search.state_sizes or (word == "o" and leaf == "bias"):
+                    continue
+                if name is None or tuple(search.trial.state[name].shape) != search.state_sizes[memory]:
+                    raise Unbuildable("its file holds the projections otherwise than the model does")
+                axis = 0 if leaf == "bias" else int((word == "o") != (memory in search.turned))
+                placed = search.trial.placed(name)
+                if placed is None:
+                    raise Unbuildable(f"'{name}' stands outside the blocks")
+                found.setdefault(name, []).append(Place(placed[1], axis, "q" if word == "o" else word, word == "o"))
+    return found
 
 
 def lean_config(config: Config, cls: str, stages: list[dict[str, Any]], head_dims: Mapping[str, int]) -> Config:

@@ -17,7 +17,8 @@ from leansurgeon.reading import files, jsonfile
 if TYPE_CHECKING:
     from leansurgeon.surgery.check.undeclared import Row
 
-LONGEST = 240  # seconds for one type
+LONGEST = 60  # seconds of a processor for one type
+AT_ONCE = 40  # types that one process does
 
 
 def families(
@@ -73,15 +74,31 @@ def all_types() -> list[str]:
 
 
 def tried(names: Sequence[str], jobs: int) -> Iterator[Row]:
-    """Rows as they come; every process does one type at a time, and one that hangs is given up."""
+    """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
+    stays in memory; (`max_tasks_per_child` of Python 3.11 hangs after the first).
+    """
+    for start in range(0, len(names), AT_ONCE * jobs):
+        yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs)
+
+
+def of_one_pool(names: Sequence[str], jobs: int) -> Iterator[Row]:
+    """Rows of these names from new processes. Where one dies (memory), the names that it took along are tried alone."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    if not names:
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=60) as pool:
-        for done in as_completed([pool.submit(patiently, name) for name in names]):
-            yield done.result()
+    from leansurgeon.surgery.check.undeclared import Row
+
+    lost = []
+    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(patiently, name): name for name in names}
+        for done in as_completed(waiting):
+            try:
+                yield done.result()
+            except BrokenProcessPool:
+                lost.append(waiting[done])
+    for name in lost:
+        yield from of_one_pool([name], 1) if len(names) > 1 else [Row(name, why="its process died")]
 
 
 def patiently(name: str) -> Row:
@@ -96,11 +113,13 @@ def patiently(name: str) -> Row:
         """So that no `except Exception` on the way takes it for one of the library's own."""
 
     def stop(*_: object) -> None:
-        """The alarm's handler."""
+        """The timer's handler."""
         raise TooLong
 
+    signal.signal(signal.SIGPROF, stop)
     signal.signal(signal.SIGALRM, stop)
-    signal.alarm(LONGEST)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)  # of the processor, which others may be using, too
+    signal.alarm(10 * LONGEST)  # for one that waits for something
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
@@ -111,6 +130,7 @@ def patiently(name: str) -> Row:
         return Row(name, why=f"{type(error).__name__}: {str(error)[:200]}")
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.flush()
 
 

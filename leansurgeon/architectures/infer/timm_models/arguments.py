@@ -1,0 +1,179 @@
+"""Arguments of timm's constructors as a flat config: which numbers a model was built with, and a small form of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from leansurgeon.architectures.tensors import Config, is_count, write_key
+
+DEPTHS = ("depth", "depths", "stages", "layers", "serial_depths", "num_blocks", "num_layers")
+HEADS = ("num_heads", "heads")
+WIDTHS = ("embed_dim", "embed_dims", "dims", "base_dims")
+RATIOS = ("mlp_ratio", "mlp_ratios")
+INDEX_LISTS = ("global_attn_indexes",)  # layers of a kind, by number
+IMAGES = ("img_size", "patch_size", "in_chans", "num_classes")
+LEAST, MOST = 2, 5  # layers of a small model's stage
+HEAD_DIM = 8
+
+
+def numbers_of(model_name: str, given: Config) -> Config:
+    """What a model's class is given when timm builds it: the numbers that surgery or its images need, lists as lists.
+    Raises what timm raises.
+    """
+    taken = constructor_arguments(model_name, given)
+    names = (*DEPTHS, *HEADS, *WIDTHS, *RATIOS, *INDEX_LISTS, *IMAGES)
+    found = {name: as_lists(taken[name]) for name in names if name in taken and is_number(taken[name])}
+    known = sizes(build(model_name, given))
+    for kept in (found, {k: v for k, v in found.items() if k in (*DEPTHS, *HEADS, *RATIOS)}):
+        try:
+            if sizes(build(model_name, {**kept, **given})) == known:
+                return {**kept, **given}
+        except Exception:  # an entry point that gives some of them itself
+            continue
+    return dict(given)
+
+
+def build(model_name: str, args: Config, device: str = "meta") -> nn.Module:
+    """A timm model with these arguments; what cannot be built without memory takes some for a moment."""
+    from leansurgeon.models.timm_any import create
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            with torch.device(device):
+                return create(model_name, args)
+        except (RuntimeError, NotImplementedError):
+            if device != "meta":
+                raise
+            return create(model_name, args)
+
+
+def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Sizes of everything in a model's file."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def constructor_arguments(model_name: str, given: Config) -> Config:
+    """Every argument of the class of a model, by name, as its entry point calls it."""
+    cls, found = type(build(model_name, given)), {}
+    inherited = "__init__" not in vars(cls)
+    init = cls.__init__
+
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not found:
+            bound = inspect.signature(init).bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            for name, value in bound.arguments.items():
+                kind = inspect.signature(init).parameters[name].kind
+                found.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+        init(self, *args, **kwargs)
+
+    cls.__init__ = noting
+    try:
+        build(model_name, given)
+    finally:
+        if inherited:
+            del cls.__init__
+        else:
+            cls.__init__ = init
+    return {name: value for name, value in found.items() if not isinstance(value, nn.Module)}
+
+
+def is_number(value: Any) -> bool:
+    """A number, or lists of numbers within each other."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(is_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_lists(value: Any) -> Any:
+    """Lists where timm has tuples, as a JSON file has them."""
+    return [as_lists(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def flattened(args: Mapping[str, Any]) -> Config:
+    """`{"depths": [2, 3]}` as `{"depths.0": 2, "depths.1": 3}`; lists of layers' numbers stay whole."""
+    return dict(entries(args))
+
+
+def entries(args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in args.items():
+        if isinstance(value, list | tuple) and is_number(value) and name not in INDEX_LISTS:
+            yield from entries({f"{name}.{i}": v for i, v in enumerate(value)})
+        else:
+            yield name, value
+
+
+def nested(flat: Mapping[str, Any]) -> Config:
+    """The way back."""
+    found: Config = {}
+    for key, value in flat.items():
+        name, *places = key.split(".")
+        if not places:
+            found[name] = value
+            continue
+        here = found.setdefault(name, [])
+        for place in places[:-1]:
+            while len(here) <= int(place):
+                here.append([])
+            here = here[int(place)]
+        here.append(value)
+    return found
+
+
+def base(key: str) -> str:
+    """An argument's name without the places in its list."""
+    return key.split(".")[0]
+
+
+def entry(key: str) -> str:
+    """The places of a key in its list, the stage first."""
+    return key.partition(".")[2].split(".")[0]
+
+
+def attempts(flat: Config) -> Iterator[tuple[Config, int]]:
+    """Small forms of a model, the smallest first, with the side of their images: where a family insists on its widths
+    or its images, they stay.
+    """
+    usual = flat.get("img_size", flat.get("img_size.0"))
+    patch = flat.get("patch_size", flat.get("patch_size.0", 16))
+    least = 4 * patch if is_count(patch) and patch >= 8 else 64
+    for narrow in (True, False):
+        for side in dict.fromkeys((min(least, usual or least), usual or 224)):
+            yield shrunk(flat, narrow, side if usual else None), side
+
+
+def shrunk(flat: Config, narrow: bool, side: int | None) -> Config:
+    """Fewer layers; narrow: `HEAD_DIM` channels for every head as well."""
+    found = dict(flat)
+    stages = sum(base(key) in DEPTHS for key in flat)
+    for key, value in flat.items():
+        if base(key) in DEPTHS and is_count(value):
+            found[key] = min(max(value, LEAST), MOST if stages == 1 else 3)
+        elif base(key) == "img_size" and side:
+            found[key] = side
+    for key in INDEX_LISTS:
+        if key in flat:
+            deep = next(found[k] for k in found if base(k) in DEPTHS)
+            found[key] = [i for i in flat[key] if i < deep - 1]
+    if narrow:
+        found |= {"num_heads": 6} if is_count(flat.get("num_heads")) and flat["num_heads"] >= 6 else {}
+        heads = {entry(k): v for k, v in found.items() if base(k) in HEADS}
+        for key, value in flat.items():
+            at = heads.get(entry(key), heads.get("0", heads.get("")))
+            if base(key) in WIDTHS and is_count(value) and at:
+                found[key] = HEAD_DIM if base(key) == "base_dims" else HEAD_DIM * at
+    return found
+
+
+def changed(args: Config, changes: Mapping[str, Any]) -> Config:
+    """Arguments with other values under flat keys."""
+    found = dict(args)
+    for key, value in changes.items():
+        write_key(found, key, value)
+    return found

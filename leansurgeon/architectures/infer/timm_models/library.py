@@ -1,0 +1,74 @@
+"""timm as inference sees a library: small random models by the arguments of their constructors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.architectures.infer.library import Library, Unbuildable, perturb, reason
+from leansurgeon.architectures.infer.timm_models import arguments
+from leansurgeon.architectures.tensors import Config
+
+BATCH = 2
+
+
+@dataclass(frozen=True)
+class TimmLibrary(Library):
+    """One entry point of timm. Configs are flat (`arguments.flattened`), with the entry point as their `model_type`;
+    `side` is that of the square images that its models are shown, and `extra` what its entry point is given beside the
+    numbers.
+    """
+
+    name: str = ""
+    side: int = 224
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> TimmLibrary:
+        """Of a flat config."""
+        name = config["model_type"]
+        built = arguments.build(name, args_of(config))
+        return cls(type(built), name=name)
+
+    def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
+        """A model in eval mode, fp32, with random weights (`seed` None leaves timm's own). Raises `Unbuildable`."""
+        try:
+            model = arguments.build(self.name, {**args_of(config), **self.extra}, device).float().eval()
+        except Exception as error:
+            raise Unbuildable(reason(error)) from None
+        if seed is not None:
+            perturb(model, seed)
+        return model
+
+    def saved(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+    def reloaded(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+        """What `timm.create_model` makes of a folder with this file. Raises `Unbuildable`."""
+        model = self.build(config, None)
+        try:
+            model.load_state_dict(dict(state), strict=True)
+        except RuntimeError as error:
+            raise Unbuildable(reason(error)) from None
+        return model
+
+    def example(self, model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
+        """Images of noise, under the name that the model's forward pass has for them."""
+        first = next(iter(inspect.signature(model.forward).parameters))
+        generator = torch.Generator().manual_seed(seed)
+        channels = config.get("in_chans") or 3
+        return {first: torch.randn(BATCH, channels, self.side, self.side, generator=generator)}
+
+    def widening(self, spec: Mapping[str, Any]) -> TimmLibrary:
+        """The same models behind our entry point, attentions widened as `spec` says."""
+        return replace(self, extra={**self.extra, "lean": {"base": self.name, "stages": [dict(spec)]}})
+
+
+def args_of(config: Mapping[str, Any]) -> Config:
+    """The constructor's arguments of a flat config."""
+    return arguments.nested({k: v for k, v in config.items() if k != "model_type"})

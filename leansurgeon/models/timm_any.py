@@ -1,0 +1,98 @@
+"""Any transformer of timm whose blocks hold a plain attention, with a head_dim of its own: importing this module
+registers the entry point `leansurgeon_any` with timm.
+
+`timm.create_model("local-dir:FOLDER", pretrained=True)` then builds a folder whose config.json says `{"architecture":
+"leansurgeon_any", "model_args": {"lean": {...}, "num_heads": 24, "lean_head_dim": 64, ...}, ...}`. The model is timm's
+own, built with the heads that its width allows (`native`), and then every attention gets the heads that the arguments
+name. Which modules and numbers make it up stands in `lean`, as it was found and proven for the class:
+
+    {"base": "deit3_base_patch16_224", "native": {"num_heads": 12},
+     "stages": [{"blocks": "blocks", "heads": "num_heads", "kv_heads": None, "head_dim": "lean_head_dim",
+                 "numbers": {"attn.num_heads": "heads"}, "projections": {"attn.qkv": "q+kv+kv", "attn.proj": "o"}}]}
+
+Heads of a list are named by their place in it (`num_heads.2`). Tensor names and forward pass are timm's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import timm
+from timm.layers import trunc_normal_
+from torch import nn
+
+from leansurgeon.models.decoupled_any import Numbers, blocks_of, has
+from leansurgeon.models.timm_parts import IMAGENET, entry_point
+
+NAME = "leansurgeon_any"
+
+
+def create(name: str, args: Mapping[str, Any]) -> nn.Module:
+    """A timm model by its entry point, one of ours too."""
+    if name.startswith("leansurgeon_") and not timm.is_model(name):
+        importlib.import_module(f"leansurgeon.models.{name.replace('leansurgeon_', 'timm_')}")
+    return timm.create_model(NAME if "lean" in args else name, **args)
+
+
+class LeanTimm:
+    """Builds a model of timm's and widens its attentions."""
+
+    def __new__(cls, *, lean: Mapping[str, Any], **kwargs: Any) -> nn.Module:
+        sizes = {stage["head_dim"]: kwargs.pop(stage["head_dim"]) for stage in lean["stages"]}
+        asked = {key: at(kwargs, key) for key in lean["native"]}
+        for key, heads in lean["native"].items():
+            put(kwargs, key, heads)
+        model = timm.create_model(lean["base"], **kwargs)
+        for stage in lean["stages"]:
+            now = Numbers(SimpleNamespace(lean_numbers=asked, **sizes), stage)
+            for block in blocks_of(model, stage["blocks"]):
+                widen(block, stage, now)
+        return model
+
+
+def at(args: Mapping[str, Any], key: str) -> Any:
+    """An argument, or an entry of it."""
+    name, *places = key.split(".")
+    found = args[name]
+    for place in places:
+        found = found[int(place)]
+    return found
+
+
+def put(args: dict[str, Any], key: str, value: Any) -> None:
+    """Set an argument, or an entry of it; lists stay as they were for others."""
+    name, *places = key.split(".")
+    args[name] = changed(args[name], [int(place) for place in places], value) if places else value
+
+
+def changed(found: Any, places: list[int], value: Any) -> Any:
+    """A copy of lists in lists with another entry."""
+    if not places:
+        return value
+    return [changed(v, places[1:], value) if i == places[0] else v for i, v in enumerate(found)]
+
+
+def widen(block: nn.Module, stage: Mapping[str, Any], now: Numbers) -> None:
+    """Give the attentions of a block these heads."""
+    for path, kind in stage["numbers"].items():
+        owner, _, name = path.rpartition(".")
+        if owner == "" or has(block, owner):
+            setattr(block.get_submodule(owner), name, getattr(now, kind))
+    for path, word in stage["projections"].items():
+        if not has(block, path):
+            continue
+        owner, _, name = path.rpartition(".")
+        old = block.get_submodule(path)
+        inputs, outputs = (now.inner, old.out_features) if word == "o" else (old.in_features, now.size(word))
+        new = nn.Linear(inputs, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
+        if not new.weight.is_meta:
+            trunc_normal_(new.weight, std=0.02)
+            if new.bias is not None:
+                nn.init.zeros_(new.bias)
+        setattr(block.get_submodule(owner), name, new)
+
+
+leansurgeon_any = entry_point(LeanTimm, NAME, **IMAGENET)
