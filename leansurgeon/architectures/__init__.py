@@ -10,6 +10,7 @@ from functools import cache
 
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.tensors import exists
 from leansurgeon.errors import UnsupportedModel, UsageError
 
 NEAR = 0.6  # of difflib's measure: from there on two names are called near
@@ -40,6 +41,8 @@ def of(config: Config, tower: str | None = None) -> Architecture:
         return found
     if not timm and (model_type == infer.DECOUPLED or known_to_transformers(model_type)):
         return infer.architecture(config, tower)
+    if timm and (model_type == infer.TIMM_LEAN or known_to_timm(model_type)):
+        return infer.architecture(config)
     candidates = [a for a in known().values() if (a.library == "timm") == timm]
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
     near = difflib.get_close_matches(model_type, names, n=1, cutoff=NEAR)
@@ -53,7 +56,7 @@ def of(config: Config, tower: str | None = None) -> Architecture:
 
 def decoupled(architecture: Architecture) -> Architecture:
     """The form of a family that holds heads of any size (`Architecture.decoupled`)."""
-    if architecture.decoupled == infer.DECOUPLED:
+    if architecture.decoupled in (infer.DECOUPLED, infer.TIMM_LEAN):
         return infer.decoupled(architecture)
     return known()[architecture.decoupled]
 
@@ -72,9 +75,12 @@ def named(config: Config) -> tuple[bool, str]:
 def declared(config: Config) -> Architecture | None:
     """The hand-written declaration of a config's family, which goes before anything inferred."""
     timm, model_type = named(config)
+    if timm and infer.is_inferred(config):
+        return None
     for architecture in known().values():
         right = (architecture.library == "timm") == timm
-        if right and any(fnmatchcase(model_type, pattern) for pattern in architecture.model_types):
+        right = right and any(fnmatchcase(model_type, pattern) for pattern in architecture.model_types)
+        if right and (not architecture.when or exists(architecture, {**architecture.defaults, **config})):
             return architecture
     return None
 
@@ -83,3 +89,9 @@ def known_to_transformers(model_type: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
+
+
+def known_to_timm(name: str) -> bool:
+    import timm
+
+    return timm.is_model(name)

@@ -71,6 +71,7 @@ class Architecture:
     name: str
     library: str  # "transformers", "timm", or "leansurgeon" (a modelling file of ours travels with the checkpoint)
     model_types: tuple[str, ...]
+    when: str = ""  # a config key that tells this variant of its types (`!`: where it is false)
     keys: Keys
     layer: str = ""
     block: tuple[Tensor, ...] = ()
@@ -164,12 +165,9 @@ class Architecture:
         c = self.flat(config)
         apart = self._keys_apart(config)
         for keys in apart or (self.keys,):
-            needed = (
-                keys.width,
-                keys.heads or keys.width,
-                keys.depth_like if c.get(keys.depth) is None else keys.depth,
-            )
-            missing = next((k or keys.depth for k in needed if k not in c and read_key(c, k or "") is None), None)
+            depth = keys.depth_like if read_key(c, keys.depth) is None and keys.depth_like else keys.depth
+            needed = (keys.width, keys.heads or keys.width, depth)
+            missing = next((key for key in needed if key not in c and read_key(c, key) is None), None)
             if missing:
                 raise UnsupportedModel(
                     f"The config of this {self.name} model has no '{missing}'.", "Is config.json complete?"

@@ -1,6 +1,6 @@
 """OPT: a decoder with learned positions (two spare rows) and ReLU; pre-norm but for the 350M model."""
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
 
 ATTENTION = (
     Tensor("self_attn.q_proj.weight", "q", "q width"),
@@ -17,6 +17,7 @@ OPT = Architecture(
     name="opt",
     library="transformers",
     model_types=("opt",),
+    when="do_layer_norm_before",
     keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="ffn_dim"),
     prefixes=("model.decoder.", "decoder.", ""),
     layer="layers.{i}.",
@@ -57,3 +58,5 @@ OPT = Architecture(
     causal=True,
     init_std="init_std",
 )
+
+OPT_POST_NORM = derive(OPT, name="opt_post_norm", when="!do_layer_norm_before", norm="post")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import ParameterCount
@@ -131,8 +131,17 @@ def counted(specs: Iterable[TensorSpec]) -> ParameterCount:
     return ParameterCount(**parts)
 
 
-def exists(part: Tensor | Blocks, config: Config) -> bool:
-    """Whether the config switches this tensor (or this stage) on."""
+class Switched(Protocol):
+    """What a config may switch on."""
+
+    @property
+    def when(self) -> str:
+        """The key that does so; nothing where it is always there."""
+        ...
+
+
+def exists(part: Switched, config: Config) -> bool:
+    """Whether the config switches this tensor (this stage, this variant of a family) on."""
     if not part.when:
         return True
     key, equals, value = part.when.partition("=")

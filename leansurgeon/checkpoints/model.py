@@ -172,6 +172,8 @@ def quiet() -> None:
 
 def entry_module(name: str) -> str:
     """The module that registers an entry point of ours with timm."""
+    if name == architectures.infer.TIMM_LEAN:
+        return "leansurgeon.models.timm_any"
     file = architectures.of({"architecture": name}).modelling
     return f"leansurgeon.models.{file.removesuffix('.py')}"
 
@@ -248,8 +250,9 @@ def load(
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
     config, overrides = read_config(folder), dict(overrides or {})
-    check_sizes(config, Weights.open(folder).shapes.values())
-    config = complete(config)
+    shapes = Weights.open(folder).shapes
+    check_sizes(config, shapes.values())
+    config = complete(config, shapes)
     surgery = record.read_if_whole(folder)
     family = architectures.of(config, tower_of(surgery, config))
     config, architecture = buildable(config, trust.judged(family, config, folder))

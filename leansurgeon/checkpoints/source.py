@@ -181,7 +181,7 @@ def from_folder(
         config, weights = read_config(path), Weights.open(path)
         notes += ("converted from the published Crammed BERT layout",)
     check_sizes(config, weights.shapes.values())
-    config = complete(config)
+    config = complete(config, weights.shapes)
     architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
@@ -276,10 +276,11 @@ def preset_of(record: SurgeryRecord | None) -> Preset | None:
     return PRESETS.get(record.source.preset or "") if record else None
 
 
-def complete(config: Config) -> Config:
+def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Config:
     """A config with all that its family's library gives it, where nobody declared that. A timm config with the
     constructor's arguments; many on the hub leave some or all out, since the name says the
-    rest. How pixels are prepared stays as the file says it, since a name's weights differ in that.
+    rest. How pixels are prepared stays as the file says it, since a name's weights differ in that. `shapes` of its
+    weights tell a variant that goes by a declared family's name.
     """
     if not is_timm(config):
         model_type = config.get("model_type")
@@ -287,10 +288,14 @@ def complete(config: Config) -> Config:
         return infer.completed(config) if inferred and architectures.known_to_transformers(model_type) else config
     given = {"num_classes": config.get("num_classes", 1000)} | (config.get("model_args") or {})
     whole = config | {"model_args": given}
-    if config.get("model_args"):
+    if infer.is_inferred(config):
+        return whole
+    family = architectures.declared(config)
+    if family and config.get("model_args"):
         try:
-            tuple(architectures.of(whole).tensors(whole))
-            return whole
+            declared = {spec.name: spec.shape for spec in family.tensors(whole)}
+            if shapes is None or declared == {name: tuple(size) for name, size in shapes.items()}:
+                return whole
         except LeanSurgeonError:
             pass  # the file holds only what differs from the name's model
     built, said = timm_config(config["architecture"], given), config.get("pretrained_cfg") or config
@@ -305,7 +310,13 @@ def timm_config(name: str, args: Config | None = None) -> Config:
     from leansurgeon.architectures import timm_models
 
     model = timm_models.skeleton(name, args)
-    return timm_models.source_config(architectures.of({"architecture": name.split(".")[0]}), name, model)
+    family = architectures.declared({"architecture": name.split(".")[0]})
+    try:
+        if family:
+            return timm_models.source_config(family, name, model)
+    except UnsupportedModel:
+        pass  # a variant that the declaration does not know
+    return infer.timm_config(name, args)
 
 
 def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:

@@ -43,7 +43,7 @@ EXAMPLES = {
     "inspect": ["leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"],
     "diff": ["leansurgeon diff vit-b deit-b"],
     "undo": ["leansurgeon undo runs/lean -o back"],
-    "families": ["leansurgeon families granite gptj", "leansurgeon families --state rows.jsonl -o families.md"],
+    "families": ["leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl -o families.md"],
     "paper": ["leansurgeon paper --table 4"],
     "list": ["leansurgeon recipes list"],
     "show": ["leansurgeon recipes show digits-vit"],

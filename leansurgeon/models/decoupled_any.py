@@ -63,14 +63,15 @@ class Numbers:
     def __init__(self, config, stage):
         asked = config.lean_numbers
         self.heads = asked[stage["heads"]]
-        self.kv_heads = asked[stage["kv_heads"]] if stage["kv_heads"] else self.heads
+        shared = stage["kv_heads"] or ""  # "=1": one key/value head for all, which no key of the config says
+        self.kv_heads = int(shared[1:]) if shared.startswith("=") else asked[shared] if shared else self.heads
         self.head_dim = getattr(config, stage["head_dim"])
         self.groups = self.heads // self.kv_heads
         self.inner, self.kv_inner = self.heads * self.head_dim, self.kv_heads * self.head_dim
 
     def size(self, word):
         """Rows of a projection that is made of heads in this way."""
-        sizes = {"q": self.inner, "kv": self.kv_inner, "heads*qkv": 3 * self.inner}
+        sizes = {"q": self.inner, "kv": self.kv_inner, "heads*qkv": 3 * self.inner, "kv+kv": 2 * self.kv_inner}
         return (sizes | {"q+kv+kv": self.inner + 2 * self.kv_inner})[word]
 
 

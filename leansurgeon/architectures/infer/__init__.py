@@ -15,9 +15,10 @@ from typing import Any
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.errors import UnsupportedModel
 
-__all__ = ["DECOUPLED", "architecture", "completed", "decoupled", "sample"]
+__all__ = ["DECOUPLED", "TIMM_LEAN", "architecture", "completed", "decoupled", "is_inferred", "sample", "timm_config"]
 
 DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py` reads
+TIMM_LEAN = "leansurgeon_any"  # the entry point of `models/timm_any.py`
 
 _found: dict[str, Architecture] = {}  # of this process, by digest of the config
 
@@ -28,6 +29,8 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
     """
     from leansurgeon.architectures.infer import cache
 
+    if "model_type" not in config:
+        return _of_timm(config)
     if config.get("model_type") == DECOUPLED:
         from leansurgeon.architectures.infer.widened import native
 
@@ -38,8 +41,44 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
     return _found[key]
 
 
+def _of_timm(config: Mapping[str, Any]) -> Architecture:
+    """The same for a config of timm, whose arguments are complete."""
+    from leansurgeon.architectures.infer import cache
+    from leansurgeon.architectures.infer.timm_models import declared
+
+    if config["architecture"] == TIMM_LEAN:
+        return declared.lean(_of_timm(declared.native(config)))
+    key = cache.config_digest({k: config.get(k) for k in ("architecture", "model_args")}, "timm")
+    if key not in _found:
+        found = cache.read_declaration(key)
+        if found is None:
+            _announce(f"timm/{config['architecture']}")
+            found = declared.architecture(config)
+            cache.write_declaration(key, found)
+        _found[key] = found
+    return _found[key]
+
+
+def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The complete config.json of a timm model for which no declaration was written. Raises `UnsupportedModel`."""
+    from leansurgeon.architectures.foreign import library_builds
+    from leansurgeon.architectures.infer.timm_models import declared
+
+    with library_builds(f"timm/{name}"):
+        return declared.completed(name.split(".")[0], dict(args or {}))
+
+
+def is_inferred(config: Mapping[str, Any]) -> bool:
+    """Whether a timm config says that no declaration by hand fits its model, whatever its name."""
+    return isinstance(config.get("leansurgeon"), dict) and "model_type" not in config
+
+
 def decoupled(base: Architecture) -> Architecture:
     """The form of an inferred family that holds any number of heads, by a modelling file of ours that travels."""
+    if base.library == "timm":
+        from leansurgeon.architectures.infer.timm_models import declared
+
+        return declared.lean(base)
     from leansurgeon.architectures.infer.widened import lean
 
     return lean(base)
@@ -47,9 +86,10 @@ def decoupled(base: Architecture) -> Architecture:
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with every key that the library gives it, so that nothing is left to a rule that surgery may upset."""
+    from leansurgeon.architectures.foreign import library_builds
     from leansurgeon.architectures.infer import library
 
-    with library.quietly():
+    with library.quietly(), library_builds(f"A {config.get('model_type')}"):
         found = library.whole(config)
     return found | {k: v for k, v in config.items() if k not in found}
 
@@ -71,13 +111,8 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
 
     model_type = config["model_type"]
     library.config_class(model_type)  # unknown to the library as well: said before anything else
-    print(
-        f"'{model_type}' has no declaration; inferring and proving one on a small random model of it (once) ...",
-        file=sys.stderr,
-        flush=True,
-    )
-    with library.quietly():
-        full = library.whole(config)
+    _announce(model_type)
+    full = completed(config)
     found = explore.explore(config, tower)
     if found.trouble or not found.stages:
         raise UnsupportedModel(
@@ -91,3 +126,8 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
         raise UnsupportedModel(f"transformers does not build this {model_type}: {error}") from None
     cache.write_declaration(key, made)
     return made
+
+
+def _announce(name: str) -> None:
+    said = f"'{name}' has no declaration; inferring and proving one on a small random model of it (once) ..."
+    print(said, file=sys.stderr, flush=True)

@@ -13,34 +13,44 @@ from dataclasses import dataclass
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.infer import roles
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
-from leansurgeon.architectures.infer.library import Library, saved
+from leansurgeon.architectures.infer.library import Library
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
-from leansurgeon.architectures.tensors import Blocks, axis_size
+from leansurgeon.architectures.tensors import Blocks, axis_size, read_key
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+Sized = tuple[str, tuple[int, ...]]
+
+
 @dataclass
 class Block:
-    """What a stage looks like at its real size: names within a block, the layers that have them, sizes."""
+    """What a stage looks like at its real size: names within a block with their sizes, and the layers that have them.
+    Layers of several kinds may have one name in several sizes.
+    """
 
-    layers: dict[str, list[int]]
-    sizes: dict[str, tuple[int, ...]]
+    layers: dict[Sized, list[int]]
+
+    def size(self, template: str) -> tuple[int, ...]:
+        """The first size of a tensor."""
+        return next(size for name, size in self.layers if name == template)
 
 
-def declaration(finding: Finding, full: Config) -> Architecture:
-    """The declaration of a family for one config, which is whole. Raises `UnsupportedModel`, `Unbuildable`."""
-    library = Library.of(full)
+def declaration(finding: Finding, full: Config, library: Library | None = None) -> Architecture:
+    """The declaration of a family for one config, which is whole. Raises `UnsupportedModel`, `Unbuildable`. `library`
+    builds its models, where that is not transformers.
+    """
+    library = library or Library.of(full)
     model = library.build(full, None, "meta")
-    shapes = {name: tuple(t.shape) for name, t in saved(model).items()}
+    shapes = {name: tuple(t.shape) for name, t in library.saved(model).items()}
     kept = {id(p) for n, p in model.named_parameters(remove_duplicate=False)}
     tied = (
         tuple(sorted(n for n in getattr(model, "all_tied_weights_keys", None) or {} if n not in shapes)) if kept else ()
     )
-    prefix = getattr(model, "base_model_prefix", "") + "."
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
     prefix = prefix if any(s.layer.startswith(prefix) for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
     stages, refused, blocks = [], {}, []
@@ -55,7 +65,8 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         for n, s in shapes.items()
         if not any(matches(st, n) for st in finding.stages)
     ]
-    prefixes = (prefix, "") if prefix else ("", getattr(model, "base_model_prefix", "") + ".")
+    base = getattr(model, "base_model_prefix", "")
+    prefixes = (prefix, "") if prefix else ("", f"{base}.") if base else ("",)
     uneven = any(
         len(layers) != own[s.depth_key]
         for s, b in zip(finding.stages, blocks, strict=True)
@@ -76,6 +87,7 @@ def declaration(finding: Finding, full: Config) -> Architecture:
         prefixes=prefixes,
         tied=tied,
         per_layer=tuple(dict.fromkeys(k for s in finding.stages for k in s.lists)),
+        period=max(s.period for s in finding.stages),
         counters=first.counters,
         index_lists=first.index_lists,
         forget=("stage_names", "out_features", "out_indices"),
@@ -96,9 +108,10 @@ def evidence_of(finding: Finding, widened: bool) -> JsonObject:
     """What was proven, and where heads are `widened` what the modelling file that travels has to know."""
     evidence = finding.evidence()
     if widened:
+        in_timm = any(stage.width_at for stage in finding.stages)
         evidence["decoupled"] = {
             "class": finding.cls,
-            "lean_class": lean_class(finding.cls).__name__,
+            **({} if in_timm else {"lean_class": lean_class(finding.cls).__name__}),
             "stages": [dict(s.spec) if s.spec else None for s in finding.stages],
         }
     return evidence
@@ -109,18 +122,10 @@ def matches(stage: Stage, name: str) -> re.Match[str] | None:
 
 
 def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
-    found = Block({}, {})
+    found = Block({})
     for name, shape in shapes.items():
-        if not (hit := matches(stage, name)):
-            continue
-        template, layer = name[hit.end() :], int(hit[1])
-        if found.sizes.setdefault(template, shape) != shape:
-            raise UnsupportedModel(
-                f"The layers of this {full['model_type']} differ in size: '{template}' is {list(shape)} in layer "
-                f"{layer} and {list(found.sizes[template])} elsewhere.",
-                "A stage of layers of one size is needed.",
-            )
-        found.layers.setdefault(template, []).append(layer)
+        if hit := matches(stage, name):
+            found.layers.setdefault((name[hit.end() :], shape), []).append(int(hit[1]))
     if not found.layers:
         raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")
     return found
@@ -144,9 +149,10 @@ class Bound:
     def numbers(self) -> None:
         """The sizes of the real stage's axes."""
         s, c = self.stage, self.full
-        self.width = c.get(s.width_key)
+        name, axis = s.width_at or ("", 0)
+        self.width = self.block.size(name)[axis] if name else c.get(s.width_key)
         heads = c.get(s.heads_key) if s.heads_key else 1
-        kv = c.get(s.kv_key) if s.kv_key else None
+        kv = read_key(c, s.kv_key) if s.kv_key else None
         head_dim = c.get(s.head_dim_key) if s.head_dim_key else None
         ratio = c.get(s.mlp_key) if s.mlp_key else None
         mlp = int(self.width * ratio) if s.mlp_ratio and ratio else ratio
@@ -160,7 +166,7 @@ class Bound:
     def check(self) -> None:
         """Take away what the real sizes contradict."""
         for name, part in (("heads", self.heads), ("mlp_dim", self.mlp)):
-            for template, size in self.block.sizes.items():
+            for template, size in self.block.layers:
                 for axis, word in self.words(template, part):
                     if self.size(word, size[axis]) != size[axis]:
                         self.refused[name] = f"axis {axis} of '{template}' has {size[axis]} entries, not {word}"
@@ -194,15 +200,15 @@ class Bound:
 
     def blocks(self, prefix: str) -> Blocks:
         sinks = {
-            name: [t for t in self.block.sizes if self.is_sink(t, part)]
+            name: [t for t in dict.fromkeys(t for t, _ in self.block.layers) if self.is_sink(t, part)]
             for name, part in (("heads", self.heads), ("mlp", self.mlp))
         }
-        tensors = [self.tensor(t, sinks) for t in self.block.sizes]
+        tensors = [self.tensor(sized, sinks) for sized in self.block.layers]
         s = self.stage
         keys = Keys(
             s.depth_key,
             s.heads_key or "",
-            s.width_key,
+            s.width_key or f"={self.width}",
             mlp_dim=None if s.mlp_ratio else s.mlp_key,
             mlp_ratio=s.mlp_key if s.mlp_ratio else None,
             head_dim=s.head_dim_key,
@@ -210,8 +216,8 @@ class Bound:
         )
         return Blocks(s.layer.removeprefix(prefix), tuple(tensors), s.projections, keys)
 
-    def tensor(self, template: str, sinks: Mapping[str, list[str]]) -> Tensor:
-        size, layers = self.block.sizes[template], self.block.layers[template]
+    def tensor(self, sized: Sized, sinks: Mapping[str, list[str]]) -> Tensor:
+        (template, size), layers = sized, self.block.layers[sized]
         heads, mlp = self.words(template, self.heads), self.words(template, self.mlp)
         words = dict(heads) | dict(mlp)
         axes = [

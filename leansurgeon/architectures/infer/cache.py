@@ -41,7 +41,7 @@ FIELDS = (
         "plain",
     ),
     *("counters", "index_lists", "uneven", "refused", "evidence", "heads_entangled", "heads_unsplittable"),
-    *("heads_divide_width", "decoupled", "shared", "section"),
+    *("heads_divide_width", "decoupled", "shared", "section", "period", "init_std"),
 )
 
 

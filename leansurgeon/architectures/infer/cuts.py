@@ -17,7 +17,14 @@ from leansurgeon.architectures.infer.tiny import Config
 EQUAL = 3e-5  # of the outputs' spread: what rounding may cost
 ALIVE = 2e-4  # what a control must change at least
 # Numbers that count layers from the first one on, and lists of layers' numbers: they follow the layers that stay.
-COUNTERS = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "max_window_layers", "num_hash_layers")
+COUNTERS = (
+    "first_k_dense_replace",
+    "moe_layer_start_index",
+    "num_dense_layers",
+    "n_dense_layers",
+    "max_window_layers",
+    "num_hash_layers",
+)
 INDEX_LISTS = (
     "attn_layer_indices",
     "mlp_only_layers",
@@ -98,8 +105,10 @@ def proven_cut(
     return None if found <= EQUAL else f"without layer {gone[0]} outputs differ by {found:.1e} of their spread"
 
 
-def cuts(depth: int) -> list[list[int]]:
-    """Which layers are kept in the cuts that are proven."""
+def cuts(depth: int, group: int = 1) -> list[list[int]]:
+    """Which layers are kept in the cuts that are proven; where layers alternate, whole groups go."""
+    if group > 1:
+        return [[i for i in range(depth) if i // group != gone] for gone in range(depth // group)]
     alone = sorted({0, depth // 2, depth - 1})
     found = [[j for j in range(depth) if j != i] for i in alone]
     return [*found, [j for j in range(depth) if j not in (1, depth - 2)]] if depth >= 5 else found
@@ -122,11 +131,13 @@ def deeper(config: Config, level: Level, depth: int) -> Config:
 
 
 @torch.no_grad()
-def depth_trouble(library: Library, config: Config, level: Level, make_inputs: Any, seed: int = 0) -> str | None:
-    """Why layers cannot be dropped from this stage; None where every cut was proven."""
+def depth_trouble(
+    library: Library, config: Config, level: Level, make_inputs: Any, seed: int = 0, group: int = 1
+) -> str | None:
+    """Why layers (groups of them) cannot be dropped from this stage; None where every cut was proven."""
     model = library.build(config, seed)
     inputs = make_inputs(model, config)
-    for keep in cuts(level.depth):
+    for keep in cuts(level.depth, group):
         if trouble := proven_cut(library, config, model, inputs, level, keep):
             return trouble
     return None

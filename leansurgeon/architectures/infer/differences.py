@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
-from leansurgeon.architectures.infer.library import Library, Unbuildable
-from leansurgeon.architectures.infer.tiny import Config, is_per_layer
+from leansurgeon.architectures.infer import inputs, tiny
+from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
+from leansurgeon.architectures.infer.tiny import Config, aliases, is_per_layer
 
 Shapes = dict[str, tuple[int, ...]]
 Axis = tuple[str, int]  # a tensor's name and the number of an axis
@@ -140,3 +142,42 @@ def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str,
         return grown(base, shapes(library, config | dict(changes)))
     except Unbuildable:
         return None
+
+
+def built(library: Library, full: Config) -> tuple[Config, int]:
+    """The first small config that runs. Raises `Unbuildable` with what the first attempt said."""
+    first = None
+    for attempt in range(tiny.ATTEMPTS + 1):
+        try:
+            small = tiny.shrunk(full, attempt)
+            size = library.size(small)
+            if size > LARGEST:
+                raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
+            model = library.build(small)
+            torch.isfinite(outputs(model, inputs.example(model, small)))
+            return small, attempt
+        except Unbuildable as error:
+            first = first or error
+    raise first
+
+
+def probed(library: Library, small: Config) -> Config:
+    """The config with numbers for what it leaves to the library, where the library takes such numbers."""
+    names = aliases(small)
+    base = shapes(library, small)
+    for wanted, value in ((tiny.HEAD_DIMS, 8), (tiny.MLPS, 112)):
+        if any(isinstance(small.get(k), int) for k in small if names.get(k, k) in wanted):
+            continue
+        general = wanted[:1] if wanted is tiny.HEAD_DIMS else ()
+        for key in dict.fromkeys([*(k for k in small if names.get(k, k) in wanted and small[k] is None), *general]):
+            tried = small | {key: value}
+            if effect(library, small, base, {key: value}):
+                try:
+                    model = library.build(tried)
+                    outputs(model, inputs.example(model, library.joined(tried)))
+                except Unbuildable:
+                    continue
+                small = tried
+                base = shapes(library, small)
+                break
+    return small

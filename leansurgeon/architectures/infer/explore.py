@@ -10,14 +10,22 @@ from typing import Any
 import torch
 
 from leansurgeon.architectures.infer import cuts, inputs, tiny, traits
-from leansurgeon.architectures.infer.differences import Axis, Level, Shapes, effect, levels, numbers, shapes
+from leansurgeon.architectures.infer.differences import (
+    Axis,
+    Level,
+    Shapes,
+    built,
+    effect,
+    levels,
+    numbers,
+    probed,
+    shapes,
+)
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import (
-    LARGEST,
     Library,
     Unbuildable,
     memory_names,
-    outputs,
     quietly,
     whole,
 )
@@ -26,13 +34,17 @@ from leansurgeon.architectures.infer.units import Trial, conv1d, explained, head
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 
+SHARED = "=1"  # the number 1 itself, in the place of a key
 TOWERS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}
 
 
 def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
-    """The parts of a config that describe towers, the one asked for or all; one empty name where it is one piece."""
+    """The parts of a config that describe towers: the one asked for, or all and at last the config itself, whose name
+    is empty.
+    """
     parts = [TOWERS[tower]] if tower else list(TOWERS.values())
-    return [k for k in parts if isinstance(config.get(k), dict)] or [""]
+    found = [k for k in parts if isinstance(config.get(k), dict)]
+    return found if tower and found else [*found, ""]
 
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
@@ -61,45 +73,6 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
         attempt=attempt,
         seconds=round(time.monotonic() - started, 2),
     )
-
-
-def built(library: Library, full: Config) -> tuple[Config, int]:
-    """The first small config that runs. Raises `Unbuildable` with what the first attempt said."""
-    first = None
-    for attempt in range(tiny.ATTEMPTS + 1):
-        try:
-            small = tiny.shrunk(full, attempt)
-            size = library.size(small)
-            if size > LARGEST:
-                raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
-            model = library.build(small)
-            torch.isfinite(outputs(model, inputs.example(model, small)))
-            return small, attempt
-        except Unbuildable as error:
-            first = first or error
-    raise first
-
-
-def probed(library: Library, small: Config) -> Config:
-    """The config with numbers for what it leaves to the library, where the library takes such numbers."""
-    names = aliases(small)
-    base = shapes(library, small)
-    for wanted, value in ((tiny.HEAD_DIMS, 8), (tiny.MLPS, 112)):
-        if any(isinstance(small.get(k), int) for k in small if names.get(k, k) in wanted):
-            continue
-        general = wanted[:1] if wanted is tiny.HEAD_DIMS else ()
-        for key in dict.fromkeys([*(k for k in small if names.get(k, k) in wanted and small[k] is None), *general]):
-            tried = small | {key: value}
-            if effect(library, small, base, {key: value}):
-                try:
-                    model = library.build(tried)
-                    outputs(model, inputs.example(model, library.joined(tried)))
-                except Unbuildable:
-                    continue
-                small = tried
-                base = shapes(library, small)
-                break
-    return small
 
 
 @dataclass(frozen=True)
@@ -193,13 +166,34 @@ class Search:
     def stage(self, level: Level) -> Stage:
         width = next(iter(self.named(tiny.WIDTHS, level)), "hidden_size")
         found = Stage(level.layer, level.modules, level.key, width, level.lists)
-        found = replace(found, depth_trouble=self.depth_trouble(level))
-        found = self.with_heads(found, level)
+        found = self.with_heads(self.with_depth(found, level), level)
         return self.with_mlp(found, level)
+
+    def with_depth(self, stage: Stage, level: Level) -> Stage:
+        """Layers that can be dropped one by one, or in groups where kinds of layers take turns."""
+        trouble = self.depth_trouble(level)
+        if not trouble or level.outside or level.lists:
+            return replace(stage, depth_trouble=trouble)
+        for group in sorted({2, 3, cuts.period(self.config)}):
+            if not any(self.group_trouble(level, group, count) for count in ((3, 4) if group < 5 else (2, 3))):
+                return replace(stage, period=group)
+        return replace(stage, depth_trouble=trouble)
+
+    def group_trouble(self, level: Level, group: int, count: int) -> str | None:
+        """Why whole groups cannot be dropped of `count` of them."""
+        config = cuts.deeper(self.config, level, group * count)
+        try:
+            other = replace(level, depth=group * count)
+            return cuts.depth_trouble(self.library, config, other, self.example, count, group)
+        except Unbuildable as error:
+            return str(error)
 
     def depth_trouble(self, level: Level) -> str:
         if level.outside:
             return "a tensor outside the blocks has a part for every layer"
+        shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
+        if shared:
+            return f"its layers share weights ('{shared}')"
         trouble = cuts.depth_trouble(self.library, self.config, level, self.example)
         if trouble:
             return trouble
@@ -267,8 +261,16 @@ class Search:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
         if self.library.section:
             return replace(stage, heads_trouble="head_dim is width // heads in its library, and it is part of a model")
-        now = Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width)
-        plain = heads == kv
+        first = self.widened_as(stage, level, Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width))
+        if not first.heads_trouble or kv != heads or heads == 1:
+            return first
+        shared = Heads(stage.heads_key, SHARED, heads, 1, width // heads, width)  # one key/value head for all
+        second = self.widened_as(replace(stage, kv_key=SHARED), level, shared)
+        return first if second.heads_trouble else second
+
+    def widened_as(self, stage: Stage, level: Level, now: Heads) -> Stage:
+        """The same, with heads as they are taken to be."""
+        heads, kv, plain = now.heads, now.kv_heads, now.heads == now.kv_heads
         more, fewer = (heads + 2, max(heads - 2, 1)) if plain else (heads + kv, heads - kv)
         kind = heads_kind(Numbers(heads, kv, now.head_dim, 1), now.key, now.kv_key, more, fewer)
         trouble = ""

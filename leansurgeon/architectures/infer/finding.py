@@ -27,6 +27,7 @@ class Stage:
     depth_key: str
     width_key: str
     lists: tuple[str, ...] = ()
+    period: int = 1  # layers that take turns: whole groups of so many can be dropped
     width_at: tuple[str, int] | None = None  # a tensor of a block and its axis that has the width, where no key says it
     heads_key: str | None = None
     kv_key: str | None = None

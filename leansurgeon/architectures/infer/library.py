@@ -192,6 +192,10 @@ class Library:
         """What a file of this model holds, by the names in the file."""
         return saved(model)
 
+    def tied(self, model: nn.Module) -> list[str]:
+        """Names in memory of tensors that are others as well."""
+        return sorted(getattr(model, "all_tied_weights_keys", None) or {})
+
     def loaded(self, settings: Any, **how: Any) -> Any:
         return self.cls.from_pretrained(None, config=settings, **how)
 

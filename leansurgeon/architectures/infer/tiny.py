@@ -100,14 +100,14 @@ def shrunk(config: Config, attempt: int = 0) -> Config:
 
     Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
     leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
-    5 names a head_dim that the config leaves open, 6 keeps the one it has.
+    5 names a head_dim that the config leaves open, 6 keeps the one it has, 7 takes two layers of every kind.
     """
     if attempt > ATTEMPTS:
         raise ValueError("no further attempt")
     return _shrunk(copy.deepcopy(config), attempt, outer=True)
 
 
-ATTEMPTS = 6
+ATTEMPTS = 7
 
 
 def aliases(config: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _shrunk(c: Config, attempt: int, outer: bool) -> Config:
             c[key] = sizes.of(key, names.get(key, key), value)
     depth = next((c[k] for k in c if names.get(k, k) in LAYERS and isinstance(c[k], int)), None)
     if sizes.depth and depth:
-        pick_layers(c, sizes.depth, depth)
+        pick_layers(c, sizes.depth, depth, of_each=2 if attempt == 7 else 1)
     for key in ("stage_names", "out_features", "out_indices"):
         c.pop(key, None)
     return c
@@ -236,8 +236,10 @@ def is_per_layer(key: str, value: list) -> bool:
     return "layer" in key or "types" in key or "pattern" in key or all(isinstance(v, str | bool) for v in value)
 
 
-def pick_layers(c: Config, before: int, after: int) -> None:
-    """Shorten the lists of layers so that every kind of layer is there, in its order; a single layer is repeated."""
+def pick_layers(c: Config, before: int, after: int, of_each: int = 1) -> None:
+    """Shorten the lists of layers so that every kind of layer is there (`of_each` times, where there are so many), in
+    its order; a single layer is repeated.
+    """
     keys = list(per_layer(c, before))
     if after > before:
         c |= {key: [*c[key]] * after for key in keys if before == 1 and key != "architectures"}
@@ -245,7 +247,8 @@ def pick_layers(c: Config, before: int, after: int) -> None:
     if not keys or before == after:
         return
     kinds = [repr([c[key][i] for key in keys]) for i in range(before)]
-    chosen = sorted({kinds.index(kind) for kind in dict.fromkeys(kinds)})[:after]
+    places = [[i for i in range(before) if kinds[i] == kind][:of_each] for kind in dict.fromkeys(kinds)]
+    chosen = sorted(i for kind in places for i in kind)[:after]
     for i in range(before):
         if len(chosen) < after and i not in chosen:
             chosen = sorted([*chosen, i])

@@ -113,7 +113,7 @@ def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
     turned = name in conv1d(trial.model) or (flipped and len(shape) == 3)
     first_two = len(shape) - 2 if len(shape) == 3 else 0
     entering = first_two if turned else first_two + 1
-    return axis == entering and len(shape) <= 3
+    return axis == entering and len(shape) <= 4  # a convolution's channels stand as a matrix's do
 
 
 def explained(trial: Trial, options: Mapping[Axis, list[str]], kind: Kind) -> tuple[dict[str, list[Place]], str | None]:

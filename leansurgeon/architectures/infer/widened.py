@@ -154,6 +154,8 @@ def projections(model: nn.Module, block: str, maps: list[str], now: Heads) -> di
             words = ["kv"]
         elif outputs_ == now.value("inner") + 2 * now.value("kv_inner"):
             words = ["q+kv+kv", "heads*qkv"] if plain else ["q+kv+kv"]
+        elif outputs_ == 2 * now.value("kv_inner"):
+            words = ["kv+kv"]
         if not words:
             return None
         found[name] = words
@@ -173,7 +175,8 @@ def specs(
     """
     block = level.modules.format(i=1)
     fewer = now.heads // 2 if now.kv_heads == now.heads > 1 else now.heads * 2
-    change = {now.key: fewer} | ({now.kv_key: fewer} if now.kv_key and now.kv_heads == now.heads else {})
+    own = now.kv_key in config
+    change = {now.key: fewer} | ({now.kv_key: fewer} if own and now.kv_heads == now.heads else {})
     other = library.build(config | change, None)
     owners = [o for o in attentions(model, other, block)]
     linear = called(model, inputs, block)
@@ -258,7 +261,7 @@ def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[st
 
 def lean_config(config: Config, cls: str, stages: list[dict[str, Any]], head_dims: Mapping[str, int]) -> Config:
     """The config of a model of ours with the same numbers. `head_dims` by the key that holds each."""
-    native = {key: config[key] for stage in stages for key in (stage["heads"], stage["kv_heads"]) if key}
+    native = {key: config[key] for stage in stages for key in (stage["heads"], stage["kv_heads"]) if key in config}
     spec = {"model_type": config["model_type"], "class": cls, "native": native, "stages": stages}
     return config | dict(head_dims) | {"model_type": MODEL_TYPE, "decoupled": spec}
 

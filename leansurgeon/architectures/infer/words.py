@@ -2,7 +2,7 @@
 
 q  kv  mlp             heads, key/value heads or MLP units after one another
 q+kv+kv, mlp+mlp       parts stacked one after the other
-heads*24               24 entries for every head, head by head
+heads*24, mlp*2        24 entries for every head, head by head; 2 for every unit
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def head_words(size: int, per_head: int, per_kv: int, now: Numbers) -> list[str]
 def mlp_words(size: int, per_unit: int, now: Numbers) -> list[str]:
     if per_unit * now.mlp != size:
         return []
-    return {1: ["mlp"], 2: ["mlp+mlp"]}.get(per_unit, [])
+    return {1: ["mlp"], 2: ["mlp+mlp", "mlp*2"]}.get(per_unit, [])
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,22 @@ def origin(word: str, now: Numbers, maps: Maps) -> Tensor:
 def _part(word: str, now: Numbers, maps: Maps) -> tuple[Tensor, int]:
     if word == "mlp":
         return maps.units, now.mlp
+    if word.startswith("mlp*"):
+        each = int(word[4:])
+        return entries(maps.units, each), now.mlp * each
     chosen, count, each = maps.heads, now.heads, now.head_dim
     if word == "kv":
         chosen, count = maps.kv_heads, now.kv_heads
     elif word != "q":
         sizes = {"head_dim": now.head_dim, "qkv": 3 * now.head_dim}
         each = prod(int(f) if f.isdigit() else sizes[f] for f in word.split("*")[1:])
+    return entries(chosen, each), count * each
+
+
+def entries(chosen: Tensor, each: int) -> Tensor:
+    """A map of units as a map of their entries, `each` a unit, side by side."""
     places = chosen[:, None] * each + torch.arange(each)
-    return torch.where(chosen[:, None] == FRESH, FRESH, places).reshape(-1), count * each
+    return torch.where(chosen[:, None] == FRESH, FRESH, places).reshape(-1)
 
 
 def same(now: Numbers) -> Maps:

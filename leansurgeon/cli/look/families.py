@@ -23,8 +23,12 @@ AT_ONCE = 40  # types that one process does
 
 def families(
     types: Annotated[
-        list[str] | None, typer.Argument(help="Types as in config.json, with flags as in 'gpt2?n_inner=64'; none: all.")
+        list[str] | None,
+        typer.Argument(
+            help="Types as in config.json, with flags as in 'gpt2?n_inner=64', or timm/NAME; none: all types."
+        ),
     ] = None,
+    timm: Annotated[bool, typer.Option("--timm", help="Models of timm as well: one or more of every family.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Keep what was found here, one JSON line a type, and go on with it next time.")
@@ -32,7 +36,7 @@ def families(
     jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """What may change in the families of transformers: layers, heads, MLP.
+    """What may change in the families of transformers and timm: layers, heads, MLP.
 
     Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
@@ -42,7 +46,7 @@ def families(
 
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, and {jobs} was given.")
-    names = types or all_types()
+    names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
     found: dict[str, Row] = {}
     if state and state.exists():
         rows = [Row(**jsonfile.parse(line, str(state))) for line in files.read_text(state, jsonfile.LIMIT).splitlines()]
@@ -71,6 +75,13 @@ def all_types() -> list[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return sorted(CONFIG_MAPPING_NAMES)
+
+
+def all_of_timm() -> list[str]:
+    """Names that stand for the families of timm."""
+    from leansurgeon.surgery.check.undeclared_timm import NAMES, PREFIX
+
+    return [PREFIX + name for name in NAMES]
 
 
 def tried(names: Sequence[str], jobs: int) -> Iterator[Row]:
@@ -107,7 +118,8 @@ def patiently(name: str) -> Row:
     import signal
     import tempfile
 
-    from leansurgeon.surgery.check.undeclared import Row, checked
+    from leansurgeon.surgery.check import undeclared, undeclared_timm
+    from leansurgeon.surgery.check.undeclared import Row
 
     class TooLong(BaseException):
         """So that no `except Exception` on the way takes it for one of the library's own."""
@@ -123,7 +135,8 @@ def patiently(name: str) -> Row:
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
-            return checked(name)
+            room = undeclared_timm if name.startswith(undeclared_timm.PREFIX) else undeclared
+            return room.checked(name)
     except TooLong:
         return Row(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on

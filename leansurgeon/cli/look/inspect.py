@@ -90,9 +90,13 @@ def inferred(source: Source, *, as_json: bool) -> str:
     from leansurgeon.architectures.infer.printing import as_source
     from leansurgeon.errors import UnsupportedModel
 
-    if source.architecture.library != "transformers":
-        raise UnsupportedModel("Families of transformers are inferred, and this is none.")
-    made = infer.architecture(infer.completed(source.config))
+    if source.architecture.library == "timm":
+        config = source.config
+        made = infer.architecture(infer.timm_config(config["architecture"], config["model_args"]))
+    elif source.architecture.library == "transformers":
+        made = infer.architecture(infer.completed(source.config))
+    else:
+        raise UnsupportedModel("Families of transformers and timm are inferred, and this is none.")
     if as_json:
         return json.dumps({"schema_version": 1, **made.evidence, "refused": dict(made.refused)})
     return as_source(made)

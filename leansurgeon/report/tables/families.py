@@ -32,7 +32,7 @@ def document(rows: Sequence[Row]) -> JsonObject:
 
 def versions() -> Mapping[str, str]:
     """Versions of leansurgeon and of the libraries the families come from."""
-    return {name: version(name) for name in ("leansurgeon", "transformers", "torch")}
+    return {name: version(name) for name in ("leansurgeon", "transformers", "timm", "torch")}
 
 
 def counted(rows: Sequence[Row]) -> str:
@@ -48,31 +48,39 @@ def counted(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The whole page of families, a table row for every type."""
+    """The whole page of families, a table row for every type, and one for every model of timm."""
     said = ", ".join(f"{name} {number}" for name, number in versions().items())
-    lines = [
-        "# Families",
-        "",
-        f"`leansurgeon families`, {said}.",
-        "",
-        counted(rows),
-        "",
-        "A small random model of every type, with the flags of its default config (or those after `?`), was saved,",
-        "cut by `shrink` (two layers fewer a stage, twice the heads of the same size, a wider MLP: whatever is not",
-        "refused), loaded by its plain library or the modelling file that travels, and compared with the same cut by",
-        "hooks in memory.",
-        "",
-        "| type | class | layers | heads | MLP | difference | what stands in the way |",
+    of_timm = [row for row in rows if row.name.startswith("timm/")]
+    types = [row for row in rows if row not in of_timm]
+    lines = ["# Families", "", f"`leansurgeon families`, {said}."]
+    lines += part(types, TYPES) if types else []
+    lines += ["", "## timm", *part(of_timm, OF_TIMM)] if of_timm else []
+    return "\n".join(lines) + "\n"
+
+
+TYPES = (
+    "A small random model of every type, with the flags of its default config (or those after `?`), was saved,",
+    "cut by `shrink` (two layers fewer a stage, twice the heads of the same size, a wider MLP: whatever is not",
+    "refused), loaded by its plain library or the modelling file that travels, and compared with the same cut by",
+    "hooks in memory.",
+)
+OF_TIMM = (
+    "A small random model of every name (fewer layers, narrower, smaller images where its constructor takes them) was",
+    "saved by timm's `save_for_hf`, cut by `shrink` in the same way, loaded by `timm.create_model` (heads beyond the",
+    "width: behind our entry point), and compared with the same cut by hooks in memory.",
+)
+
+
+def part(rows: Sequence[Row], said: Sequence[str]) -> list[str]:
+    """Counts, how they came about, the table, and what was not tried."""
+    left = [f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built]
+    return [
+        *("", counted(rows), "", *said, ""),
+        "| name | class | layers | heads | MLP | difference | what stands in the way |",
         "|---|---|---|---|---|---|---|",
         *(line(row) for row in rows if row.built),
-        "",
-        "## Not tried",
-        "",
-        "No small model of these runs on text, images or sound alone:",
-        "",
-        *(f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built),
+        *(("", "No small model of these runs on text, images or sound alone:", "", *left) if left else ()),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def line(row: Row) -> str:

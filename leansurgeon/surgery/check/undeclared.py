@@ -132,7 +132,7 @@ def through_the_product(name: str, library: Library, small: dict[str, Any], scra
         found, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
     refused = refusals(arch)
     row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
-    keep = kept(shape) if "depth" not in refused else None
+    keep = kept(shape, arch.period) if "depth" not in refused else None
     asked = wanted_numbers(shape, arch, refused)
     if not keep and not asked:
         return Row(**(row.as_dict() | {"why": "nothing may change"}))
@@ -147,11 +147,12 @@ def through_the_product(name: str, library: Library, small: dict[str, Any], scra
     return Row(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
 
 
-def kept(shape: Shape) -> list[int]:
-    """All layers but the second and the last but one of each stage."""
+def kept(shape: Shape, period: int = 1) -> list[int]:
+    """All layers but the second and the last but one of each stage; where they alternate, all but the second group."""
     found, start = [], 0
     for stage in shape.stages:
         gone = {1, stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
+        gone = gone if period == 1 else {i for i in range(stage.depth) if i // period == 1 and stage.depth > 2 * period}
         found += [start + i for i in range(stage.depth) if i not in gone]
         start += stage.depth
     return found

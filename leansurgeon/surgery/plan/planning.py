@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.match import match
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -26,7 +28,7 @@ from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, Method, healing
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold
 from leansurgeon.surgery.plan.operator import Operator
-from leansurgeon.surgery.plan.wanted import Wanted, resolve
+from leansurgeon.surgery.plan.wanted import Target, Wanted, resolve
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def plan(
     if wanted.class_attention:
         source = follow(source)
     wanted = drop_layers.with_kept(source.shape, wanted, method)
-    found = resolve(source, wanted)
+    source, found = resolved(source, wanted)
     init = "fresh" if source.weights is None else wanted.init
     choice = drop_layers.without_data(source.shape, found.shape, method, source.architecture.period)
     target = Reshaped(source, found.architecture, found.shape).keeping(choice.kept)
@@ -163,6 +165,33 @@ def plan(
         flops_after=flops[-1],
         flops_saved_by=saved_along(flops) if None not in flops else None,
     )
+
+
+def resolved(source: Source, wanted: Wanted) -> tuple[Source, Target]:
+    """The wanted shape, and the source as it is read for it: where its declaration has no form for heads of their own
+    size, one that is inferred may have.
+    """
+    try:
+        return source, resolve(source, wanted)
+    except UnsupportedModel:
+        other = undeclared(source)
+        if other is None:
+            raise
+        return other, resolve(other, wanted)
+
+
+def undeclared(source: Source) -> Source | None:
+    """A source as if nobody had declared its family; None where that gives heads no size of their own."""
+    arch = source.architecture
+    if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
+        return None
+    config = infer.completed(source.config)
+    try:
+        found = infer.architecture(config)
+        specs = match(found, config, source.weights.shapes)
+    except UnsupportedModel:
+        return None
+    return replace(source, config=config, architecture=found, specs=specs) if found.decoupled else None
 
 
 def keeping(plan: Plan, choice: Choice) -> Plan:

@@ -18,7 +18,7 @@ from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan import fresh, heads, mlp
 from leansurgeon.surgery.plan.heads import FRESH
@@ -241,6 +241,9 @@ class LayerIndex:
             return spread(values, self.before.head_dim), self.before.kv_heads * self.before.head_dim
         if name == "mlp":
             return self.units, self.before.mlp_dim
+        if name.startswith("mlp*"):
+            each = int(name[4:])
+            return spread(self.units, each), self.before.mlp_dim * each
         first, *others = name.split("*")
         assert first == "heads", name
         each = prod(int(f) if f.isdigit() else {"head_dim": 1, "qkv": 3}[f] * self.before.head_dim for f in others)
@@ -318,8 +321,13 @@ class LayerIndex:
 
     def matrix(self, role: str, axis: str, *, last: bool, layer: int | None = None) -> np.ndarray:
         """The weight matrix of a role in float32, turned so that `axis` is its last or first dimension."""
-        spec = next(s for s in self.tensors(role, layer) if len(s.shape) == 2)
-        values = self.t.weights.float32(spec.name)
+        spec = next((s for s in self.tensors(role, layer) if prod(s.shape[2:]) == 1 < len(s.shape)), None)
+        if spec is None:
+            raise UnsupportedModel(
+                f"Layer {self.name} has no plain matrix '{role}', so its weights do not say what is strong.",
+                "Units and heads of it can be added, and layers dropped.",
+            )
+        values = self.t.weights.float32(spec.name).reshape(spec.shape[:2])  # a convolution of 1x1 is one, too
         at = next(i for i, a in enumerate(spec.axes) if axis in a.split("+"))
         return values if (at == 1) == last else values.T
 

@@ -10,7 +10,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.infer.printing import as_source
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.check.undeclared import checked
 from leansurgeon.surgery.plan.costs import costs
 from leansurgeon.surgery.plan.planning import plan
@@ -66,7 +66,7 @@ def test_mlp(model_type, tmp_path):
         ("diffllama", {}, {"heads": "12"}, "changes the output"),
         ("diffllama", {}, {"layers": "3"}, "differ by"),  # a number of every layer's own follows its place
         ("albert", {}, {"layers": "2"}, "no list of blocks"),
-        ("jamba", {}, {"layers": "3"}, "does not load"),
+        ("zamba", {}, {"layers": "3"}, "share weights"),
     ],
 )
 def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_path):
@@ -91,6 +91,37 @@ def test_heads_where_the_library_derives_their_size(name):
     row = checked(name)
     assert row.built and row.decoupled and not row.refused, row
     assert row.difference < 3e-5
+
+
+def test_layers_that_take_turns_go_in_groups(tmp_path):
+    """Jamba's rule, attention at every second layer, stands in no list: layers stay in step, or are refused."""
+    flags = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+    model, config = small_model("jamba", tmp_path / "source", **flags)
+    with pytest.raises(UsageError, match="whole groups of 2"):
+        shrunk(tmp_path / "source", tmp_path / "cut", keep="0,2,3")
+    shrunk(tmp_path / "source", tmp_path / "cut", keep="0,1,4")
+    by_hand = without(model, "model.layers", [2, 3], config)
+    assert torch.allclose(computed(reloaded(tmp_path / "cut", model), config), by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["falcon", "gpt_bigcode"],  # one key/value head for all, which no key of the config says
+)
+def test_heads_beside_one_key_value_head(name):
+    row = checked(name)
+    assert row.decoupled and row.can("heads") and row.can("depth"), row
+
+
+def test_units_of_two_entries_each():
+    """GPT-OSS: gates and units take turns in one matrix of every expert."""
+    assert checked("gpt_oss").can("mlp_dim")
+
+
+def test_layers_of_several_sizes(tmp_path):
+    """A name that stands for other sizes in other layers."""
+    row = checked("inkling_text")
+    assert row.can("depth") and row.refused["heads"], row
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon?alibi=true", "stablelm?qk_layernorm=true"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -81,7 +82,16 @@ def constructor_arguments(model_name: str, given: Config) -> Config:
             del cls.__init__
         else:
             cls.__init__ = init
-    return {name: value for name, value in found.items() if not isinstance(value, nn.Module)}
+    for base_class in cls.__mro__:  # a class may hand on what it is not told by name
+        for name, parameter in inspect.signature(base_class.__init__).parameters.items():
+            found.setdefault(name, parameter.default)
+    return {**fields_of(found), **found}
+
+
+def fields_of(found: Config) -> Config:
+    """What stands in records that a class is given instead of plain arguments."""
+    records = [value for value in found.values() if is_dataclass(value) and not isinstance(value, type)]
+    return {field.name: getattr(record, field.name) for record in records for field in fields(record)}
 
 
 def is_number(value: Any) -> bool:

@@ -64,9 +64,9 @@ class TimmLibrary(Library):
         channels = config.get("in_chans") or 3
         return {first: torch.randn(BATCH, channels, self.side, self.side, generator=generator)}
 
-    def widening(self, spec: Mapping[str, Any]) -> TimmLibrary:
-        """The same models behind our entry point, attentions widened as `spec` says."""
-        return replace(self, extra={**self.extra, "lean": {"base": self.name, "stages": [dict(spec)]}})
+    def widening(self, spec: Mapping[str, Any], native: Mapping[str, int]) -> TimmLibrary:
+        """The same models behind our entry point, attentions widened as `spec` says; `native` heads are timm's own."""
+        return replace(self, extra={"lean": {"base": self.name, "native": dict(native), "stages": [dict(spec)]}})
 
 
 def args_of(config: Mapping[str, Any]) -> Config:

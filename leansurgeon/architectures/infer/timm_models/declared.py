@@ -1,0 +1,119 @@
+"""A family of timm as a declaration, and the config.json of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from leansurgeon.architectures.base import Architecture, derive
+from leansurgeon.architectures.infer import bind
+from leansurgeon.architectures.infer.finding import Stage
+from leansurgeon.architectures.infer.library import Unbuildable
+from leansurgeon.architectures.infer.timm_models import arguments
+from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
+from leansurgeon.architectures.infer.timm_models.search import GENERAL, explore
+from leansurgeon.architectures.infer.tiny import WIDTHS
+from leansurgeon.architectures.tensors import Config
+from leansurgeon.errors import UnsupportedModel
+
+LEAN = "leansurgeon_any"
+MARK = "leansurgeon"  # key of a config.json: what stands under it says that no declaration by hand fits the model
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """The declaration that is inferred for a timm config whose arguments are complete. Raises `UnsupportedModel`."""
+    name, flat = config["architecture"], flat_of(config)
+    finding = explore(flat)
+    if finding.trouble or not finding.stages:
+        raise UnsupportedModel(
+            f"timm/{name} ({finding.cls}) has no declaration, and none could be inferred: {finding.trouble}."
+        )
+    finding = replace(finding, stages=tuple(with_width(stage, flat) for stage in finding.stages))
+    try:
+        made = bind.declaration(finding, flat, TimmLibrary.of(flat))
+    except Unbuildable as error:
+        raise UnsupportedModel(f"timm does not build this {name}: {error}") from None
+    return derive(
+        made,
+        library="timm",
+        init_std=0.02,
+        forget=(),
+        index_lists=tuple(k for k in arguments.INDEX_LISTS if k in flat and len(finding.stages) == 1),
+        decoupled=LEAN if made.decoupled else None,
+    )
+
+
+def flat_of(config: Mapping[str, Any]) -> Config:
+    """A timm config as inference has it."""
+    return {"model_type": config["architecture"]} | arguments.flattened(config.get("model_args") or {})
+
+
+def with_width(stage: Stage, flat: Config) -> Stage:
+    """The argument that holds the width of a stage, where there is one for it alone."""
+    places = stage.depth_key.split(".")[1:]
+    keys = [k for k in flat if GENERAL.get(arguments.base(k)) == WIDTHS[0] and k.split(".")[1:] == places]
+    return replace(stage, width_key=keys[0] if len(keys) == 1 and arguments.base(keys[0]) != "base_dims" else "")
+
+
+def completed(name: str, given: Config) -> Config:
+    """The config.json of a timm model with these arguments beside what its name says, as folders have it. Raises what
+    timm raises.
+    """
+    args = arguments.numbers_of(name, given)
+    model = arguments.build(name, args)
+    said = model.pretrained_cfg
+    side = args.get("img_size", list(said["input_size"])[1:])
+    height, width = (side, side) if isinstance(side, int) else side
+    kept = ("mean", "std", "interpolation", "crop_pct", "first_conv", "classifier", "fixed_input_size")
+    labels = getattr(model, "num_classes", args.get("num_classes", 1000))
+    return {
+        "architecture": name,
+        "num_classes": labels,
+        "num_features": getattr(model, "num_features", 0),
+        "model_args": args | {"num_classes": labels},
+        MARK: {"family": "inferred"},
+        "pretrained_cfg": {
+            "input_size": [args.get("in_chans", 3), height, width],
+            "num_classes": labels,
+            **{key: arguments.as_lists(said[key]) for key in kept if key in said},
+        },
+    }
+
+
+def lean(base: Architecture) -> Architecture:
+    """The form of an inferred family of timm that holds any number of heads, by our entry point."""
+    found = base.evidence["decoupled"]
+    stages = tuple(
+        replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
+        for blocks, spec in zip(base.stages, found["stages"], strict=True)
+    )
+    specs = [spec for spec in found["stages"] if spec]
+
+    def adopt(config: Config) -> Config:
+        args, name = dict(config["model_args"]), base.model_types[0]
+        flat = arguments.flattened(args)
+        shape = base.shape(config)
+        sizes = {s["head_dim"]: stage.head_dim for s, stage in zip(found["stages"], shape.stages, strict=True) if s}
+        spec = {"base": name, "native": {s["heads"]: flat[s["heads"]] for s in specs}, "stages": specs}
+        return config | {"architecture": LEAN, "model_args": args | sizes | {"lean": spec}}
+
+    return derive(
+        base,
+        name=f"{LEAN} {base.name}",
+        model_types=(LEAN,),
+        keys=stages[0].keys,
+        stages=stages,
+        decoupled=None,
+        shared=(),
+        modelling="timm_any.py",
+        adopt=adopt,
+    )
+
+
+def native(config: Mapping[str, Any]) -> Config:
+    """The config of timm's own model behind one of ours."""
+    args = dict(config["model_args"])
+    spec = args.pop("lean")
+    args = {k: v for k, v in args.items() if k not in [stage["head_dim"] for stage in spec["stages"]]}
+    return dict(config) | {"architecture": spec["base"], "model_args": arguments.changed(args, spec["native"])}

@@ -1,0 +1,114 @@
+"""Models of timm that nobody declared, inferred from the arguments of their constructors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.models import save_for_hf
+
+from leansurgeon import architectures
+from leansurgeon.architectures import infer
+from leansurgeon.architectures.infer.timm_models import arguments
+from leansurgeon.architectures.tensors import read_key, write_key
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.surgery.check.undeclared_timm import checked
+from tests.support.models.undeclared import shrunk
+
+ALL = {"depth", "heads", "mlp_dim"}
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("deit3_small_patch16_224", {}),  # LayerScale, by a declared family's name (deit_*) or not
+        ("vit_base_patch16_reg4_gap_256", {}),  # register tokens, by a declared family's name
+        ("vit_small_patch16_rope_224", {}),  # EVA's attention, by a ViT's name
+        ("pit_ti_224", {}),  # lists with an entry a stage, and a width that is no argument
+        ("vit_base_patch16_siglip_224", {"mlp_dim": "attn_pool"}),  # one ratio for the blocks and for the pool
+        ("vit_base_patch16_xp_224", {"heads": "", "mlp_dim": ""}),  # attention and MLP side by side, in one matrix
+        ("twins_pcpvt_small", {"depth": "layer 0", "heads": ""}),  # positions stand behind the first block of a stage
+    ],
+)
+def test_what_is_proven_equals_a_cut_by_hand(name, refused):
+    row = checked(f"timm/{name}")
+    assert row.built and row.right, row
+    assert {what for what in ALL if row.can(what)} == ALL - set(refused)
+    for what, reason in refused.items():
+        assert row.refused[what] and reason in row.refused[what]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("mvitv2_tiny", "no number of layers"), ("hiera_tiny_224", "stages"), ("resnet18", "")],
+)
+def test_what_cannot_be_cut_is_refused_by_name(name, reason):
+    with pytest.raises(UnsupportedModel, match=name) as caught:
+        architectures.of(infer.timm_config(name))
+    assert reason in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A ViT with register tokens as timm saves it, at two of its stages' usual sizes; and the model."""
+    path = tmp_path_factory.mktemp("registers") / "source"
+    args = dict(depth=4, embed_dim=48, num_heads=6, img_size=64, num_classes=7)
+    torch.manual_seed(0)
+    model = timm.create_model("vit_base_patch16_reg4_gap_256", **args).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_for_hf(model, path, model_args=args, safe_serialization=True)
+    return path, model
+
+
+def test_plain_timm_loads_what_it_can_express(folder, tmp_path):
+    """Layers and MLP change by timm's own arguments: the entry point stays, and nothing of ours is needed."""
+    path, model = folder
+    made = shrunk(path, tmp_path / "cut", keep="0,1,3", mlp_dim="240")
+    config = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert config["architecture"] == "vit_base_patch16_reg4_gap_256"
+    assert (config["model_args"]["depth"], config["model_args"]["mlp_ratio"]) == (3, 5)
+    cut = timm.create_model(f"local-dir:{tmp_path / 'cut'}", pretrained=True).eval()
+    assert sum(p.numel() for p in cut.parameters()) == made.parameters_after.total
+    image = torch.randn(2, 3, 64, 64)
+    model.blocks[2].forward, whole = (lambda x, **_: x), model.blocks[2].forward
+    by_hand = model(image)
+    model.blocks[2].forward = whole
+    assert torch.allclose(cut(image), by_hand, atol=1e-5) and cut(image).shape == (2, 7)
+
+
+def test_heads_that_do_not_fit_the_width_need_our_entry_point(folder, tmp_path):
+    path, model = folder
+    shrunk(path, tmp_path / "wide", heads="9", head_dim="keep")
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    assert config["architecture"] == infer.TIMM_LEAN
+    assert load_file(tmp_path / "wide" / "model.safetensors")["blocks.0.attn.qkv.weight"].shape == (3 * 9 * 8, 48)
+    wide = timm.create_model(f"local-dir:{tmp_path / 'wide'}", pretrained=True).eval()
+    image = torch.randn(2, 3, 64, 64)
+    assert torch.allclose(wide(image), model(image), atol=1e-5)
+    again = open_source(str(tmp_path / "wide"))
+    assert again.shape.stages[0].heads == 9 and again.shape.stages[0].head_dim == 8
+    with pytest.raises(UsageError, match="48 is not divisible by 9"):
+        shrunk(path, tmp_path / "split", heads="9", head_dim="split")
+
+
+def test_arguments_are_read_off_the_constructor():
+    found = arguments.numbers_of("pit_ti_224", {})
+    assert found["depth"] == [2, 6, 4] and found["heads"] == [2, 4, 8] and found["mlp_ratio"] == 4
+    flat = arguments.flattened(found)
+    assert flat["heads.2"] == 8 and arguments.nested(flat) == found
+
+
+def test_entries_of_lists_are_keys():
+    config = {"depth": [[1, 3], [2, 4]], "heads": 6}
+    before = config["depth"]
+    assert (read_key(config, "depth.1.0"), read_key(config, "heads"), read_key(config, "=64")) == (2, 6, 64)
+    assert read_key(config, "depth.2.0") is None
+    write_key(config, "depth.1.0", 9)
+    write_key(config, "=64", 7)
+    assert config == {"depth": [[1, 3], [9, 4]], "heads": 6} and before == [[1, 3], [2, 4]]
