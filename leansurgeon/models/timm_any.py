@@ -31,6 +31,7 @@ from leansurgeon.models.decoupled_any import Numbers, blocks_of, has
 from leansurgeon.models.timm_parts import IMAGENET, entry_point
 
 NAME = "leansurgeon_any"
+HEADS = ("num_heads", "heads")  # what timm's constructors call them
 
 
 def create(name: str, args: Mapping[str, Any]) -> nn.Module:
@@ -44,6 +45,7 @@ class LeanTimm:
     """Builds a model of timm's and widens its attentions."""
 
     def __new__(cls, *, lean: Mapping[str, Any], **kwargs: Any) -> nn.Module:
+        check(lean)
         sizes = {stage["head_dim"]: kwargs.pop(stage["head_dim"]) for stage in lean["stages"]}
         asked = {key: at(kwargs, key) for key in lean["native"]}
         for key, heads in lean["native"].items():
@@ -57,6 +59,17 @@ class LeanTimm:
                         module.__class__ = LeanEvaAttention
                 widen(block, stage, now)
         return model
+
+
+def check(lean: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where a config would have timm build something else than one of its models with other heads:
+    its arguments can name files that are unpickled.
+    """
+    keys = [*lean["native"], *(stage["heads"] for stage in lean["stages"])]
+    wrong = [key for key in keys if key.split(".")[0] not in HEADS]
+    wrong += [stage["head_dim"] for stage in lean["stages"] if not stage["head_dim"].startswith("lean_head_dim")]
+    if wrong or not timm.is_model(lean["base"]) or not all(isinstance(n, int) for n in lean["native"].values()):
+        raise ValueError(f"{NAME} takes a model of timm and numbers of heads, not {wrong[:1] or lean['base']}.")
 
 
 class LeanEvaAttention(EvaAttention):

@@ -185,3 +185,9 @@ def test_constants_of_old_files_are_no_parameters(saved):
         source = open_source(str(folder))
         assert source.parameters.total == sum(p.numel() for p in model.parameters())
         assert name not in {s.name for s in source.specs}
+
+
+def test_norms_of_opt_stand_where_its_config_says():
+    """OPT-350m is post-norm, all other sizes are pre-norm, which is also the library's default."""
+    norms = [architectures.of({"model_type": "opt"} | more).norm for more in ({}, {"do_layer_norm_before": False})]
+    assert norms == ["pre", "post"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,7 +72,12 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
         hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
         if not isinstance(out, tuple | list):
             return hidden
-        return type(out)([hidden, *out[1:]])
+        return type(out)([hidden, *(came(args, i, found) for i, found in enumerate(out) if i)])
+
+    def came(args: tuple, i: int, found: Any) -> Any:
+        """A second stream passes on what came in as well; what else a block gives stays."""
+        alike = i < len(args) and isinstance(args[i], Tensor) and isinstance(found, Tensor)
+        return args[i] if alike and args[i].shape == found.shape and args[i].is_floating_point() else found
 
     hooks = [
         model.get_submodule(level.modules.format(i=i)).register_forward_hook(through, with_kwargs=True) for i in gone
@@ -83,23 +89,33 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
             hook.remove()
 
 
-def proven_cut(
-    library: Library, config: Config, model: nn.Module, inputs: Mapping[str, Tensor], level: Level, keep: Sequence[int]
-) -> str | None:
+@dataclass(frozen=True)
+class Uncut:
+    """A small model before its layers are cut, with what its file holds and what it computes."""
+
+    library: Library
+    config: Config
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    output: Tensor
+
+
+def proven_cut(whole: Uncut, level: Level, keep: Sequence[int]) -> str | None:
     """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
     computes when those layers pass on what they receive; and that differs from the whole model.
     """
     gone = [i for i in range(level.depth) if i not in keep]
     try:
-        with passed_over(model, level, gone):
-            by_hand = outputs(model, inputs)
+        with passed_over(whole.model, level, gone):
+            by_hand = outputs(whole.model, whole.inputs)
     except Unbuildable as error:
         return f"the model does not run without layer {gone[0]} ({error})"
-    if difference(outputs(model, inputs), by_hand) < ALIVE:
+    if difference(whole.output, by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
     try:
-        cut = library.reloaded(cut_config(config, level, keep), cut_state(library.saved(model), level, keep))
-        found = difference(by_hand, outputs(cut, inputs))
+        cut = whole.library.reloaded(cut_config(whole.config, level, keep), cut_state(whole.state, level, keep))
+        found = difference(by_hand, outputs(cut, whole.inputs))
     except Unbuildable as error:
         return f"without layer {gone[0]} it does not load ({error})"
     return None if found <= EQUAL else f"without layer {gone[0]} outputs differ by {found:.1e} of their spread"
@@ -137,7 +153,8 @@ def depth_trouble(
     """Why layers (groups of them) cannot be dropped from this stage; None where every cut was proven."""
     model = library.build(config, seed)
     inputs = make_inputs(model, config)
+    whole = Uncut(library, config, model, inputs, library.saved(model), outputs(model, inputs))
     for keep in cuts(level.depth, group):
-        if trouble := proven_cut(library, config, model, inputs, level, keep):
+        if trouble := proven_cut(whole, level, keep):
             return trouble
     return None

@@ -171,6 +171,9 @@ class Search:
 
     def with_depth(self, stage: Stage, level: Level) -> Stage:
         """Layers that can be dropped one by one, or in groups where kinds of layers take turns."""
+        shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
+        if shared:
+            return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
         trouble = self.depth_trouble(level)
         if not trouble or level.outside or level.lists:
             return replace(stage, depth_trouble=trouble)
@@ -191,9 +194,6 @@ class Search:
     def depth_trouble(self, level: Level) -> str:
         if level.outside:
             return "a tensor outside the blocks has a part for every layer"
-        shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
-        if shared:
-            return f"its layers share weights ('{shared}')"
         trouble = cuts.depth_trouble(self.library, self.config, level, self.example)
         if trouble:
             return trouble

@@ -131,7 +131,7 @@ def patiently(name: str) -> Row:
     signal.signal(signal.SIGPROF, stop)
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_PROF, LONGEST)  # of the processor, which others may be using, too
-    signal.alarm(10 * LONGEST)  # for one that waits for something
+    signal.alarm(60 * LONGEST)  # for one that waits for something
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache

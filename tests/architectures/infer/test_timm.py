@@ -16,6 +16,7 @@ from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.tensors import read_key, write_key
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.models import timm_any
 from leansurgeon.surgery.check.undeclared_timm import checked
 from tests.support.models.undeclared import shrunk
 
@@ -95,6 +96,21 @@ def test_heads_that_do_not_fit_the_width_need_our_entry_point(folder, tmp_path):
     assert again.shape.stages[0].heads == 9 and again.shape.stages[0].head_dim == 8
     with pytest.raises(UsageError, match="48 is not divisible by 9"):
         shrunk(path, tmp_path / "split", heads="9", head_dim="split")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base": "local-dir:/somewhere"},
+        {"native": {"checkpoint_path": "weights.pth"}},
+        {"native": {"num_heads": "weights.pth"}},
+    ],
+)
+def test_a_config_names_no_file_to_unpickle(change):
+    stage = {"blocks": "blocks", "heads": "num_heads", "kv_heads": None, "head_dim": "lean_head_dim"}
+    lean = {"base": "vit_tiny_patch16_224", "native": {"num_heads": 3}, "stages": [stage | {"numbers": {}}]} | change
+    with pytest.raises(ValueError, match="numbers of heads"):
+        timm_any.create("leansurgeon_any", {"lean": lean, "num_heads": 3, "lean_head_dim": 64, "checkpoint_path": ""})
 
 
 def test_arguments_are_read_off_the_constructor():

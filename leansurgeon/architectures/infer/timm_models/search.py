@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,6 @@ from leansurgeon.architectures.infer.units import Kind, guesses, joint_proof, ml
 from leansurgeon.architectures.infer.widened import Heads
 from leansurgeon.architectures.infer.words import Numbers, Place, mlp_words
 
-OUT = ("fc2", "proj", "out_proj")  # modules whose outputs enter the stream
 GENERAL = {
     **dict.fromkeys(arguments.HEADS, HEADS[0]),
     **dict.fromkeys(arguments.WIDTHS, WIDTHS[0]),
@@ -95,12 +95,12 @@ class TimmSearch(Search):
         return [k for k in sorted(found, key=fits) if fits(k) < 9]
 
     def measured(self, level: Level) -> tuple[str, int]:
-        """A tensor of a block and its axis that has the width: a norm of the block, or where the MLP leads out."""
+        """A tensor of a block and its axis that has the width, which is what most axes of a block have."""
         start = level.layer.format(i=1)
         inside = {n.removeprefix(start): s for n, s in self.base.items() if n.startswith(start)}
-        norms = [n for n in inside if n.startswith("norm") and n.count(".") == 1 and len(inside[n]) == 1]
-        out = [n for n in inside if f".{n}".split(".")[-2] in OUT and len(inside[n]) >= 2]
-        return ((norms or sorted(out, key=lambda n: n.count(".")) or list(inside))[0], 0)
+        width = Counter(size for s in inside.values() for size in s if size > 1).most_common(1)[0][0]
+        places = [(n, axis) for n, s in inside.items() for axis, size in enumerate(s) if size == width]
+        return min(places, key=lambda place: len(inside[place[0]]))
 
     def width(self, stage: Stage) -> int | None:
         name, axis = stage.width_at
