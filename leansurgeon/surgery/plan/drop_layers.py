@@ -29,11 +29,21 @@ class Choice:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+def starts(shape: Shape) -> list[int]:
+    """The number of the first layer of every stage."""
+    return [sum(stage.depth for stage in shape.stages[:i]) for i in range(len(shape.stages))]
+
+
 def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -> Choice:
     """The layers that stay where no data is asked."""
     named = kept_numbers(method.keep)
     if named is not None:
-        if period > 1 and any(i - i % period + j not in named for i in named for j in range(period)):
+        groups = [
+            {start + j for j in range(first, min(first + period, stage.depth))}
+            for stage, start in zip(before.stages, starts(before), strict=True)
+            for first in range(0, stage.depth, period)
+        ]
+        if any(group & set(named) and not group <= set(named) for group in groups):
             raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
         return Choice(named, "as listed")
     spacing = method.layers if method.layers in SPACINGS else "even"

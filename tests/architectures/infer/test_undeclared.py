@@ -66,7 +66,6 @@ def test_mlp(model_type, tmp_path):
         ("diffllama", {}, {"heads": "12"}, "changes the output"),
         ("diffllama", {}, {"layers": "3"}, "differ by"),  # a number of every layer's own follows its place
         ("albert", {}, {"layers": "2"}, "no list of blocks"),
-        ("zamba", {}, {"layers": "3"}, "share weights"),
     ],
 )
 def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_path):
@@ -91,6 +90,13 @@ def test_heads_where_the_library_derives_their_size(name):
     row = checked(name)
     assert row.built and row.decoupled and not row.refused, row
     assert row.difference < 3e-5
+
+
+def test_shared_blocks_are_refused():
+    """Zamba: one block stands at several places of its stack."""
+    config = infer.completed({"model_type": "zamba", "architectures": ["ZambaForCausalLM"]})
+    with pytest.raises(UnsupportedModel, match="shared_transf"):
+        architectures.of(config)
 
 
 def test_layers_that_take_turns_go_in_groups(tmp_path):
