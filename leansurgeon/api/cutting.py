@@ -102,6 +102,8 @@ def shrink(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] = "runs",
+    device: str = "auto",
+    resume: bool = False,
     force: bool = False,
     tokenizer: object | None = None,
     tower: str | None = None,
@@ -152,6 +154,8 @@ def shrink(
         force=force,
         tower=tower,
         allow_pickle=allow_pickle,
+        device=device,
+        resume=resume,
     )
     with trusting(trust_remote_code):
         if given.is_model(source):

@@ -120,6 +120,9 @@ ClassAttention = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")]
 SourceName = Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)]
+WhichDevice = Annotated[
+    str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")
+]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
 PushTo = Annotated[
     str | None,

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, AsJson, Force, Public, PushTo, TrustRemoteCode, destination, pushed, say
+from leansurgeon.cli.common import (
+    AllowPickle,
+    AsJson,
+    Force,
+    Public,
+    PushTo,
+    TrustRemoteCode,
+    WhichDevice,
+    destination,
+    pushed,
+    say,
+)
 from leansurgeon.errors import UsageError, short
 
 
@@ -50,6 +61,7 @@ def heads(
     heal: Annotated[
         bool, typer.Option("--heal/--no-heal", help="After --prune, refit output projections on the sample data.")
     ] = True,
+    device: WhichDevice = "auto",
     plots: Annotated[
         Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.", show_default=False)
     ] = None,
@@ -78,7 +90,7 @@ def heads(
     from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.tables.heads import describe
 
-    pruning = None if share is None or out is None else command.Pruning(share, out, heal, force)
+    pruning = None if share is None or out is None else command.Pruning(share, out, heal, force, device)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     found = command.heads(model, data, options, pruning, say, samples=samples, allow_pickle=allow_pickle)
     document = found.document

@@ -61,6 +61,12 @@ def plan(
         str | None,
         typer.Option(help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", show_default=False),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Foretell minutes and memory of `shrink --calibrate` on a GPU, also for 1B to 70B."
+        ),
+    ] = False,
     as_json: AsJson = False,
     tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
@@ -70,10 +76,11 @@ def plan(
 
     Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
     """
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     from leansurgeon.commands import plan as command
     from leansurgeon.report.tables.costs import costs_table
+    from leansurgeon.report.tables.plan import projection_table
     from leansurgeon.surgery.plan.wanted import Wanted
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
@@ -82,8 +89,13 @@ def plan(
     found = command.plan(
         source, wanted, training, tower=tower and tower.value, allow_pickle=allow_pickle, cross_check=as_json
     )
-    print(
-        json.dumps({"schema_version": 1, **found.as_dict()})
-        if as_json
-        else costs_table(replace(found, source=short(found.source, NAME)))
-    )
+    cuts = ()
+    if calibrate:
+        cuts = command.calibrated(source, wanted, tower=tower and tower.value, allow_pickle=allow_pickle)
+    if as_json:
+        more = {"calibrated": [asdict(cut) for cut in cuts]} if calibrate else {}
+        print(json.dumps({"schema_version": 1, **found.as_dict(), **more}))
+        return
+    print(costs_table(replace(found, source=short(found.source, NAME))))
+    if calibrate:
+        print("\n" + projection_table(cuts))

@@ -23,6 +23,7 @@ from leansurgeon.cli.common import (
     PushTo,
     SourceName,
     TrustRemoteCode,
+    WhichDevice,
     WhichTower,
     destination,
     pushed,
@@ -49,12 +50,12 @@ def shrink(
         str, typer.Option(help="transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.")
     ] = "transfer",
     calibrate: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--calibrate",
             "--data",
-            help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value. "
-            "Default: the data that a run was trained on.",
+            help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value; given "
+            "several times, an even mixture. Default: what a run was trained on, else what the model makes itself.",
             show_default=False,
         ),
     ] = None,
@@ -99,6 +100,10 @@ def shrink(
         typer.Option("--out", "-o", help="Folder to write. Default: WORKSPACE/NAME-h24-l10.", show_default=False),
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
+    device: WhichDevice = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a calibrated cut to the same folder that was interrupted.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: AsJson = False,
     force: Force = False,
@@ -131,6 +136,8 @@ def shrink(
         force=force,
         tower=tower and tower.value,
         allow_pickle=allow_pickle,
+        device=device,
+        resume=resume,
     )
     found = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
     print(json.dumps(found.as_dict()) if as_json else found.told(), flush=True)

@@ -33,6 +33,7 @@ class Pruning:
     out: Path
     heal: bool = True
     force: bool = False
+    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def heads(
     from leansurgeon.checkpoints.publish.output import check_apart, held
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.data import pairs
+    from leansurgeon.measure.device import chosen
     from leansurgeon.surgery import prune
     from leansurgeon.training.runs.sample_data import data_to_measure
 
@@ -86,6 +88,7 @@ def heads(
             say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
         if pruning is not None:
             check_apart(pruning.out, opened.folder)
+            pruning = replace(pruning, device=chosen(pruning.device))
             prune.check(opened, pruning.share)
             if pairs.has_two_stacks(opened):  # sample data cannot be run through both, block by block
                 pruning = replace(pruning, heal=False)
@@ -148,7 +151,17 @@ def pruned(
     from leansurgeon.surgery.shrink import carry_out
 
     asked = pruning.share
-    decided = prune.decide(opened, found.sites, found.importance, asked, sample, seed=seed, heal=pruning.heal, say=say)
+    decided = prune.decide(
+        opened,
+        found.sites,
+        found.importance,
+        asked,
+        sample,
+        seed=seed,
+        heal=pruning.heal,
+        say=say,
+        device=pruning.device,
+    )
     options = found.document["options"]
     importance = {key: options[key] for key in ("reduction", "normalise")}
     importance["by_head"] = [entry["importance"] for entry in found.document["attentions"]]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leansurgeon.errors import UsageError
+
 if TYPE_CHECKING:
     from leansurgeon.surgery.plan.costs import Costs
     from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.surgery.walk.projection import Projected
 
 DEFAULT_BATCH = 32
 
@@ -72,3 +76,22 @@ def plan(
     with ExitStack() as keep:
         opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
         return costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None)
+
+
+def calibrated(
+    source: str, wanted: Wanted, *, tower: str | None = None, allow_pickle: bool = False
+) -> Sequence[Projected]:
+    """What a calibrated cut to the wanted layers would take on a GPU, for this model and for known sizes.
+
+    Raises `UsageError` where no layer goes.
+    """
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.plan.wanted import resolve
+    from leansurgeon.surgery.walk.projection import projections
+
+    with ExitStack() as keep:
+        opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
+        depth = resolve(opened, wanted).shape.depth
+        if depth == opened.shape.depth:
+            raise UsageError("--calibrate foretells a cut of layers, and all stay.", "Add --layers N.")
+        return projections(opened, depth)

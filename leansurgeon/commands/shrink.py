@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training.runs.sample_data import sample_data, trained_on
+from leansurgeon.training.runs.sample_data import (
+    BY_WEIGHTS,
+    CALLED_WRONGLY,
+    own_samples,
+    reason,
+    sample_data,
+    sample_data_of_all,
+    trained_on,
+)
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
     from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.measure.data.calibration import Batch, Calibration
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.planning import Plan
     from leansurgeon.surgery.plan.wanted import Wanted
@@ -28,11 +36,11 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Asked:
     """What is asked of a source, beside its shape (`Wanted`) and the way (`Method`). `data` and `judge` name sample
-    data as `--calibrate` does; `params` is a number of parameters from which the shape is chosen; `out` None is a name
-    in the `workspace`.
+    data as `--calibrate` does (`data` also several sources); `params` is a number of parameters from which the shape is
+    chosen; `out` None is a name in the `workspace`; `resume` goes on with an interrupted cut to it.
     """
 
-    data: str | None = None
+    data: str | Sequence[str] | None = None
     samples: int | None = None
     judge: str | None = None
     params: str | None = None
@@ -46,6 +54,13 @@ class Asked:
     tower: str | None = None
     allow_pickle: bool = False
     called: str | None = None  # the source's name, where its path says nothing
+    device: str = "auto"
+    resume: bool = False
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """The names of sample data, one for each source."""
+        return (self.data,) if isinstance(self.data, str) else tuple(self.data or ())
 
 
 @dataclass(frozen=True)
@@ -97,21 +112,25 @@ def shrink(
     from leansurgeon.surgery.shrink import decide
 
     wanted.check()
-    task = None if asked.data or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
-    has_data = bool(asked.data or task)
+    task = None if asked.sources or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
+    has_data = bool(asked.sources or task)
     check(asked, how, has_data)
     opened = open_source(source, allow_pickle=asked.allow_pickle, tower=asked.tower, weights=wanted.init != "fresh")
     opened = replace(opened, name=asked.called) if asked.called else opened
-    used, data = has_data and opened.learned and wanted.init != "fresh", None
+    knows = opened.learned and wanted.init != "fresh"
+    used, own, data = has_data and knows, knows and not (has_data or how.uncalibrated), None
+    place = device_of(asked.device, computes=used or own)
 
     def samples() -> Calibration:
         """The data to choose and heal on, opened once."""
-        return sample_data(opened, asked.data, task, asked.samples, asked.seed, say)
+        return sample_data_of_all(opened, asked.sources, task, asked.samples, asked.seed, say, place)
 
     if asked.params:
         data = samples() if used else None
         wanted = by_parameters(opened, asked.params, wanted, data, asked.seed, say)
-    steps = plan(opened, wanted, asked.seed, how, calibrated=used)
+    steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
+    if own and not steps.asks_data:
+        steps, own = plan(opened, wanted, asked.seed, how), False
     folder = asked.out or asked.workspace / default_name(opened.slug, steps)
     if unchanged and nothing_changes(steps, wanted, how):
         unchanged(opened.name)
@@ -119,14 +138,46 @@ def shrink(
         if used and data is None:
             data = samples()
         other = sample_data(opened, asked.judge, None, None, asked.seed, say) if asked.judge and used else None
-        decided = decide(steps, data, say)
+        settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
+        decided = decide_on_own(steps, opened, wanted, say, settings) if own else decide(steps, data, say, **settings)
         if asked.dry_run:
             decided.close()
             return Shrunk(decided, None, folder)
         made = carried_out(decided, folder, wanted if asked.compare else None, asked, say)
+        for name, part in (domains(data) if asked.proof else {}).items():
+            made = judged_on(name, part.heldout, part, folder, made, opened, say)
         if other and asked.judge:
-            made = judged_on(asked.judge, other, folder, made, opened, say)
+            made = judged_on(asked.judge, [*other.guard, *other.heldout], other, folder, made, opened, say)
     return Shrunk(decided, made, folder)
+
+
+def device_of(asked: str, *, computes: bool) -> str:
+    """The device of `--device`; torch is not asked where nothing is computed. Raises `UsageError`."""
+    if not computes and asked == "auto":
+        return "cpu"
+    from leansurgeon.measure.device import chosen
+
+    return chosen(asked)
+
+
+def decide_on_own(steps: Plan, opened: Source, wanted: Wanted, say: Say, settings: Mapping[str, Any]) -> Decided:
+    """The plan decided on samples that the model makes itself, where it can; else by its weights alone. A dry run,
+    which has no output, does not make any. `settings` are those of `decide`.
+    """
+    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.shrink import Decided, decide
+
+    if settings["output"] is None:
+        say("A dry run makes no samples: which layers stay is open until then.")
+        return Decided(steps)
+    if data := own_samples(opened, steps.seed, settings["device"], say):
+        try:
+            return decide(steps, data, say, **settings)
+        except Interrupted:
+            raise
+        except (LeanSurgeonError, *CALLED_WRONGLY) as error:
+            say(f"{reason(error)} {BY_WEIGHTS}")
+    return decide(plan(opened, wanted, steps.seed, steps.method), None, say)
 
 
 def check(asked: Asked, how: Method, has_data: bool) -> None:
@@ -188,16 +239,37 @@ def carried_out(decided: Decided, folder: Path, compared: Wanted | None, asked: 
     return carry_out(decided, folder, force=asked.force, check=asked.proof, keep_unproved=True, starts=starts, say=say)
 
 
+def domains(data: Calibration | None) -> dict[str, Calibration]:
+    """The sources of mixed sample data by the names that records have for them."""
+    from leansurgeon.checkpoints.places import without_places
+
+    found: dict[str, Calibration] = {}
+    for source in data.sources if data else ():
+        name = without_places(source.name)
+        while name in found:  # files of one name in two folders
+            name += "'"
+        found[name] = source
+    return found
+
+
 def judged_on(
-    name: str, other: Calibration, folder: Path, made: SurgeryRecord, opened: Source, say: Say
+    name: str,
+    batches: Sequence[Batch],
+    other: Calibration,
+    folder: Path,
+    made: SurgeryRecord,
+    opened: Source,
+    say: Say,
 ) -> SurgeryRecord:
-    """The record with the result's outputs on data that had no part in the making, written into its folder."""
+    """The record with the result's outputs on batches of `other` that had no part in the making, written into its
+    folder.
+    """
     from leansurgeon.checkpoints import record
     from leansurgeon.checkpoints.proof.prove import prove
     from leansurgeon.surgery.shrink import predicts_words
 
     causal = predicts_words(other) and other.task.head == "causal-lm"
-    batches, kind = [*other.guard, *other.heldout], "causal-lm" if causal else "plain"
+    kind = "causal-lm" if causal else "plain"
     say(f"Judging on {name} ...")
     account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
     return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
@@ -238,15 +310,19 @@ def first_words(decided: Decided, record: SurgeryRecord | None) -> list[str]:
 def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
     """How the result's outputs compare with the source's, and on what data."""
     from leansurgeon.checkpoints.proof.report_numbers import sentence
+    from leansurgeon.measure.data.own import NAME as OWN
 
     lines, found, data = [], record.proof.compared, decided.calibration
     if decided.plan.source.learned and decided.plan.init != "fresh":
         lines += wrap(sentence(found, record.language))
         if data is not None and found and found.done:
             other = "" if record.judged else "; --judge DATA judges on others"
-            lines += wrap(f"These outputs are of the same data that was calibrated on ({data.name}){other}.")
+            of = f"what {decided.plan.source.name} made itself" if data.name == OWN else data.name
+            lines += wrap(f"These outputs are of the same data that was calibrated on ({of}){other}.")
+    sources = domains(data)
     for name, other in record.judged.items():
-        lines += wrap(f"{name}, which had no part in the making: {sentence(other, record.language)}")
+        part = "held-out samples" if name in sources else "which had no part in the making"
+        lines += wrap(f"{name}, {part}: {sentence(other, record.language)}")
     return lines
 
 

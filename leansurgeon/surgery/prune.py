@@ -67,6 +67,7 @@ def decide(
     seed: int = 0,
     heal: bool = True,
     say: Callable[[str], None] = lambda _: None,
+    device: str = "cpu",
 ) -> Decided:
     """What `carry_out` writes: the most important heads stay, `values` (all heads,) in the order of `sites`.
 
@@ -81,7 +82,7 @@ def decide(
 
     say("Refitting output projections ...")
     try:
-        outcome = calibrate(steps, calibration, Options(), say)
+        outcome = calibrate(steps, calibration, Options(device=device), say)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
     return Decided(steps, outcome.edits, record | outcome.record, calibration, outcome.close)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from leansurgeon.measure.data.calibration import Calibration
+    from leansurgeon.surgery.walk.kept import Kept
 
 Say = Callable[[str], None]
 
@@ -40,11 +41,21 @@ class Decided:
     record: dict[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = field(default=None, repr=False)
     close: Callable[[], None] = lambda: None
+    published: Callable[[], None] = lambda: None  # to be called once the result is there
 
 
-def decide(steps: Plan, calibration: Calibration | None = None, say: Say = lambda _: None) -> Decided:
-    """Let sample data choose and heal what the plan leaves open. An exact plan needs none; there it only serves the
-    proof. Raises what `calibrate` raises.
+def decide(
+    steps: Plan,
+    calibration: Calibration | None = None,
+    say: Say = lambda _: None,
+    *,
+    device: str = "cpu",
+    output: Path | None = None,
+    resume: bool = False,
+) -> Decided:
+    """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan needs none; there it only
+    serves the proof. Finished steps are kept beside the `output` folder until it is written; `resume` takes those of an
+    interrupted cut. Raises what `calibrate` raises.
     """
     source, method = steps.source, steps.method
     if steps.exactness != "near" or calibration is None:
@@ -55,19 +66,46 @@ def decide(steps: Plan, calibration: Calibration | None = None, say: Say = lambd
         return Decided(steps, edits, record, calibration)
     from leansurgeon.surgery.walk.calibrated import calibrate
     from leansurgeon.surgery.walk.ground import Options
+    from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
 
+    kept = Kept()
+    if output is not None:
+        key = key_of(steps, calibration, {"device": device.split(":")[0]})
+        kept = opened_state(place_of(output), key, resume, say)
     options = Options(
         criterion=method.layers,
         keep=kept_numbers(method.keep),
         heal=method.heal,
         heal_time=method.heal_time,
         fit=method.fit,
+        device=device,
+        kept=kept,
     )
-    say(f"Calibrating on {calibration.says} ...")
-    with blaming_weights(source):
-        outcome = calibrate(steps, calibration, options, say)
+    say(f"Calibrating on {calibration.says}{'' if device == 'cpu' else f', on {device}'} ...")
+    try:
+        with blaming_weights(source):
+            outcome = calibrate(steps, calibration, options, say)
+    except Interrupted:
+        raise
+    except LeanSurgeonError:
+        kept.remove()  # it would end so again
+        raise
     choice = Choice(outcome.layers, outcome.criterion, {"candidates": outcome.record.get("candidates", [])})
-    return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close)
+    return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
+
+
+def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:
+    """The state of a cut, of an interrupted one where `resume` asks for it and one is there."""
+    from leansurgeon.surgery.walk.kept import Kept
+
+    there = place.exists()
+    kept = Kept(place, key, resume=resume)
+    if resume:
+        other = "what was interrupted here was another cut" if there else "no interrupted cut is here"
+        say(f"Going on with the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
+    elif there:
+        say(f"An interrupted cut was in {place}; this one begins anew (--resume goes on).")
+    return kept
 
 
 def carry_out(
@@ -122,6 +160,7 @@ def carry_out(
             starts=starts(proof) if starts and proof else None,
         )
         write_card(aside, record, folder.resolve().name, source.folder)
+    decided.published()
     if stopped is not None:
         said = Interrupted(f"Interrupted while the result was proved: it is kept in {folder}, unproved.")
         said.exit_code = getattr(stopped, "exit_code", said.exit_code)

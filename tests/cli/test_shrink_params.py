@@ -55,7 +55,7 @@ def test_another_domain_judges(tmp_path):
     done = leansurgeon("shrink", source, *wanted)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "lean" / "surgery.json").read_text())
-    assert list(record["judged"]) == [other.name]  # the record does not say where it lies
+    assert list(record["judged"]) == [data.name, "own", other.name]  # the record does not say where they lie
     own, foreign = record["proof"]["compared"], record["judged"][other.name]
     assert own["embeddings"].keys() == foreign["embeddings"].keys() >= {"rank_correlation", "nearest_kept"}
     assert own["embeddings"]["cosine"] != foreign["embeddings"]["cosine"] and other.name in done.stdout

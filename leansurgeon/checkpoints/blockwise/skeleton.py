@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class Skeleton:
     def __init__(self, config: Config, architecture: Architecture, device: str | torch.device = "cpu") -> None:
         config, architecture = buildable(config, architecture)
         self.config, self.architecture, self.device = config, architecture, torch.device(device)
+        self.home = self.device  # where hidden states rest between two blocks; the CPU where they are too many
+        self.cast: Callable[[], AbstractContextManager] = nullcontext  # in what numbers blocks take products
         self.shape = architecture.shape(config)
         self.model = built_without_memory(config, architecture)
         for module in self.model.modules():

@@ -80,7 +80,8 @@ class Stream:
         """
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
-        out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden)
+        with self.skeleton.cast():
+            out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden.to(self.skeleton.device))
         return out if isinstance(out, Tensor) else out[0]
 
     @torch.no_grad()
@@ -90,7 +91,7 @@ class Stream:
         `hidden` are other hidden states to use than the stream's own.
         """
         states = self.hidden if hidden is None else hidden
-        return [self.call(b, state, layer) for b, state in enumerate(states)]
+        return [self.call(b, state, layer).to(self.skeleton.home) for b, state in enumerate(states)]
 
     def advance(self, outputs: list[Tensor]) -> None:
         """Take these outputs of block `at` as the way to the next block, and cross to its stage where one begins."""
@@ -137,7 +138,7 @@ class Stream:
         if len(calls) != self.skeleton.depth:
             raise UnsupportedModel(f"{self._name} calls {len(calls)} of its {self.skeleton.depth} blocks.")
         self.calls.append(calls)
-        return first[0]
+        return first[0].to(self.skeleton.home)
 
     def _cross(self, batch: int, hidden: Tensor) -> Tensor:
         """From the output of block `at - 1` to the input of block `at`.
@@ -146,6 +147,7 @@ class Stream:
         arguments are noted anew.
         """
         found: list[Tensor] = []
+        hidden = hidden.to(self.skeleton.device)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
@@ -158,13 +160,14 @@ class Stream:
             return self.wraps[layer](hidden if layer == self.at - 1 else state)
 
         self._forward(self.batches[batch], stand_in)
-        return found[0]
+        return found[0].to(self.skeleton.home)
 
     def head(self, batch: int, hidden: Tensor) -> Tensor:
         """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a
         block of the last stage.
         """
         last = self.skeleton.depth - 1
+        hidden = hidden.to(self.skeleton.device)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: the last one gives the hidden states at hand."""

@@ -57,6 +57,7 @@ class Calibration:
     heldout: list[Batch]
     task: Task | None = field(default=None, repr=False, compare=False)
     asked: int | None = None  # samples to fit on, where somebody said how many
+    sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
 
     def mask(self, batch: Batch) -> Tensor | None:
         """(batch, tokens) bool, True at real tokens; None where all are."""
@@ -76,6 +77,7 @@ class Calibration:
         """Name, digest and sample counts, as `surgery.json` keeps them."""
         samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
         known = {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}
+        known |= {"sources": [source.as_dict() for source in self.sources]} if self.sources else {}
         return known | ({} if self.asked is None else {"asked": self.asked})
 
 

@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import Flops, closed_form
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import ParameterCount, Shape, Stage, nearest_divisible
+from leansurgeon.shape import SPACINGS, ParameterCount, Shape, Stage, nearest_divisible
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.plan import balance, drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.plan.class_attention import follow
@@ -87,6 +87,14 @@ class Plan:
     def cannot_hold(self) -> CannotHold | None:
         """Formats that know the source's family and have no place for the result; None for none."""
         return cannot_hold(self.source.architecture, self.architecture, self.after)
+
+    @property
+    def asks_data(self) -> bool:
+        """Whether sample data would choose or heal something."""
+        chosen = self.method.keep is not None or self.method.layers in SPACINGS
+        only_drops = all(o.name == "drop-layers" for o in self.operators if o.exactness == "near")
+        idle = chosen and only_drops and healing(self.method.heal) == "none"
+        return self.exactness == "near" and not idle
 
     def as_dict(self) -> JsonObject:
         """The plan as `plan --json` prints it."""

@@ -76,7 +76,7 @@ def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = N
     total, tokens = 0.0, 0.0
     for b in range(len(samples)):
         out = site.run(samples, b) if outputs is None else outputs[b]
-        out, target = (flat(x, samples.masks[b]) for x in (out, samples.target[b]))
+        out, target = (flat(x, samples.masks[b]) for x in (out, samples.target[b].to(out.device)))
         total += float((heal.relative_weights(target) * (out - target).double().pow(2).sum(1)).sum())
         tokens += len(target)
     return sqrt(total / max(tokens, 1))
@@ -86,12 +86,12 @@ def moments(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor) 
     """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
     give is what is missing over the scale; what an error there counts is the scale again.
     """
-    sums = equations(module, samples.hidden[0].device, scale.double() ** 2, exact=site.exact)
+    sums = equations(module, scale.device, scale.double() ** 2, exact=site.exact)
     safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
     for b in range(len(samples)):
         with inputs_of(module) as seen:
             out = site.run(samples, b)
-        target, mask = samples.target[b], samples.masks[b]
+        target, mask = samples.target[b].to(out.device), samples.masks[b]
         goal = flat(target, mask)
         a = flat(seen[0].reshape(*out.shape[:-1], -1), mask)
         sums.add(a, (goal - flat(out, mask)) / safe, heal.relative_weights(goal))
@@ -199,14 +199,14 @@ def norm_moments(
     site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm
 ) -> heal.NormalEquations:
     """The sums of the post-norm form (see above)."""
-    sums = equations(down, samples.hidden[0].device, exact=site.exact)
+    sums = equations(down, closing.gain.device, exact=site.exact)
     gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
     for b in range(len(samples)):
         with inputs_of(down) as seen, inputs_of(norm) as summed:
             site.run(samples, b)
         mask = samples.masks[b]
         r = flat(summed[0], mask)
-        z = (flat(samples.target[b], mask) - closing.shift) / gain
+        z = (flat(samples.target[b].to(r.device), mask) - closing.shift) / gain
         std, mean = r.std(1, keepdim=True, correction=0).clamp(min=1e-12), r.mean(1, keepdim=True)
         sums.add(flat(seen[0], mask), std * z + mean - r, 1 / std[:, 0].double().pow(2) / r.shape[1])
     return sums

@@ -159,7 +159,8 @@ def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
     Per token, since in pre-norm models a few tokens have a hundred times the size of the others and would be all that a
     plain mean sees.
     """
-    out, target = forward(example.hidden, **example.arguments), example.target
+    out = forward(example.hidden, **example.arguments)
+    target = example.target.to(out.device)
     if example.mask is not None:
         real = example.mask.bool()
         out, target = out[real], target[real]

@@ -50,10 +50,13 @@ def fit_span(
     guard: Sequence[Example],
     phase: Phase,
     clock: Clock | None = None,
+    device: str = "cpu",
 ) -> Fitted:
-    """Fit in place; the parameters are put back where the guard does not gain, after a second try at a gentler rate."""
+    """Fit in place, by products on a kind of `device`; the parameters are put back where the guard does not gain, after
+    a second try at a gentler rate.
+    """
     steps = max(1, min(phase.steps, EPOCHS * len(fit)))
-    cast = products(fit[0].hidden)
+    cast = products(fit[0].hidden.shape[-1], device)
     settings = {"betas": BETAS, "pace": pace, "cast": cast}
     done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, **settings)
     if done.kept or (clock is not None and clock.gone >= 1):
@@ -63,11 +66,10 @@ def fit_span(
     )
 
 
-def products(hidden: Tensor) -> Callable[[], AbstractContextManager]:
-    """In which numbers products are taken while fitting: bf16 with fp32 sums where the hardware has such products (the
-    guard is always in fp32).
+def products(width: int, device: str) -> Callable[[], AbstractContextManager]:
+    """In which numbers products are taken: bf16 with fp32 sums where the hardware has such products and hidden states
+    are wide enough to gain by them.
     """
-    device = hidden.device.type
-    if hidden.shape[-1] < NARROW or not has_bf16(device):
+    if width < NARROW or not has_bf16(device):
         return nullcontext
     return lambda: torch.autocast(device, torch.bfloat16)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
@@ -42,6 +43,7 @@ from leansurgeon.surgery.walk.student import Student
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
 CLOSE = 1.05  # a set of layers within this factor of the best one's trial score is tried on all of the data, too
+CHOICE = "choice"  # what the step of a cut is called that is kept
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 
 
@@ -71,14 +73,9 @@ def calibrate(
     started, held = time.monotonic(), ExitStack()
     with ExitStack() as undo, torch.no_grad():
         undo.enter_context(held)
+        undo.enter_context(full_fp32())  # what is not asked to be in bf16
         ground = Ground(plan, calibration, options, say)
-        part = View.of(calibration, TRIAL)
-        chosen, evidence = choose(ground, part)
-        tried: list[dict[str, Any]] = []
-        if len(chosen) > 1:
-            winner, *_ = compete(ground, part, chosen, held, tried, f"trying {len(chosen)} sets of layers")
-            winner.edits.close()
-            chosen = finalists(chosen, [t["judged_by"] for t in tried])
+        chosen, evidence, tried = contest(ground, held)
         whole, (best, *others) = View.of(calibration, None), chosen
         winner, score, teacher = compete(
             ground, whole, [*ways_of(ground, best), *others], held, tried, "refitting layers"
@@ -102,6 +99,25 @@ def calibrate(
         "seconds": round(time.monotonic() - started, 1),
     }
     return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)
+
+
+def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], dict[str, Any], list[dict[str, Any]]]:
+    """The candidates that remain after a trial on part of the data, the numbers behind them, and what was tried."""
+    if step := ground.options.kept.get(CHOICE):
+        said = step.record
+        with ground.fast(contest=False):  # what a GPU computes in is found out by every cut
+            pass
+        return [Candidate.of(c) for c in said["chosen"]], said["evidence"], said["tried"]
+    plan, part, tried = ground.plan, View.of(ground.calibration, TRIAL), []
+    with ground.fast(contest=plan.before.depth != plan.after.depth and ground.options.keep is None):
+        chosen, evidence = choose(ground, part)
+        if len(chosen) > 1:
+            winner, *_ = compete(ground, part, chosen, held, tried, f"trying {len(chosen)} sets of layers")
+            winner.edits.close()
+            chosen = finalists(chosen, [t["judged_by"] for t in tried])
+    found = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": tried}
+    ground.options.kept.put(CHOICE, {}, found)
+    return chosen, evidence, tried
 
 
 # -- which layers ----------------------------------------------------------------------------------
@@ -184,7 +200,9 @@ def compete(
     """Carry out the candidates side by side. The best on the guard stays, with its score and the teacher's stream of
     the guard behind the last block; the changes of the others are let go.
     """
-    students = [Student(ground, view, c, edits_in(ground.options.scratch, held)) for c in chosen]
+    students = [
+        Student(ground, view, c, edits_in(ground.options.scratch, held), number) for number, c in enumerate(chosen)
+    ]
     teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
     tried += [asdict(s.candidate) | score | {"data": view.seen} for s, score in zip(students, scores, strict=True)]

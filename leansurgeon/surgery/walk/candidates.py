@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Candidate:
     attention: bool = False  # the attention's output at cuts, too
     later: bool = False  # the MLP's output in every layer behind the first cut, too
     fused: tuple[int, ...] = ()  # kept layers that take the next one, which goes, into themselves
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Candidate:
+        """From what `asdict` gave."""
+        return cls(**{**said, "kept": tuple(said["kept"]), "fused": tuple(said["fused"])})
 
 
 def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:

@@ -4,30 +4,40 @@ blocks are filled into, and the sample data that is looked at. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from leansurgeon import architectures
-from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.measure.data.batches import Batch, inner, rows_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
+from leansurgeon.surgery.refit.block import flat, relative_error
+from leansurgeon.surgery.refit.span_fit import products
 from leansurgeon.surgery.walk.changes import is_near
+from leansurgeon.surgery.walk.kept import Kept
 
 Say = Callable[[str], None]
 PARTS = ("fit", "guard")
+STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
+TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
+SPANS = 0.6  # of the memory of a GPU beside what stands outside the blocks
+AGREES = 0.03  # relative error of the source's last hidden states by products in bf16
 Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 
@@ -35,7 +45,7 @@ Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
-    `heal_time` seconds); `fit` is the number of local fitting steps per layer.
+    `heal_time` seconds); `fit` is the number of local fitting steps per layer; `kept` is where finished steps go.
     """
 
     criterion: str = "auto"
@@ -45,6 +55,7 @@ class Options:
     device: str = "cpu"
     scratch: Path | None = None
     heal_time: float | None = None
+    kept: Kept = field(default_factory=Kept)
 
     @property
     def refits(self) -> bool:
@@ -108,7 +119,9 @@ class Ground:
         if self.source.weights is None:
             raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
         self.calibration, self.options, self.say = calibration, options or Options(), say
-        self.teacher = Skeleton(self.source.config, self.source.architecture, self.options.device)
+        self.cast: Callable[[], AbstractContextManager] = nullcontext  # how all skeletons take products
+        self.device = torch.device(self.options.device)
+        self.teacher = self.skeleton_of(self.source.config, self.source.architecture)
         self.teacher.fill_outer(self.source.weights.float32)
         self.results: dict[tuple[int, ...], Skeleton] = {}
         self.result(plan.layers)
@@ -119,6 +132,71 @@ class Ground:
         self.by_layer: dict[int | None, list[TensorSpec]] = {}
         for spec in self.source.specs:
             self.by_layer.setdefault(spec.layer, []).append(spec)
+
+    def skeleton_of(self, config: Config, architecture: Architecture) -> Skeleton:
+        """An empty model on the device, whose hidden states rest where there is room for them."""
+        skeleton = Skeleton(config, architecture, self.device)
+        skeleton.home, skeleton.cast = self.home, lambda: self.cast()
+        return skeleton
+
+    @cached_property
+    def home(self) -> torch.device:
+        """The device, or the host's memory where several times all hidden states would fill too much of the other."""
+        if self.device.type != "cuda":
+            return self.device
+        width = max(stage.width for stage in self.plan.before.stages)
+        batches = [batch for part in PARTS for batch in getattr(self.calibration, part)]
+        size = 4 * width * sum(tokens_of(batch) for batch in batches)
+        room = torch.cuda.get_device_properties(self.device).total_memory
+        return self.device if STREAMS * size < SHARE * room else torch.device("cpu")
+
+    @cached_property
+    def longest_span(self) -> int | None:
+        """Blocks that a GPU's memory lets be trained together; None where that is the host's."""
+        if self.device.type != "cuda":
+            return None
+        block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
+        room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
+        return int(SPANS * room / (4 * TRAINED * block))
+
+    @property
+    def outside(self) -> int:
+        """Parameters outside the blocks."""
+        return sum(spec.size for spec in self.by_layer.get(None, ()))
+
+    @contextmanager
+    def fast(self, *, contest: bool) -> Iterator[None]:
+        """Products in bf16 where the device has them and the guard agrees: on a GPU from now on, on a CPU for as long
+        as sets of layers compete (`contest`).
+        """
+        if (contest or self.device.type == "cuda") and self.bf16:
+            self.cast = products(NARROW, self.device.type)
+        try:
+            yield
+        finally:
+            if self.device.type == "cpu":
+                self.cast = nullcontext
+
+    @cached_property
+    def bf16(self) -> bool:
+        """Whether the source gives nearly the same on the first guard samples with products in bf16, where the device
+        is faster with them.
+        """
+        width = max(stage.width for stage in self.plan.before.stages)
+        if width < NARROW or not has_bf16(self.device.type):
+            return False
+        batch = self.calibration.guard[0]
+        plain, rounded = (Stream(self.teacher, [batch]) for _ in range(2))
+        for layer in range(self.teacher.depth):
+            self.fill(layer)
+            plain.advance(plain.run())
+            self.cast = products(width, self.device.type)
+            rounded.advance(rounded.run())
+            self.cast = nullcontext
+            self.teacher.empty(layer)
+        mask = self.calibration.mask(batch)
+        error = relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded))).mean()
+        return float(error) < AGREES
 
     @property
     def heals(self) -> bool:
@@ -150,7 +228,7 @@ class Ground:
 
     def beside(self, model: Reshaped, layers: tuple[int, ...] | None = None) -> Skeleton:
         """A skeleton of another shape that shares with the teacher what stands outside the blocks."""
-        skeleton = Skeleton(model.config(layers), model.architecture, self.options.device)
+        skeleton = self.skeleton_of(model.config(layers), model.architecture)
         skeleton.share_outer(self.teacher)
         return skeleton
 
@@ -164,7 +242,7 @@ class Ground:
     @cached_property
     def workshop(self) -> Skeleton:
         """The source once more, its blocks for those who change them."""
-        skeleton = Skeleton(self.source.config, self.source.architecture, self.options.device)
+        skeleton = self.skeleton_of(self.source.config, self.source.architecture)
         skeleton.share_outer(self.teacher)
         return skeleton
 
@@ -200,9 +278,14 @@ class Ground:
         return replace(self.source, config=model.config(), architecture=model.architecture, specs=model.specs)
 
 
+def tokens_of(batch: Batch) -> int:
+    """Tokens of a batch; an image counts as 64."""
+    return batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
+
+
 def some(batches: list[Batch], tokens: int | None) -> list[Batch]:
     """Batches at equal spacing (sentences lie by length) that hold about so many tokens; an image counts as 64."""
-    sizes = [b["input_ids"].numel() if "input_ids" in b else 64 * len(next(iter(b.values()))) for b in batches]
+    sizes = [tokens_of(b) for b in batches]
     if tokens is None or tokens >= sum(sizes):
         return list(batches)
     return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * tokens / sum(sizes))))]

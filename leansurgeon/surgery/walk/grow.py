@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,10 +105,18 @@ class Growing:
 
     def grow(self, mark: Mark) -> list[dict[str, Any]]:
         """Fit the span of one cut, longer and longer while the guard gains."""
+        name = f"span-{mark.first}"
+        if step := self.ground.options.kept.get(name):
+            for tensor, values in step.tensors.items():
+                self.edits.put(tensor, values)
+            return step.record["spans"]
         pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
         filled: list[int] = []
         found: list[dict[str, Any]] = []
+        longest = self.ground.longest_span
         for phase, end in zip(PHASES, mark.ends, strict=False):
+            if longest is not None and end - mark.first >= longest:
+                break
             while len(filled) <= end - mark.first:
                 self.fill(mark.first + len(filled))
                 filled.append(mark.first + len(filled))
@@ -119,11 +128,13 @@ class Growing:
             found.append({"until": end, **fitted.as_dict()})
             if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
                 break
+        changed: dict[str, np.ndarray] = {}
         for layer in filled:
-            for name, values in self.skeleton.read(layer).items():
-                if name in self.student.outs:
-                    self.edits.put(name, values)
+            changed |= {t: values for t, values in self.skeleton.read(layer).items() if t in self.student.outs}
             self.skeleton.empty(layer)
+        for tensor, values in changed.items():
+            self.edits.put(tensor, values)
+        self.ground.options.kept.put(name, changed, {"spans": found})
         return found
 
     def fit(self, layers: list[int], examples: dict[str, list[Example]], phase: Phase) -> Fitted:
@@ -137,7 +148,8 @@ class Growing:
 
         parameters = [p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1]
         with torch.enable_grad():
-            return fit_span(forward, parameters, examples["fit"], examples["guard"], phase, self.clock.part(0.5))
+            clock, device = self.clock.part(0.5), self.skeleton.device.type
+            return fit_span(forward, parameters, examples["fit"], examples["guard"], phase, clock, device)
 
 
 @dataclass(frozen=True)

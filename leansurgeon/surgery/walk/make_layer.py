@@ -115,12 +115,11 @@ def trim(
     """
     scale = block.reach(module, work.first, freeze=freeze)
     sums = [moments(work, part, module, scale) for part in (work.fit, work.guard)]
-    old = block.weight_of(module).double()
+    old, gram, worth = block.weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
     error, best = inf, None
     for ridge in RIDGES:
-        found = trim_units.trim(
-            sums[0].gram, sums[0].solve(ridge), old, group, keep, ridge, shared, worth=sums[0].worth, fixed=fixed
-        )
+        solution = sums[0].solve(ridge).cpu()
+        found = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
         plain = torch.zeros_like(found.change)
         gone = [g for g in range(old.shape[1] // group) if g not in set(found.kept)]
         at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
@@ -142,13 +141,13 @@ def moments(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor |
     """
     if scale is not None:
         return heal_block.moments(work, samples, module, scale)
-    sums = heal_block.equations(module, samples.hidden[0].device)
+    sums = heal_block.equations(module, block.weight_of(module).device)
     for b in range(len(samples)):
         with block.inputs_of(module) as seen:
             out = work.run(samples, b)
         mask = samples.masks[b]
         a = block.flat(seen[0].reshape(*out.shape[:-1], -1), mask)
-        sums.add(a, torch.zeros(len(a), sums.cross.shape[1]))
+        sums.add(a, torch.zeros(len(a), sums.cross.shape[1], device=a.device))
     return sums
 
 
@@ -186,10 +185,10 @@ def attention_inputs(work: BlockFit) -> list[Tensor]:
     """What the attention of the source's block reads, on the student's hidden states."""
     skeleton = work.fit.stream.skeleton
     module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
-    return [block.seen_at(module, lambda b=b: work.run(work.fit, b)) for b in range(len(work.fit))]
+    return [block.seen_at(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
 
 
 def attention_goals(lesson: Lesson, work: BlockFit) -> list[Tensor]:
     """What the attention would have to give so that the student stands behind it where the teacher stands."""
     states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
-    return [gave + teacher - student for gave, teacher, student in states]
+    return [gave.cpu() + teacher.cpu() - student.cpu() for gave, teacher, student in states]

@@ -22,6 +22,7 @@ from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
 from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import Ground, Lesson, View
 from leansurgeon.surgery.walk.grow import marks
+from leansurgeon.surgery.walk.kept import Step
 from leansurgeon.surgery.walk.make_fused import make_fused
 from leansurgeon.surgery.walk.make_layer import make
 from leansurgeon.surgery.write.apply import Transfer
@@ -31,8 +32,9 @@ from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
 class Student:
     """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
 
-    def __init__(self, ground: Ground, view: View, candidate: Candidate, edits: Edits) -> None:
+    def __init__(self, ground: Ground, view: View, candidate: Candidate, edits: Edits, number: int = 0) -> None:
         self.ground, self.view = ground, view
+        self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps that are kept
         self.candidate, self.kept, self.edits = candidate, candidate.kept, edits
         self.skeleton = ground.result(self.kept)
         self.streams = view.streams(self.skeleton)
@@ -127,14 +129,18 @@ class Student:
         return outputs
 
     def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
-        """Make, refit and fit the next layer; what it gives by part."""
+        """Make, refit and fit the next layer, or take what an interrupted cut has made; what it gives by part."""
         options = self.ground.options
+        name = f"{self.name}-layer-{self.at}"
+        if self.name and (step := options.kept.get(name)):
+            return self.taken(step)
         plain = self.fill_plain()
         samples = {
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks[part])
             for part, stream in self.streams.items()
         }
-        site = BlockFit(self.at, samples["fit"], samples["guard"], exact=self.view.seen == "all")
+        exact = self.view.seen == "all" and self.skeleton.device.type == "cpu"
+        site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
         decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": lesson.layer}
         if kept in self.candidate.fused or near:
             decided |= self.make(lesson, site, kept)
@@ -145,14 +151,32 @@ class Student:
         if options.fit and (cut or near):
             with torch.enable_grad():
                 decided["fit"] = local_fit.fit_block(site, options.fit)
-        parts = [part for part in samples if part == "guard" or self.at < self.last_healed]
-        outputs = {part: samples[part].stream.run(self.at, samples[part].hidden) for part in parts}
-        for found in outputs.values():
-            check_finite(found, f"behind new layer {self.at}")
+        outputs = self.outputs()
         decided["error_after"] = round(heal_block.error(site, site.guard, outputs["guard"]), 6)
         self.keep_changes(plain)
         self.skeleton.empty(self.at)
         self.record.append(decided)
+        if self.name:
+            changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
+            options.kept.put(name, changed, decided)
+        return outputs
+
+    def outputs(self) -> Mapping[str, list[Tensor]]:
+        """What the filled layer gives, as far as it is needed."""
+        parts = [part for part in self.streams if part == "guard" or self.at < self.last_healed]
+        found = {part: self.streams[part].run(self.at) for part in parts}
+        for states in found.values():
+            check_finite(states, f"behind new layer {self.at}")
+        return found
+
+    def taken(self, step: Step) -> Mapping[str, list[Tensor]]:
+        """Fill the next layer as it was made before; what it gives by part."""
+        self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
+        outputs = self.outputs()
+        for tensor, values in step.tensors.items():
+            self.edits.put(tensor, values)
+        self.skeleton.empty(self.at)
+        self.record.append(step.record)
         return outputs
 
     def fill_plain(self) -> dict[str, bytes]:

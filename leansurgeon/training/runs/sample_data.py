@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError, readable
 from leansurgeon.training.runs.folder import cache_dir
 
 if TYPE_CHECKING:
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TaskChoice
 
 Say = Callable[[str], None]
+# How libraries answer a call that is not what their model is called with; nobody asked for this one.
+CALLED_WRONGLY = (
+    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError, MemoryError,
+)  # fmt: skip
+BY_YOURS = "Yours alone decide; the result may be worse on others."
+BY_WEIGHTS = "The weights alone decide; --calibrate DATA does much better."
 
 
 def trained_on(source: str) -> TaskChoice | None:
@@ -32,13 +38,70 @@ def sample_data(
     opened: Source, named: str | None, task: TaskChoice | None, samples: int | None, seed: int, say: Say
 ) -> Calibration:
     """What the user has `named`, else data of the `task`. Raises `UsageError` for data that is not there or unfit."""
-    from leansurgeon.measure.data import calibration
+    from leansurgeon.measure.data import calibration, own
 
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+    if named == own.NAME:
+        return own.samples(opened, seed=seed, say=say)
     if named:
         return calibration.open_calibration(named, opened, **settings)
     say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
     return calibration.from_task(task.name, task.options, opened, **settings)
+
+
+def sample_data_of_all(
+    opened: Source,
+    named: Sequence[str],
+    task: TaskChoice | None,
+    samples: int | None,
+    seed: int,
+    say: Say,
+    device: str = "cpu",
+) -> Calibration:
+    """What the user has named, several sources evenly mixed; texts that are too few to be safe elsewhere, with samples
+    that the model makes itself. Raises what `sample_data` raises.
+    """
+    from leansurgeon.measure.data import own
+    from leansurgeon.measure.data.mixed import is_thin, mixed
+    from leansurgeon.measure.data.task_spec import PREFIX
+
+    if len(set(named)) < len(named):
+        raise UsageError("--calibrate names the same data twice.")
+    if not all(named):
+        raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
+    if not named:
+        return sample_data(opened, None, task, samples, seed, say)
+    found = [sample_data(opened, name, None, samples, seed, say) for name in named]
+    whole = mixed(found)
+    if own.NAME in named or any(name.startswith(PREFIX) for name in named) or not is_thin(whole):
+        return whole
+    say(f"{whole.says}: few samples, so what the model makes itself is mixed in.")
+    made = own_samples(opened, seed, device, say, BY_YOURS)
+    return mixed([*found, made]) if made else whole
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one sentence."""
+    return error.message if isinstance(error, LeanSurgeonError) else readable(f"{type(error).__name__}: {error}")
+
+
+def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str = BY_WEIGHTS) -> Calibration | None:
+    """What the model makes itself where nobody has data; None, with the reason said, where it cannot."""
+    from leansurgeon.measure.data import own, pairs
+
+    if pairs.has_two_stacks(opened):
+        say(f"{opened.name} has an encoder and a decoder, which no sample data is run through: the weights decide.")
+        return None
+    try:
+        found = own.samples(opened, seed=seed, device=device, say=say)
+    except Interrupted:
+        raise
+    except (LeanSurgeonError, *CALLED_WRONGLY) as error:
+        say(f"{opened.name} makes no samples of its own: {reason(error)} {otherwise}")
+        return None
+    if otherwise == BY_WEIGHTS:
+        say(f"Sample data: none of yours, so {found.says} (--calibrate takes yours; --uncalibrated does without).")
+    return found
 
 
 def data_to_measure(

@@ -1,0 +1,81 @@
+"""Sample data of several sources as one: evenly mixed, guarded and judged on every one of them. Imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from leansurgeon.measure.data.batches import rows_of, thin
+from leansurgeon.measure.data.calibration import LINES, TOKENS, WORDS, Batch, Calibration, images_wanted
+
+JOIN = " + "
+THIN = 0.5  # of the usual number of samples
+
+
+def mixed(sources: Sequence[Calibration]) -> Calibration:
+    """All samples together, or as many as are usual and evenly of every source where there are more.
+
+    Batches take turns, so that any part of them is of all sources. Labels stay where all score them alike.
+    """
+    if len(sources) == 1:
+        return sources[0]
+    alike = len({(type(s.task), s.task and s.task.head) for s in sources}) == 1
+    parts: dict[str, list[Batch]] = {}
+    counts: dict[str, list[int]] = {}
+    for part in WORDS:
+        rows = [sum(map(rows_of, getattr(s, part))) for s in sources]
+        most = max(s.asked or usual(s, part) if part == "fit" else max(usual(s, part), 1) for s in sources)
+        counts[part] = evenly_filled(rows, min(sum(rows), most))
+        each = [thin(getattr(s, part), count) for s, count in zip(sources, counts[part], strict=True)]
+        parts[part] = [batch if alike else unlabelled(batch) for batch in in_turns(each)]
+    names = [s.name for s in sources]
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{counts[part][i]} to {word}" for part, word in WORDS.items())
+        for i, name in enumerate(names)
+    )
+    used = hashlib.sha256("".join(s.digest for s in sources).encode() + str(counts).encode()).hexdigest()
+    asked = next((s.asked for s in sources if s.asked is not None), None)
+    task = sources[0].task if alike else None
+    return Calibration(JOIN.join(names), told, used, **parts, task=task, asked=asked, sources=tuple(sources))
+
+
+def usual(data: Calibration, part: str) -> int:
+    """Samples that a part has where there is enough data of this kind."""
+    first = data.fit[0]
+    if "input_ids" not in first:
+        return images_wanted(first)[part]
+    if "attention_mask" in first:
+        return LINES[part]
+    return max(4, TOKENS[part] // first["input_ids"].shape[-1])
+
+
+def is_thin(data: Calibration) -> bool:
+    """Whether these are so few texts that what is fitted to them may be worse on all others."""
+    few = sum(map(rows_of, data.fit)) < THIN * usual(data, "fit")
+    return few and data.asked is None and "input_ids" in data.fit[0]
+
+
+def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
+    """`total` shared evenly among sources that have so many `rows`; what one lacks the others give.
+
+    >>> evenly_filled([100, 1000, 1000], 1000)
+    [100, 450, 450]
+    """
+    found, left, open_sources = [0] * len(rows), total, sorted(range(len(rows)), key=lambda i: rows[i])
+    while open_sources:
+        i = open_sources.pop(0)
+        found[i] = min(rows[i], left // (len(open_sources) + 1))
+        left -= found[i]
+    return found
+
+
+def in_turns(sources: Sequence[Sequence[Batch]]) -> Iterator[Batch]:
+    """The first batch of each source, then the second of each, and so on."""
+    for batches in zip_longest(*sources):
+        yield from (batch for batch in batches if batch is not None)
+
+
+def unlabelled(batch: Batch) -> Batch:
+    """The batch without labels."""
+    return {key: value for key, value in batch.items() if key != "labels"}

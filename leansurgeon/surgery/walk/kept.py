@@ -1,0 +1,97 @@
+"""What a calibrated cut has done so far, beside its output, so that an interrupted one goes on where it was.
+
+Kept are the choice of layers and what was made of every finished layer and span; what hidden states were is computed
+again, which takes no refits. So the result is that of an uninterrupted cut, bit for bit. Every step is a folder that is
+there as a whole or not at all; a key of all that the result follows from tells whether they belong to this cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
+from leansurgeon.checkpoints.weights import Arrays
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.surgery.plan.planning import Plan
+
+RECORD, KEY = "record.json", "key.json"
+FORM = 1  # raised where steps of earlier versions mean something else
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tensors in float32 by name, and the numbers that go into the record."""
+
+    tensors: Arrays
+    record: JsonObject
+
+
+class Kept:
+    """Steps by name in `folder`; without one, nothing is kept. With `resume` those of the same `key` are found again,
+    all others are deleted.
+    """
+
+    def __init__(self, folder: Path | None = None, key: str = "", *, resume: bool = False) -> None:
+        self.folder, self.key = folder, key
+        if folder is not None and not (resume and self.goes_on):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether steps of this very cut are at hand."""
+        file = self.folder / KEY if self.folder else None
+        return file is not None and file.is_file() and jsonfile.read_object(file).get("key") == self.key
+
+    def get(self, name: str) -> Step | None:
+        """A finished step; None where there is none."""
+        if self.folder is None or not (self.folder / name / RECORD).is_file():
+            return None
+        said = jsonfile.read_object(self.folder / name / RECORD)
+        tensors = {t: np.load(self.folder / name / f"{i}.npy", mmap_mode="r") for i, t in enumerate(said["tensors"])}
+        return Step(tensors, said["record"])
+
+    def put(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
+        """Keep a finished step."""
+        if self.folder is None:
+            return
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
+        aside = self.folder / f"{name}.{os.getpid()}.unfinished"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for i, values in enumerate(tensors.values()):
+            np.save(aside / f"{i}.npy", np.ascontiguousarray(values, np.float32))
+        (aside / RECORD).write_text(json.dumps({"tensors": list(tensors), "record": record}))
+        sync_tree(aside)
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        aside.rename(self.folder / name)
+
+    def remove(self) -> None:
+        """Nothing is kept any more: the result is published."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def place_of(output: Path) -> Path:
+    """Where the state of the cut that will be `output` is kept."""
+    return output.parent / f".{output.name}.cut"
+
+
+def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object]) -> str:
+    """A digest of all that the result follows from: source, plan, sample data, settings, and versions."""
+    from leansurgeon.checkpoints.provenance import versions
+
+    files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
+    said = [FORM, files, plan.as_dict(), calibration.digest, dict(settings), versions()]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,139 @@
+"""The rivals on a small Llama: each against a closed form of its paper, and the command that makes the table."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.benchmarks.rivals import dropping, flattengpt, laco, linearpatch, replaceme
+from tests.benchmarks.rivals.__main__ import OURS, RIVALS, main
+from tests.benchmarks.rivals.common import blocks, keep, states
+from tests.benchmarks.rivals.judge import judged
+from tests.conftest import build
+from tests.support.models.word_models import WORDS, words
+
+DEPTH = 6
+
+
+@pytest.fixture
+def model():
+    return build("llama", num_hidden_layers=DEPTH, attention_bias=False, mlp_bias=False).eval()
+
+
+@pytest.fixture
+def batches():
+    return list(torch.randint(5, 60, (4, 2, 16), generator=torch.Generator().manual_seed(0)))
+
+
+def silent(model, *layers: int) -> None:
+    """These layers add nothing."""
+    with torch.no_grad():
+        for i in layers:
+            for name in ("self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+                blocks(model)[i].get_submodule(name).weight.zero_()
+
+
+def difference(a, b, batches) -> float:
+    with torch.no_grad():
+        x, y = (torch.cat([m(input_ids=ids, use_cache=False).logits for ids in batches]) for m in (a, b))
+    return float((x - y).norm() / x.norm())
+
+
+SILENT = [name for name in RIVALS if name not in ("FlattenGPT", "SLEB", "LaCo")]  # those judge by what is left
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_layers_that_do_nothing_are_found_and_dropped_without_loss(name, model, batches):
+    silent(model, 2, 3)
+    cut = copy.deepcopy(model)
+    RIVALS[name](cut, batches, 2)
+    assert len(blocks(cut)) == DEPTH - 2 and cut.config.num_hidden_layers == DEPTH - 2
+    assert difference(model, cut, batches) < (0.02 if "cosine" in name else 1e-3)
+
+
+def test_a_fused_pair_whose_second_layer_is_silent_is_the_first(model, batches):
+    silent(model, 3)
+    cut = copy.deepcopy(model)
+    flattengpt.flatten(cut, batches, 2)
+    inside = blocks(cut)
+    cut.model.layers = torch.nn.ModuleList(block for i, block in enumerate(inside) if i != 3)
+    assert difference(model, cut, batches) < 0.01 and len(blocks(cut)) == DEPTH - 1
+    whole = copy.deepcopy(model)
+    flattengpt.flattengpt(whole, batches, 2)
+    assert len(blocks(whole)) == DEPTH - 2 and math.isfinite(difference(model, whole, batches))
+
+
+def test_the_least_squares_map_is_numpys(model, batches):
+    start, count = replaceme.chosen(model, batches, 2), 2
+    mlp, goal = replaceme.sides(model, batches, start, count)
+    wanted = np.linalg.lstsq(mlp.double().numpy(), goal.double().numpy(), rcond=None)[0]
+    cut = copy.deepcopy(model)
+    replaceme.by_least_squares(cut, batches, count)
+    found, old = blocks(cut)[start - 1].mlp.down_proj.weight, blocks(model)[start - 1].mlp.down_proj.weight
+    np.testing.assert_allclose(found.detach(), wanted.T @ old.detach().double().numpy(), rtol=0.1, atol=0.05)
+
+
+def test_the_patch_gives_turned_channels_the_size_that_they_would_have_had(model, batches, monkeypatch):
+    turn = linearpatch.rotation(24)
+    torch.testing.assert_close(turn @ turn.T, torch.eye(24), atol=1e-5, rtol=0)
+    cut, h, at = copy.deepcopy(model), states(model, batches), 3
+    monkeypatch.setattr(linearpatch, "most_alike", lambda *_: at)
+    linearpatch.linearpatch(cut, batches, 2)
+    turn = linearpatch.rotation(h[0].shape[1])
+    patched = blocks(cut)[at].before(h[at])
+    torch.testing.assert_close((patched @ turn).abs().mean(0), (h[at + 2] @ turn).abs().mean(0), rtol=1e-3, atol=1e-4)
+
+
+def test_influence_and_losses_by_hand(model, batches):
+    h = states(model, batches)
+    influence = [1 - float(torch.cosine_similarity(h[i], h[i + 1]).mean()) for i in range(DEPTH)]
+    cut = copy.deepcopy(model)
+    dropping.shortgpt(cut, batches, 1)
+    gone = int(np.argmin(influence))
+    left = [block for i, block in enumerate(blocks(model)) if i != gone]
+    assert all(torch.equal(a.mlp.up_proj.weight, b.mlp.up_proj.weight) for a, b in zip(blocks(cut), left, strict=True))
+    cut, losses = copy.deepcopy(model), []
+    dropping.sleb(cut, batches, 1)
+    for gone in range(DEPTH):
+        less = copy.deepcopy(model)
+        keep(less, (i for i in range(DEPTH) if i != gone))
+        losses.append(dropping.loss(less, batches))
+    assert dropping.loss(cut, batches) == pytest.approx(min(losses))
+    merged = copy.deepcopy(model)
+    laco.laco(merged, batches, 3)
+    assert len(blocks(merged)) == DEPTH - 3
+    run = [blocks(model)[i] for i in (1, 2, 3)]
+    one = laco.merged(run).mlp.up_proj.weight
+    w = [block.mlp.up_proj.weight for block in run]
+    torch.testing.assert_close(one, w[1] + w[2] - w[0])
+
+
+def test_a_model_is_as_good_as_itself(model, batches):
+    found = judged(model, model, {"a": batches})["a"]
+    assert found["ratio"] == pytest.approx(1) and found["kl"] == pytest.approx(0, abs=1e-6)
+    assert found["tokens"] == 4 * 2 * 15
+
+
+def test_the_command_makes_a_table_and_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    build("llama", num_hidden_layers=4, attention_bias=False, mlp_bias=False).save_pretrained(tmp_path / "model")
+    words(tmp_path / "model")
+    for i, first in enumerate((0, 25)):
+        lines = (" ".join(WORDS[first + (k * k + j * j) % 25] for j in range(9)) for k in range(160))
+        (tmp_path / f"{i}.txt").write_text("\n".join(lines))
+    out = tmp_path / "rivals.jsonl"
+    call = [str(tmp_path / "model"), "--layers", "3", "--calibrate", str(tmp_path / "0.txt"), "--samples", "8"]
+    call += ["--judge", str(tmp_path / "1.txt"), "--out", str(out)]
+    main(call)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["method"] for row in rows] == [*RIVALS, *OURS] and not any(row["trouble"] for row in rows)
+    assert all(set(row["domains"]) == {"0.txt", "1.txt"} for row in rows)
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    main(call)
+    assert [json.loads(line)["method"] for line in out.read_text().splitlines()] == [*[*RIVALS, *OURS][1:], "ShortGPT"]
+    assert "FlattenGPT" in capsys.readouterr().out

@@ -1,0 +1,92 @@
+"""Several sources of sample data as one: evenly shared, in turns, and the proof of a cut by source."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from leansurgeon.cli.main import app
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import mixed, own
+from leansurgeon.measure.data.calibration import Calibration
+from tests.conftest import build
+from tests.support.models.word_models import WORDS, words
+
+
+def data(name: str, rows: int, value: int, width: int = 16, **more) -> Calibration:
+    """Batches of two rows that hold `value` everywhere."""
+    batches = [{"input_ids": torch.full((min(2, rows - i), width), value)} for i in range(0, rows, 2)]
+    return Calibration(name, name, name, batches, batches[:2], batches[:1], **more)
+
+
+def values(batches) -> list[int]:
+    return [int(b["input_ids"][0, 0]) for b in batches]
+
+
+@pytest.mark.parametrize(
+    ("rows", "total", "wanted"),
+    [([100, 1000, 1000], 1000, [100, 450, 450]), ([5, 5], 20, [5, 5]), ([9, 9, 9], 10, [3, 3, 4]), ([7], 3, [3])],
+)
+def test_every_source_gives_the_same_as_far_as_it_can(rows, total, wanted):
+    assert mixed.evenly_filled(rows, total) == wanted
+
+
+def test_sources_take_turns_and_few_samples_are_all_taken():
+    found = mixed.mixed([data("a", 8, 1), data("b", 4, 2)])
+    assert values(found.fit) == [1, 2, 1, 2, 1, 1] and values(found.guard) == [1, 2, 1, 2]
+    assert found.name == "a + b" and [s.name for s in found.sources] == ["a", "b"]
+    assert [s["name"] for s in found.as_dict()["sources"]] == ["a", "b"]
+    assert found.digest != mixed.mixed([data("a", 8, 1), data("c", 4, 2)]).digest
+
+
+def test_many_samples_are_as_many_as_usual(monkeypatch):
+    monkeypatch.setattr(mixed, "TOKENS", {"fit": 160, "guard": 64, "heldout": 64})
+    found = mixed.mixed([data("a", 40, 1), data("b", 6, 2)])
+    rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
+    assert (rows.count(1), rows.count(2)) == (5, 5)  # ten windows of 16 tokens
+    asked = mixed.mixed([data("a", 40, 1, asked=20), data("b", 6, 2, asked=20)])
+    rows = torch.cat([b["input_ids"][:, 0] for b in asked.fit]).tolist()
+    assert (rows.count(1), rows.count(2)) == (14, 6)
+
+
+def test_what_is_thin():
+    assert mixed.is_thin(data("a", 8, 1)) and not mixed.is_thin(data("a", 8, 1, asked=8))
+    assert not mixed.is_thin(data("a", 8, 1, width=4096))
+
+
+@pytest.fixture
+def gpt(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    for i, first in enumerate((0, 25)):
+        lines = (" ".join(WORDS[first + (k * k + j * j) % 25] for j in range(9)) for k in range(160))
+        (tmp_path / f"{i}.txt").write_text("\n".join(lines))
+    folder = tmp_path / "gpt2"
+    build("gpt2").save_pretrained(folder)
+    words(folder)
+    return tmp_path
+
+
+def test_the_proof_says_how_every_source_fares(gpt):
+    both = ["--calibrate", str(gpt / "0.txt"), "--calibrate", str(gpt / "1.txt"), "--calibration-samples", "16"]
+    done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), "--layers", "3", "-o", str(gpt / "out"), *both])
+    assert done.exit_code == 0, done.output
+    record = json.loads((gpt / "out" / "surgery.json").read_text())
+    names = [s["name"] for s in record["decided"]["calibration"]["sources"]]
+    assert list(record["judged"]) == names == ["0.txt", "1.txt"]
+    losses = {name: found["loss"]["result"] for name, found in record["judged"].items()}
+    assert len(set(losses.values())) == 2 and "which had no part" not in done.stdout
+    twice = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), "--layers", "3", *both[:2], *both[:2]])
+    assert isinstance(twice.exception, UsageError)
+
+
+def test_few_texts_are_mixed_with_the_models_own(gpt, monkeypatch):
+    monkeypatch.setattr(own, "WINDOWS", {"fit": 8, "guard": 4, "heldout": 4})
+    wish = ["--layers", "3", "--calibrate", str(gpt / "0.txt"), "-o", str(gpt / "out")]
+    done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), *wish])
+    assert done.exit_code == 0, done.output
+    used = json.loads((gpt / "out" / "surgery.json").read_text())["decided"]["calibration"]
+    assert [s["name"] for s in used["sources"]] == ["0.txt", "own"]
+    assert used["samples"]["fit"] == sum(s["samples"]["fit"] for s in used["sources"])

@@ -1,0 +1,141 @@
+"""Samples that a model makes itself: what is drawn, that it is what the model predicts, and that a cut learns by it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
+
+from leansurgeon.checkpoints.model import load
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import own
+
+LENGTH = 20
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Small numbers of short windows."""
+    monkeypatch.setattr(own, "WINDOWS", {"fit": 6, "guard": 2, "heldout": 2})
+    monkeypatch.setattr(own, "LINES", {"fit": 6, "guard": 2, "heldout": 2})
+    monkeypatch.setattr(own, "window", lambda source: LENGTH)
+    monkeypatch.setattr(own, "LINE_TOKENS", LENGTH)
+
+
+def tokens(data):
+    return torch.cat([b["input_ids"] for part in (data.fit, data.guard, data.heldout) for b in part])
+
+
+def chance():
+    return torch.Generator().manual_seed(0)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    share = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = share.log().expand(20_000, 4)
+
+    def drawn(**how):
+        return torch.bincount(own.Drawing(**how).draw(logits, chance()), minlength=4) / 20_000
+
+    assert torch.allclose(drawn(), share, atol=0.015)
+    assert torch.allclose(drawn(temperature=0.5), share**2 / (share**2).sum(), atol=0.015)
+    assert torch.allclose(drawn(top_k=2), torch.tensor([0.625, 0.375, 0, 0]), atol=0.015)
+    assert torch.allclose(drawn(top_p=0.7), torch.tensor([0.625, 0.375, 0, 0]), atol=0.015)  # two hold 0.8
+    assert torch.allclose(drawn(banned=(0,)), torch.tensor([0, 0.6, 0.3, 0.1]), atol=0.015)
+
+
+@pytest.mark.parametrize("said", [{}, {"do_sample": True, "temperature": 0.2, "top_k": 3, "eos_token_id": [5, 6]}])
+def test_the_makers_sampling_is_taken_where_they_say_it(said, saved):
+    folder, _ = saved("llama")
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    found = own.Drawing.of(open_source(str(folder)))
+    if said:
+        assert found == own.Drawing(0.2, 3, 1.0, (5, 6))
+    else:
+        assert (found.temperature, found.top_k, found.top_p) == (1.0, None, 1.0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_texts_follow_the_model_with_and_without_kept_keys(family, saved, few):
+    folder, model = saved(family)
+    source = open_source(str(folder))
+    data = own.samples(source, seed=3)
+    ids = tokens(data)
+    assert ids.shape == (10, LENGTH) and torch.equal(ids, tokens(own.samples(source, seed=3)))
+    assert not torch.equal(ids, tokens(own.samples(source, seed=4))) and data.name == "own"
+    assert [len(part) for part in (data.fit, data.guard, data.heldout)] == [1, 1, 1]
+    assert torch.equal(data.fit[0]["labels"], data.fit[0]["input_ids"])
+    assert data.score(model(input_ids=ids[:2]).logits, {"labels": ids[:2]})[1] == 2 * (LENGTH - 1)
+
+    class Plain(torch.nn.Module):  # a forward that knows of no cache
+        def __init__(self):
+            super().__init__()
+            self.inner = model.eval()
+
+        def forward(self, input_ids):
+            return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
+
+    start = torch.tensor([[1], [2]])
+    kept, anew = (own.written(m, start, 12, own.Drawing(), chance()) for m in (load(folder).model.eval(), Plain()))
+    assert torch.equal(kept, anew)
+
+
+def masked(folder, vocab):
+    words = {f"w{i}": i for i in range(vocab - 2)} | {"[MASK]": vocab - 2, "[UNK]": vocab - 1}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="[MASK]", unk_token="[UNK]").save_pretrained(folder)
+
+
+def test_fillings_are_what_the_model_predicts(saved, few):
+    """A model that always says one of two tokens fills its windows with them; some are hidden again as in training."""
+    folder, model = saved("bert")
+    masked(folder, 50)
+    with torch.no_grad():
+        model.cls.predictions.bias[:] = -1e4
+        model.cls.predictions.bias[[7, 9, 48]] = 1e4  # 48 is the mask, which is never drawn
+    model.save_pretrained(folder)
+    data = own.samples(open_source(str(folder)))
+    batch = data.fit[0]
+    ids, labels = batch["input_ids"], batch["labels"]
+    hidden = labels != -100
+    assert ids.shape[1] == LENGTH and set(ids[~hidden].tolist()) <= {7, 9} and set(labels[hidden].tolist()) <= {7, 9}
+    assert set(ids[hidden].tolist()) == {48} and 0 < float(hidden.float().mean()) < 0.4
+
+
+def test_an_encoder_without_a_head_gets_a_novel_where_it_reads_it(saved, few):
+    folder, _ = saved("bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    masked(folder, 50)  # knows no word of English
+    plain = own.samples(open_source(str(folder)))
+    assert "random tokens" in plain.says and "novel" not in plain.says
+    letters = Tokenizer(models.BPE({c: i for i, c in enumerate(" abcdefghijklmnopqrstuvwxyz")}, []))
+    assert not own.reads(PreTrainedTokenizerFast(tokenizer_object=letters), ["anne was nobody"])
+    words = {w: i for i, w in enumerate(("[UNK]", "Anne", "was", "nobody"))}
+    known = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    known.pre_tokenizer = WhitespaceSplit()
+    assert own.reads(PreTrainedTokenizerFast(tokenizer_object=known, unk_token="[UNK]"), ["Anne was nobody"])
+
+
+def test_noise_has_the_spectrum_of_photographs(saved, few):
+    data = own.samples(open_source(str(saved("vit")[0])))
+    pixels = torch.cat([b["pixel_values"] for b in data.fit]).double().numpy()
+    np.testing.assert_allclose(pixels.mean((1, 2, 3)), 0, atol=1e-6)
+    np.testing.assert_allclose(pixels.std((1, 2, 3)), 1, rtol=1e-4)
+    power = (np.abs(np.fft.fft2(pixels)) ** 2).mean((0, 1))
+    assert power[0, 1] > 3 * power[0, 3]  # three times the frequency, a ninth of the power, give or take
+
+
+def test_what_cannot_be_made_says_so(saved, monkeypatch):
+    with pytest.raises(UsageError, match="encoder and a decoder"):
+        own.samples(open_source(str(saved("t5")[0])))
+    monkeypatch.setitem(own.WORK, "cpu", 1.0)
+    with pytest.raises(UsageError, match="too long"):
+        own.samples(open_source(str(saved("gpt2")[0])))

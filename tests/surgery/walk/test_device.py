@@ -1,0 +1,115 @@
+"""Calibrated surgery on a GPU that is pretended: the choices and tensors of the CPU, states where there is room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure import device
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.walk import ground
+from leansurgeon.surgery.walk.calibrated import calibrate
+from leansurgeon.surgery.walk.ground import Ground, Options
+from tests.conftest import VISION
+from tests.support.pretend_gpu import plugged_in
+
+PIXELS = (VISION["num_channels"], VISION["image_size"], VISION["image_size"])
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def data(family: str) -> Calibration:
+    draws = torch.Generator().manual_seed(0)
+
+    def batches(count: int) -> list[dict[str, torch.Tensor]]:
+        if family == "vit":
+            return [{"pixel_values": torch.randn(4, *PIXELS, generator=draws)} for _ in range(count)]
+        mask = torch.ones(4, 12, dtype=torch.long)
+        mask[2:, 8:] = 0
+        ids = [torch.randint(5, 60, (4, 12), generator=draws) for _ in range(count)]
+        if family == "bert":
+            return [{"input_ids": x, "attention_mask": mask, "labels": x} for x in ids]
+        return [{"input_ids": x, "labels": x} for x in ids]
+
+    return Calibration("noise", "noise", "-", batches(6), batches(2), batches(1))
+
+
+def cut(source, wanted: Wanted, method: Method, samples: Calibration, where: str) -> tuple[tuple[int, ...], dict]:
+    options = Options(heal=method.heal, fit=method.fit, device=where)
+    outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
+    found = outcome.layers, {name: np.array(values) for name, values in outcome.edits.items()}
+    outcome.close()
+    return found
+
+
+WISHES = [
+    ("gpt2", Wanted(layers="2"), Method()),
+    ("bert", Wanted(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
+    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
+]
+
+
+@pytest.mark.parametrize(("family", "wanted", "method"), WISHES, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("room", [0.3, 0.0], ids=["states there", "states here"])
+def test_a_gpu_chooses_and_makes_what_a_cpu_does(family, wanted, method, room, saved, monkeypatch):
+    monkeypatch.setattr(ground, "SHARE", room)
+    source, samples = open_source(str(saved(family)[0])), data(family)
+    layers, tensors = cut(source, wanted, method, samples, "cpu")
+    with plugged_in(monkeypatch) as gpu:
+        found = cut(source, wanted, method, samples, "cuda:0")
+    assert gpu.waits["to the gpu"] and found[0] == layers and found[1].keys() == tensors.keys() != set()
+    for name, values in tensors.items():
+        # A GPU takes the sums of a refit in fp32, a CPU in fp64.
+        assert np.linalg.norm(found[1][name] - values) < 2e-3 * np.linalg.norm(values) + 1e-4, name
+
+
+def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
+    source = open_source(str(saved("gpt2")[0]))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    with plugged_in(monkeypatch):
+        assert Ground(steps, data("gpt2"), Options(device="cuda:0")).home == GPU
+        monkeypatch.setattr(ground, "SHARE", 1e-9)
+        there = Ground(steps, data("gpt2"), Options(device="cuda:0"))
+        streams = ground.View.of(there.calibration, None).streams(there.teacher)["fit"]
+        there.fill(0)
+        assert there.home == CPU and {h.device for h in [*streams.hidden, *streams.run()]} == {CPU}
+        assert streams.call(0, streams.hidden[0]).device == GPU
+    assert Ground(steps, data("gpt2")).home == CPU
+
+
+def test_products_in_bf16_where_they_agree(saved, monkeypatch):
+    source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    with plugged_in(monkeypatch):
+        made = Ground(steps, data("llama"), Options(device="cuda:0"))
+        stream = ground.View.of(made.calibration, None).streams(made.teacher)["guard"]
+        made.fill(0)
+        plain = stream.run()[0].cpu()
+        monkeypatch.setattr(ground, "AGREES", 1.0)
+        with made.fast(contest=False):
+            pass
+        made.fill(0)  # the comparison has emptied it
+        rounded = stream.run()[0].cpu()
+        error = float((plain - rounded).norm() / plain.norm())
+        assert rounded.dtype == torch.float32 and 1e-5 < error < 0.05
+        monkeypatch.setattr(ground, "AGREES", 0.0)
+        strict = Ground(steps, data("llama"), Options(device="cuda:0"))
+        assert not strict.bf16
+
+
+def test_the_device_is_the_users(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.chosen("auto") == device.chosen("cpu") == "cpu"
+    for word in ("gpu", "cuda:", "cuda:x", "cuda:0", "cuda"):
+        with pytest.raises(UsageError):
+            device.chosen(word)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
+    with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
+        device.chosen("cuda:2")

@@ -1,0 +1,100 @@
+"""An interrupted cut goes on: at whatever step it stopped, the result is that of an uninterrupted one, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.refit import heal_block
+from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.surgery.walk import choose_layers
+from leansurgeon.surgery.walk.kept import Kept, place_of
+from tests.surgery.walk.test_device import data
+
+
+class Stop(BaseException):
+    """As sudden as a signal."""
+
+
+def tensors(folder) -> dict[str, bytes]:
+    file = folder / "model.safetensors"
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    return {"header": file.read_bytes()[8 : 8 + size], "values": file.read_bytes()[8 + size :]}
+
+
+def decisions(folder) -> dict:
+    """All that was decided, but how long it took."""
+    text = re.sub(r'"(seconds|passes)": [\d.e-]+', '"": 0', (folder / "surgery.json").read_text())
+    return json.loads(text)["decided"]
+
+
+CUTS = [
+    ("gpt2", Wanted(layers="2"), Method()),
+    ("bert", Wanted(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
+    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed", fit=2)),
+]
+
+
+@pytest.mark.parametrize(("family", "wanted", "method"), CUTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, saved, tmp_path, monkeypatch):
+    source, samples = open_source(str(saved(family)[0])), data(family)
+    steps = plan(source, wanted, 0, method, calibrated=True)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    names: list[str] = []
+    put = Kept.put
+
+    def counted(self, name, *rest):
+        put(self, name, *rest)
+        names.append(name)
+
+    monkeypatch.setattr(Kept, "put", counted)
+    carry_out(decide(steps, samples, output=whole), whole, check=False)
+    assert names[0] == "choice" and len(names) > 2 and not place_of(whole).exists()
+    expected, number = list(names), 0
+    while True:  # every attempt comes one step further
+        names.clear()
+
+        def stops(self, name, *rest):
+            counted(self, name, *rest)
+            raise Stop
+
+        monkeypatch.setattr(Kept, "put", stops)
+        try:
+            decided = decide(steps, samples, output=out, resume=True)
+            break
+        except Stop:
+            assert names == [expected[number]]
+            number += 1
+    assert number == len(expected)
+    carry_out(decided, out, check=False)
+    assert tensors(out) == tensors(whole) and not place_of(out).exists()
+    assert json.dumps(decisions(out)) == json.dumps(decisions(whole))
+
+
+def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
+    source, samples = open_source(str(saved("gpt2")[0])), data("gpt2")
+    steps = plan(source, Wanted(layers="3"), 0, Method(heal="closed"), calibrated=True)
+    first = decide(steps, samples, output=tmp_path / "out")
+    monkeypatch.setattr(choose_layers, "measure", None)
+    monkeypatch.setattr(heal_block, "heal_pre_norm", None)
+    again = decide(steps, samples, output=tmp_path / "out", resume=True)
+    assert again.plan.layers == first.plan.layers and again.edits.keys() == first.edits.keys() != set()
+    assert all(np.array_equal(again.edits[name], first.edits[name]) for name in first.edits)
+    with pytest.raises(TypeError):  # without --resume it begins anew
+        decide(steps, samples, output=tmp_path / "out")
+
+
+def test_steps_of_another_cut_are_not_taken(tmp_path):
+    kept = Kept(tmp_path / "state", "a")
+    kept.put("step", {"x": np.arange(3, dtype=np.float32)}, {"number": 0.1})
+    found = Kept(tmp_path / "state", "a", resume=True).get("step")
+    assert found.record == {"number": 0.1} and found.tensors["x"].tolist() == [0, 1, 2]
+    other = Kept(tmp_path / "state", "b", resume=True)
+    assert other.get("step") is None and not (tmp_path / "state").exists() and Kept().get("step") is None
