@@ -79,6 +79,7 @@ def heads(
     out: str | os.PathLike[str] | None = None,
     heal: bool = True,
     seed: int = 0,
+    device: str = "auto",
     force: bool = False,
     tokenizer: object | None = None,
     allow_pickle: bool = False,
@@ -104,7 +105,7 @@ def heads(
     asked = command.checked(reduction, normalize, share, target)
     from leansurgeon.measure.heads.document import Options
 
-    pruning = None if asked is None or target is None else command.Pruning(asked, target, heal, force)
+    pruning = None if asked is None or target is None else command.Pruning(asked, target, heal, force, device)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     say = speaker(progress)
     with ExitStack() as stack:

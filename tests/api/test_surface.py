@@ -20,12 +20,12 @@ SURFACE = {
     "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu tower "
     f"{TRUST}",
     "shrink": f"source {SHAPE} params data judge samples uncalibrated init method keep more_heads heal heal_time fit "
-    f"balance compare proof seed out workspace force tokenizer tower {TRUST} progress",
+    f"balance compare proof seed out workspace device resume force tokenizer tower {TRUST} progress",
     "retrain": "model data time columns recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
     "resume_anyway limit_batches tokenizer trust_remote_code progress",
     "heal": "model data time options",
     "kappa": f"model data samples probes precision seed tokenizer {TRUST} progress",
-    "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed force "
+    "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed device force "
     f"tokenizer {TRUST} progress",
     "diff": f"a b {TRUST}",
     "report": "paths workspace",
@@ -51,7 +51,7 @@ def test_the_surface_is_what_it_was():
 # Where Python and the command line differ, and why: what a terminal alone needs; what a memory alone has.
 SPELLED = {"calibrate": "data", "calibration_samples": "samples", "sets": "set", "as_json": "", "no_heal": ""}
 TERMINAL = {
-    "plan": set(),
+    "plan": {"data"},  # --calibrate, which foretells minutes
     "shrink": {"dry_run", "push", "public"},  # `plan`, and `push_to_hub` of what comes back
     "retrain": {"dry_run", "eval_only", "push", "public"},
     "kappa": set(),
