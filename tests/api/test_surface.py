@@ -25,8 +25,8 @@ SURFACE = {
     "resume_anyway limit_batches tokenizer trust_remote_code progress",
     "heal": "model data time options",
     "kappa": f"model data samples probes precision seed tokenizer {TRUST} progress",
-    "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed device force "
-    f"tokenizer {TRUST} progress",
+    "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed "
+    f"device force tokenizer {TRUST} progress",
     "diff": f"a b {TRUST}",
     "report": "paths workspace",
     "search": "source params memory latency heads layers mlp_dim head_dim data samples fit recipe set share seeds "
