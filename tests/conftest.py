@@ -26,7 +26,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.fixture(autouse=True, scope="session")
 def _forked_proofs():
     """What proves a result is a fork of a process with torch imported, and not each time a new one."""
-    from tests.support.proofs import forked
+    from tests.support.processes.proofs import forked
 
     with forked():
         yield

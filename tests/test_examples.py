@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import torch  # noqa: F401 (once for every forked example)
 import transformers  # noqa: F401
 
-from tests.support.forks import forked
+from tests.support.processes.forks import forked
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -68,9 +69,15 @@ def test_every_example_is_held_to_something():
     assert set(SAYS) == {path.stem for path in EXAMPLES}
 
 
+def run(path: Path) -> None:
+    """`python PATH`, without arguments."""
+    sys.argv = [str(path)]
+    runpy.run_path(str(path), run_name="__main__")
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs_and_is_right(path, tmp_path):
     assert len(path.read_text().splitlines()) < 60
-    done = forked(lambda: runpy.run_path(str(path), run_name="__main__"), tmp_path)
+    done = forked(lambda: run(path), tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     SAYS[path.stem](done.stdout.strip())

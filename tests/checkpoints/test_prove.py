@@ -10,8 +10,8 @@ import torch
 from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.record import Both
 from leansurgeon.errors import LeanSurgeonError
-from tests.support import proofs
 from tests.support.command_line import leansurgeon
+from tests.support.processes import proofs
 
 RESULT = {"output": [2, 5, 7], "count": 8, "loss_sum": 4.0, "right": 6, "finite": True}
 SAME = {"rows": 10, "max_difference": 1e-5, "spread": 2.0, "relative_error": 1e-6, "cosine": 1.0}
@@ -56,7 +56,7 @@ def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, t
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_a_fork_says_what_a_process_of_its_own_says(family, saved, tmp_path, monkeypatch):
-    """Elsewhere proofs are forked (`tests/support/proofs.py`); BERT's result has a modelling file, which is cached."""
+    """Elsewhere proofs are forked (`support/processes/proofs.py`). BERT's result brings its modelling file."""
     folder, _ = saved(family)
     assert leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", tmp_path / "out").returncode == 0
     said = prove.run(tmp_path / "out", folder, None, "plain")

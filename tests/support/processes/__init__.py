@@ -1,0 +1,1 @@
+"""Processes of tests that cost no import."""
