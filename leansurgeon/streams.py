@@ -1,25 +1,43 @@
 """stdout and stderr that nobody reads, that are full, or that are not there.
 
 stdout is data: nobody reading any more is no error, a full disk is. stderr is talk: no fault of it may cost a result.
+What stdout shows may come from somebody else's file, so nothing in it steers a terminal.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+_COLOUR = r"\x1b\[[0-9;]*m"  # harmless, and what help is printed with
+_STEERS = re.compile(rf"{_COLOUR}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+
+
+def harmless(text: str) -> str:
+    """The text with its control characters, but for line ends, tabs and colours, as escapes. They are those of JSON, so
+    that a document with one says the same.
+
+    >>> harmless("a\\x1b]0;title\\x07b")
+    'a\\\\u001b]0;title\\\\u0007b'
+    """
+    return _STEERS.sub(lambda m: m[0] if len(m[0]) > 1 else f"\\u{ord(m[0]):04x}", text)
+
 
 class Outlet:
-    """A text stream whose faults in `forgiven` end it quietly: what is written from then on goes nowhere."""
+    """A text stream whose faults in `forgiven` end it quietly: what is written from then on goes nowhere. `steers` says
+    whether what is written may move the cursor, as progress does.
+    """
 
-    def __init__(self, inner: TextIO, forgiven: type[OSError]) -> None:
-        self._inner, self._forgiven = inner, forgiven
+    def __init__(self, inner: TextIO, forgiven: type[OSError], *, steers: bool = True) -> None:
+        self._inner, self._forgiven, self._steers = inner, forgiven, steers
 
     def write(self, text: str) -> int:
         """Write as the stream itself does; characters that its encoding lacks are escaped."""
+        text = text if self._steers else harmless(text)
         try:
             return self._inner.write(text)
         except UnicodeEncodeError:
@@ -65,7 +83,8 @@ def guard() -> None:
     # A missing stderr would send `print(..., file=sys.stderr)` to stdout. The files stay open as long as the process.
     out = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     talk = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    sys.stdout, sys.stderr = Outlet(out, BrokenPipeError), Outlet(talk, OSError)  # type: ignore[assignment]
+    sys.stdout = Outlet(out, BrokenPipeError, steers=False)  # type: ignore[assignment]
+    sys.stderr = Outlet(talk, OSError)  # type: ignore[assignment]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -93,6 +94,27 @@ def test_the_descriptors_are_there_before_a_file_takes_their_place(tmp_path):
     run = [sys.executable, "-c", code, str(tmp_path / "model")]
     done = subprocess.run(run, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2), timeout=60)
     assert (done.returncode, done.stdout) == (0, b"data\n") and (tmp_path / "model").read_bytes() == b""
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x1b[2J", "a\rb", "\x9b2J", "\x00", "\x1b[8;9H", "\x08"])
+def test_what_somebody_else_wrote_steers_no_terminal(text, monkeypatch):
+    out, talk = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", talk)
+    with streams.guarded():
+        print(text)
+        print(text, file=sys.stderr)  # talk: progress moves the cursor, and messages are cleaned where they are made
+    assert out.getvalue().rstrip("\n").isprintable() and talk.getvalue() == text + "\n"
+
+
+def test_a_document_says_the_same():
+    document = json.dumps({"a\x9b": "b\x7f\x1b"}, ensure_ascii=False)
+    assert json.loads(streams.harmless(document)) == json.loads(document)
+
+
+def test_colours_tabs_and_line_ends_stay():
+    text = "\x1b[1;31mred\x1b[0m\ta\r\nb\n"
+    assert streams.harmless(text) == text
 
 
 def test_what_an_encoding_lacks_is_escaped():

@@ -5,8 +5,8 @@ whatever the family.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from leansurgeon.reading.jsonfile import Json
 LARGEST = 2**31 - 1
 LAYERS = 10_000
 STAGES = 64  # numbers in a list that has one for each
+CLASSES = 1_000_000  # of which libraries make a dictionary of names
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ DEPTH = Kind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=T
 COUNT = Kind(f"a whole number from 1 to {LARGEST:,}", whole(1), several=True)
 COUNT_OR_NONE = Kind(f"a whole number from 0 to {LARGEST:,}", whole(0), several=True)
 NUMBER = Kind("a finite number", is_number, several=True)
+ONE_COUNT, ONE_COUNT_OR_NONE, ONE_NUMBER = (replace(kind, several=False) for kind in (COUNT, COUNT_OR_NONE, NUMBER))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool) or value in (0, 1))
 TOKEN = Kind("the number of a token", is_token)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
@@ -92,29 +94,32 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys((*WIDTHS, *HEADS), COUNT),
     **dict.fromkeys(
         (
-            "max_position_embeddings", "n_positions", "block_size", "image_size", "img_size", "patch_size",
-            "num_channels", "in_chans", "relative_attention_num_buckets", "num_landmarks", "conv_kernel_size",
-            "global_attn_every_n_layers",
+            "max_position_embeddings", "n_positions", "block_size", "num_channels", "in_chans",
+            "relative_attention_num_buckets", "num_landmarks", "conv_kernel_size", "global_attn_every_n_layers",
         ),
-        COUNT,
+        ONE_COUNT,
     ),
+    **dict.fromkeys(("image_size", "img_size", "patch_size"), COUNT),
     **dict.fromkeys(
         (
-            "num_labels", "num_classes", "type_vocab_size", "num_register_tokens", "segment_means_seq_len",
-            "sliding_window", "local_attention", "window_size", "max_window_layers",
+            "type_vocab_size", "num_register_tokens", "segment_means_seq_len", "sliding_window", "local_attention",
+            "max_window_layers",
         ),
-        COUNT_OR_NONE,
+        ONE_COUNT_OR_NONE,
     ),
+    "window_size": COUNT_OR_NONE,
+    **dict.fromkeys(("num_labels", "num_classes"), Kind(f"a whole number from 0 to {CLASSES:,}", whole(0, CLASSES))),
     **dict.fromkeys(
         (
             "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps", "initializer_range",
             "initializer_factor", "init_std", "rope_theta", "hidden_dropout_prob", "attention_probs_dropout_prob",
             "attention_dropout", "dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "classifier_dropout",
-            "mlp_ratio", "mlp_ratios", "layerscale_value", "partial_rotary_factor", "logits_scaling",
-            "attention_multiplier", "query_pre_attn_scalar",
+            "layerscale_value", "partial_rotary_factor", "logits_scaling", "attention_multiplier",
+            "query_pre_attn_scalar",
         ),
-        NUMBER,
+        ONE_NUMBER,
     ),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios"), NUMBER),
     **dict.fromkeys(
         (
             "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "norm_bias", "use_cache",
@@ -151,6 +156,14 @@ def read_config(path: Path) -> Config:
     if not file.exists():
         raise unpacked.of_folder(path)
     config = jsonfile.read_object(file, raising=UnsupportedModel)
+    check(config, path)
+    return config
+
+
+def check(config: Config, path: Path) -> None:
+    """Raises `UnsupportedModel` where a config, of the model in `path`, cannot be used: it asks for code or other
+    weights, it is quantised, a value is of the wrong kind.
+    """
     if not trust.allowed():
         trust.refuse_kernels(config, path)
     trust.refuse_loaders(config, path)
@@ -162,13 +175,20 @@ def read_config(path: Path) -> Config:
             modelcard.where_to_get(path, config.get("_name_or_path")),
         )
     check_kinds(config)
-    return config
+
+
+def sections(config: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A config and what it holds of others: timm's `model_args`, `text_config` and the like; each with its place."""
+    yield where, config
+    for key, value in config.items():
+        if isinstance(value, Mapping) and (key == "model_args" or key.endswith("_config")):
+            yield from sections(value, f"{where}{key}.")
 
 
 def check_kinds(config: Mapping[str, Any]) -> None:
     """Raises `UnsupportedModel` naming the first key whose value is of another kind than every library has it."""
-    for where, values in (("", config), ("model_args.", config.get("model_args"))):
-        for key, value in values.items() if isinstance(values, Mapping) else ():
+    for where, values in sections(config):
+        for key, value in values.items():
             kind = KINDS.get(key)
             if kind and not kind.fits(value):
                 raise UnsupportedModel(f"config.json says {where}{key} = {quoted(value)}, which is not {kind.words}.")
@@ -180,16 +200,15 @@ def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) ->
     """
     shapes = list(shapes)
     widest = max((size for shape in shapes for size in shape), default=0)
-    for values in (config, config.get("model_args")):
-        for key, value in values.items() if isinstance(values, Mapping) else ():
+    for where, values in sections(config):
+        for key, value in values.items():
             numbers = [number for number in (value if isinstance(value, list | tuple) else [value]) if number]
+            said = f"config.json says {where}{key} = {quoted(value)}"
             if key in DEPTHS and sum(numbers) > len(shapes):
                 raise UnsupportedModel(
-                    f"config.json says {key} = {quoted(value)}, and the weights hold {len(shapes):,} tensors.",
-                    "The config does not fit its weights.",
+                    f"{said}, and the weights hold {len(shapes):,} tensors.", "The config does not fit its weights."
                 )
             if key in (*WIDTHS, *HEADS) and max(numbers, default=0) > widest:
                 raise UnsupportedModel(
-                    f"config.json says {key} = {quoted(value)}, and the largest size of any tensor is {widest:,}.",
-                    "The config does not fit its weights.",
+                    f"{said}, and the largest size of any tensor is {widest:,}.", "The config does not fit its weights."
                 )

@@ -136,9 +136,25 @@ def transformers_class(architecture: Architecture, name: str) -> type:
     else:
         module = importlib.import_module("transformers")
     found = getattr(module, name, None)
-    if found is None:
-        raise UnsupportedModel(f"config.json names the class {name}, which {module.__name__} does not have.")
+    if not isinstance(found, type) or not hasattr(found, "from_pretrained"):
+        raise UnsupportedModel(f"config.json names the class {name}, which is no model of {module.__name__}.")
+    if architecture.library == "transformers" and not belongs(found, architecture):
+        raise UnsupportedModel(
+            f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
+            "Correct model_type or architectures there.",
+        )
     return found
+
+
+def belongs(cls: type, architecture: Architecture) -> bool:
+    """Whether a class of transformers is one of this family: any other would start with fresh weights, without an
+    error.
+    """
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    own = getattr(getattr(cls, "config_class", None), "model_type", None)
+    rooms = (f".{model_type_to_module_name(name)}." for name in architecture.model_types)
+    return own in architecture.model_types or (own is not None and any(room in cls.__module__ for room in rooms))
 
 
 def initialise(config: Config, architecture: Architecture, seed: int) -> torch.nn.Module:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
 # An absolute path within a text: behind nothing, a blank or an opening sign, and up to the next of them.
@@ -26,8 +27,8 @@ def public(name: str) -> str:
     'lean-s0/last'
     """
     if not is_place(name):
-        return name
-    parts = [part for part in re.split(r"[\\/]", name) if part not in ("", ".", "~")]
+        return writable(name)
+    parts = [writable(part) for part in re.split(r"[\\/]", name) if part not in ("", ".", "~")]
     if len(parts) > 1 and parts[-1] in OF_A_RUN:
         return "/".join(parts[-2:])
     return parts[-1] if parts else "model"

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quoted
 from leansurgeon.reading.tensorfile import INDEX, Entry, read_header, shards
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
@@ -51,7 +51,14 @@ class Weights:
         if index.exists():
             entries: dict[str, Entry] = {}
             for shard in shards(folder):
-                entries |= read_header(shard)
+                found = read_header(shard)
+                if twice := next((name for name in found if name in entries), None):
+                    raise UnsupportedModel(
+                        f"{quoted(twice)} lies in {entries[twice].file.name} and in {shard.name}, so which is meant "
+                        "is anybody's guess.",
+                        "Fetch the model again, or save it anew.",
+                    )
+                entries |= found
             return cls(entries)
         raise UnsupportedModel(
             f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."

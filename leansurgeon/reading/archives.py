@@ -13,7 +13,29 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import files
 
 # What tarfile and the decompressors under it raise for a damaged file.
+# Names and the like that do not fit into a member's header come before it as a member of their own, which is read as a
+# whole, whatever its size.
+_BEFORE_A_MEMBER = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+_NAMES = 1_000_000  # bytes of them
 _DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, OverflowError)
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a member; raises `ValueError` where what comes before a member is too large."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
+        """The header in a block of 512 bytes."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _BEFORE_A_MEMBER and found.size > _NAMES:
+            raise ValueError(f"a name in it takes {found.size:,} bytes")
+        return found
 
 
 def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, bytes]]:
@@ -23,7 +45,7 @@ def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[t
     Raises UsageError for what is no archive, or a larger member.
     """
     try:
-        with files.open_regular(path) as file, tarfile.open(fileobj=file) as tar:
+        with files.open_regular(path) as file, tarfile.open(fileobj=file, tarinfo=_Header) as tar:
             for member in tar:
                 if member.size > limit:
                     raise UsageError(
@@ -42,7 +64,7 @@ def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]
     Raises UsageError for what is no such archive.
     """
     try:
-        with files.open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with files.open_regular(path) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as tar:
             for member in tar:
                 if member.isfile() and not member.issparse():
                     yield member.name, member.offset_data, member.size, tar.extractfile(member).read

@@ -90,6 +90,15 @@ def is_name(name: object) -> bool:
     return not any(c in "/\\\0" for c in name) and len(os.fsencode(name)) <= 255 if encodable(name) else False
 
 
+def writable(name: str) -> str:
+    """A file's name as text that can be written: bytes of it that are no UTF-8 as escapes.
+
+    >>> writable("lean-\\udcff")
+    'lean-\\\\udcff'
+    """
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def encodable(text: str) -> bool:
     """Whether text can be written as UTF-8 (half of a surrogate pair cannot)."""
     try:

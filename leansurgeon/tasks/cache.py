@@ -168,6 +168,7 @@ def _writing(cache: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"No space is left on the disk of the data cache {cache}."
             raise LeanSurgeonError(message, "Free some, or put the cache elsewhere.") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        of_the_cache = isinstance(error.filename, str) and Path(error.filename) in (cache, *cache.parents)
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST) or of_the_cache:
             raise LeanSurgeonError(f"The data cache {cache} cannot be written: {error.strerror}.") from error
         raise

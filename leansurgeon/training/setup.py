@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon import tasks
+from leansurgeon.checkpoints.publish.leftovers import sweep
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.tasks.base import Batch
@@ -323,6 +324,7 @@ def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: b
             runfolder.release(runfolder.hold(run.folder))
         runfolder.create(run.folder, replace=replace or checkpoint_free(run.folder))
     run.lock = runfolder.hold(run.folder)
+    sweep(run.folder)
     if found is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
         file = run.folder / runfolder.RECIPE
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]

@@ -146,7 +146,7 @@ def test_lists_with_one_entry_a_layer_follow_the_kept_layers(saved):
 
 
 def test_an_unknown_architecture_names_the_nearest():
-    with pytest.raises(UnsupportedModel, match="nearest known one is 'qwen3'"):
+    with pytest.raises(UnsupportedModel, match=r"'qwen33'.*'qwen3'"):
         architectures.of({"model_type": "qwen33"})
 
 
@@ -155,7 +155,7 @@ def test_config_and_weights_that_disagree_are_refused(saved):
     config = json.loads((folder / "config.json").read_text())
     for key, value, says in (
         ("num_hidden_layers", 3, "the weights hold"),
-        ("num_hidden_layers", 5, "lack 10 tensors|lack 9 tensors|lack"),
+        ("num_hidden_layers", 5, r"\black \d+ tensors that 5 layers\b.*\blayer\.4\."),
         ("intermediate_size", 50, "asks for"),
     ):
         (folder / "config.json").write_text(json.dumps(config | {key: value}))
@@ -166,7 +166,7 @@ def test_config_and_weights_that_disagree_are_refused(saved):
 def test_shape_arithmetic_refuses_what_cannot_be():
     with pytest.raises(Exception, match=r"\b10\b.*\b4\b.*key/value.*\b8\b.*\b12\b"):
         Shape((Stage(2, 10, 8, 4, 16, 32),))
-    with pytest.raises(Exception, match="depth must be at least 1"):
+    with pytest.raises(Exception, match=r"\bdepth\b.*\b1\b"):
         Shape((Stage(0, 8, 8, 4, 16, 32),))
 
 

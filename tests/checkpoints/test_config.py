@@ -31,6 +31,13 @@ WRONG = [
     {"model_args": [1]},
     {"model_args": {"embed_dim": "32"}},
     {"model_args": {"depths": [2, None]}},
+    {"sliding_window": [8, 8]},  # of a pyramid each stage may have a number; of these nothing has several
+    {"rms_norm_eps": [1e-5]},
+    {"max_position_embeddings": [64]},
+    {"num_labels": 10**9},  # a library would make a name for each
+    {"model_args": {"num_classes": 10**9}},
+    {"text_config": {"num_hidden_layers": 10**9}},
+    {"vision_config": {"backbone_config": {"hidden_size": "x"}}},
 ]
 
 
@@ -62,6 +69,14 @@ def test_a_size_that_the_weights_do_not_bear_out_is_refused_at_once(key, saved):
     with pytest.raises(UnsupportedModel, match="9999"):
         open_source(str(folder))
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("key, value", [("num_hidden_layers", 9_999), ("hidden_size", 33)])
+def test_sizes_of_a_part_of_a_model_are_looked_at_too(key, value):
+    shapes = [(32, 16), (32,)]
+    check_sizes({"text_config": {"num_hidden_layers": 2, "hidden_size": 32}}, shapes)
+    with pytest.raises(UnsupportedModel, match=rf"\btext_config\.{key}\b.*\b{value}\b"):
+        check_sizes({"text_config": {key: value}}, shapes)
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_18x2_224", "vit_pwee_patch16_reg1_gap_256"])

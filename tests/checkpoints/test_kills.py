@@ -103,6 +103,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(count, models, tmp_path):
         assert kills.to_its_end() == 0
         runs = list((tmp_path / f"again{turns}").iterdir())
         for found in runs:
+            nothing_left(found)
             if (found / "summary.json").exists():
                 assert {name: weights_of(found / name) for name in expected} == expected
         turns += 1

@@ -25,10 +25,21 @@ from tests.support.command_line import leansurgeon
         ("../llama", "../llama"),
         ("org/llama", "org/llama"),
         ("timm/vit_tiny.in1k", "timm/vit_tiny.in1k"),
+        ("/home/me/\udcff-llama", "\\udcff-llama"),  # a byte that is no UTF-8
+        ("\udcff", "\\udcff"),
     ],
 )
 def test_names(typed, kept):
     assert places.public(typed) == kept
+
+
+def test_folders_whose_names_are_no_text(tmp_path):
+    """Names of files are bytes; cards and records are text that every reader takes."""
+    first, second = tmp_path / "\udcff", tmp_path / "\udcfe"
+    options = ("--layers", "2", "--no-proof")
+    assert leansurgeon("shrink", "digits-vit", *options, "--init", "fresh", "-o", first).returncode == 0
+    assert leansurgeon("shrink", first, *options, "--heads", "2x", "-o", second).returncode == 0
+    assert record.read(second).source.name == "\\udcff" and "\\udcfe" in (second / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -27,15 +28,15 @@ def test_what_is_compared():
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ({"trouble": "OSError: no file"}, "does not load with its library (OSError: no file)"),
-        (SOURCE | {"output": [2, 5, 8]}, "outputs are [2, 5, 7] and the source's [2, 5, 8]"),
-        (SOURCE | {"finite": False}, "the source itself gives NaN or Inf"),
+        ({"trouble": "OSError: no file"}, r"OSError: no file"),
+        (SOURCE | {"output": [2, 5, 8]}, r"\[2, 5, 7\].*\[2, 5, 8\]"),
+        (SOURCE | {"finite": False}, r"\bsource\b.*NaN"),
     ],
     ids=["unloadable", "other-output", "nan"],
 )
 def test_a_source_that_nothing_can_be_compared_with(source, why):
     found = prove.against(source, RESULT, "noise", exact=True)
-    assert not found.done and why in found.why
+    assert not found.done and re.search(why, found.why)
 
 
 def test_an_exact_plan_may_err_by_rounding_only():
@@ -51,7 +52,7 @@ def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, t
     (broken / "model.safetensors").write_bytes(b"nothing")
     account = prove.prove(folder, sum(p.numel() for p in model.parameters()), source=broken)
     assert account.finite and not account.missing
-    assert "the source itself does not load with its library" in account.compared.why
+    assert re.search(r"\bsource\b.*Error", account.compared.why, re.S)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])

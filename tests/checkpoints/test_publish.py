@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import multiprocessing
 import os
@@ -12,11 +14,13 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from leansurgeon.checkpoints.publish import claim, leftovers, output, owners, rename
 from leansurgeon.checkpoints.publish.claim import claimed
+from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.publish.output import output_folder
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
@@ -24,11 +28,51 @@ from tests.support.command_line import leansurgeon
 OURS = '{"source": "x", "files": ["surgery.json"]}'
 
 
-@pytest.fixture(params=["system", "portable"])
+class MacLibrary:
+    """What `ctypes` opens on macOS: `renamex_np` (sys/stdio.h: RENAME_SWAP 2, RENAME_EXCL 4), and no `renameat2`. Where
+    the disk `lacks` such renames it says ENOTSUP, as on FAT and network disks.
+    """
+
+    def __init__(self, lacks: bool) -> None:
+        self.lacks, self.flags = lacks, set()
+
+    def renamex_np(self, old: bytes, new: bytes, flags: ctypes.c_uint) -> int:
+        self.flags.add(flags.value)
+        try:
+            if self.lacks:
+                raise OSError(errno.ENOTSUP, "not on this disk")
+            if flags.value == 4:
+                if os.path.lexists(new):
+                    raise OSError(errno.EEXIST, "there")
+                os.rename(old, new)
+            elif flags.value == 2:
+                os.rename(old, old + b".moved")
+                os.rename(new, old)
+                os.rename(old + b".moved", new)
+            else:
+                raise OSError(errno.EINVAL, "flags")
+        except OSError as error:
+            ctypes.set_errno(error.errno)
+            return -1
+        return 0
+
+
+@pytest.fixture(params=["system", "portable", "macOS", "macOS on FAT"])
 def renames(request, monkeypatch):
-    """With the system's own calls, and without them."""
+    """With the system's own calls, without them, and with those of macOS (a library that is made up)."""
     if request.param == "portable":
         monkeypatch.setattr(rename, "_system", lambda: None)
+    if not request.param.startswith("macOS"):
+        yield
+        return
+    library = MacLibrary(lacks=request.param.endswith("FAT"))
+    of_c = {name: getattr(ctypes, name) for name in ("c_uint", "get_errno")}
+    monkeypatch.setattr(rename, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(rename, "ctypes", SimpleNamespace(CDLL=lambda *_, use_errno: library, **of_c))
+    rename._system.cache_clear()
+    yield
+    rename._system.cache_clear()
+    assert library.flags and library.flags <= {2, 4}
 
 
 def fill(folder: Path, text: str = OURS) -> None:
@@ -214,6 +258,39 @@ def test_what_was_moved_out_of_the_way_goes_back(tmp_path):
     assert names(tmp_path) == ["other", "out"]
 
 
+def test_what_a_killed_writer_of_a_file_left_goes_with_the_next(tmp_path):
+    """A living one's, one that is locked and what only looks like one stay."""
+    dead = owners.Owner(owners.host(), owners.boot(), 2**22 + 1, 1)
+    left, locked = (tmp_path / f".{name}{leftovers.PART}{dead.tag}" for name in ("summary.json", "locked"))
+    stay = [f".x{leftovers.PART}{owners.me().tag}", "x.part", f"x.other{dead.tag}", f".link{leftovers.PART}{dead.tag}"]
+    for path in (left, locked, *(tmp_path / name for name in stay[:3])):
+        path.write_text("half")
+    (tmp_path / stay[3]).symlink_to("nowhere")
+    handle = leftovers.lock(locked)
+    write_durably(tmp_path / "recipe.yaml", "whole")
+    os.close(handle)
+    assert names(tmp_path) == sorted([*stay, locked.name, "recipe.yaml"])
+    write_durably(tmp_path / "recipe.yaml", "again")
+    assert names(tmp_path) == sorted([*stay, "recipe.yaml"])
+
+
+DIES = """
+import os, signal, sys
+from leansurgeon.checkpoints.publish import durable
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+durable.write_durably(__import__("pathlib").Path(sys.argv[1]) / "summary.json", "text")
+"""
+
+
+def test_a_file_is_whole_or_absent_and_the_half_one_is_known_as_dead(tmp_path):
+    (tmp_path / "summary.json").write_text("old")
+    done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL and len(names(tmp_path)) == 2
+    assert (tmp_path / "summary.json").read_text() == "old"
+    write_durably(tmp_path / "summary.json", "new")
+    assert names(tmp_path) == ["summary.json"] and (tmp_path / "summary.json").read_text() == "new"
+
+
 def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path):
     dead = tmp_path / f"leansurgeon-scratch{owners.Owner(owners.host(), owners.boot(), 2**22 + 1, 1).tag}"
     dead.mkdir()
@@ -224,6 +301,15 @@ def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path):
         with leftovers.scratch(tmp_path) as second:
             assert first.exists() and first != second
     assert names(tmp_path) == ["leansurgeon-of-somebody"]
+
+
+def test_a_claim_follows_no_link(tmp_path):
+    """In a folder of somebody else it would empty the file that the link leads to."""
+    (tmp_path / "mine").write_text("thesis")
+    (tmp_path / ".out.writing").symlink_to("mine")
+    with pytest.raises(UsageError), output_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "mine").read_text() == "thesis" and names(tmp_path) == [".out.writing", "mine"]
 
 
 def test_a_claim_leaves_nothing_and_may_be_made_again(tmp_path):

@@ -159,7 +159,7 @@ def test_the_librarys_own_nystromformer_fails_with_padding(tmp_path):
     _, model = make("nystromformer", tmp_path / "source")
     inputs = conftest.example(model)
     inputs["attention_mask"][1, 5:] = 0
-    with pytest.raises(RuntimeError, match="must match the size"):
+    with pytest.raises(RuntimeError, match=r"\bsize of tensor\b"):
         model(**inputs)
 
 
@@ -293,7 +293,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     name = "vit.encoder.layer.1.output.dense.weight"
     with pytest.raises(UnsupportedModel, match=r"encoder\.layer\.1\.output\.dense\.weight"):
         skeleton.fill(1, {n: a for n, a in tensors.items() if n != name})
-    with pytest.raises(UnsupportedModel, match="not part of it"):
+    with pytest.raises(UnsupportedModel, match=r"layer 2\b.*'vit\.encoder\.layer\.[^2]"):
         skeleton.fill(2, tensors | of_layer(source, 2))
     with pytest.raises(UnsupportedModel, match=r"\[3, 3\].*\[32, 48\]"):
         skeleton.fill(1, tensors | {name: np.zeros((3, 3), np.float32)})

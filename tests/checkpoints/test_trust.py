@@ -195,6 +195,44 @@ def test_a_timm_config_loads_no_weights_but_its_own(key, value, tmp_path):
     assert key in error.value.message and repr(value) in error.value.message
 
 
+@pytest.mark.parametrize("way", ["adapter", "link of an adapter", "file"])
+def test_a_library_loads_no_weights_but_those_that_are_read(way, saved, tmp_path):
+    """transformers would take the file that the config names, and put adapters on top (a pickle, if they are one)."""
+    folder, _ = saved("bert")
+    load(folder)
+    if way == "file":
+        shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+        edit(folder, transformers_weights="other.safetensors")
+    elif way == "adapter":
+        said = {"peft_type": "LORA", "base_model_name_or_path": "somebody/else", "target_modules": ["query"], "r": 1}
+        (folder / "adapter_config.json").write_text(json.dumps(said))
+    else:
+        (folder / "adapter_config.json").symlink_to(tmp_path / "nowhere")
+    for opened in (lambda: open_source(str(folder)), lambda: load(folder)):
+        with pytest.raises(UnsupportedModel, match=r"\btransformers_weights\b|\badapter_config\.json\b"):
+            opened()
+
+
+# No classes; classes of something else; of another family, whose weights would all be made anew without an error.
+@pytest.mark.parametrize(
+    "name", ["pipeline", "logging", "BertConfig", "AutoModel", "AutoTokenizer", "ViTModel", "T5Model"]
+)
+def test_a_class_that_is_none_of_the_family_is_refused(name, saved):
+    folder, _ = saved("bert")
+    edit(folder, architectures=[name])
+    with pytest.raises(UnsupportedModel, match=rf"\b{name}\b"):
+        load(folder)
+
+
+def test_code_is_found_wherever_a_config_names_it():
+    map_ = {"auto_map": {"AutoModel": "evil.Evil"}}
+    config = {"model_type": "x", **map_, "text_config": {"a": 1, **map_}, "parts": [{"b": 2, **map_}, 3]}
+    assert trust.as_written(config) == {"model_type": "x", "text_config": {"a": 1}, "parts": [{"b": 2}, 3]}
+    for place in ({"parts": [{"_attn_implementation": "a/b"}]}, {"attn_implementation": ["eager", "a/b"]}):
+        with pytest.raises(UnsupportedModel, match="a/b"):
+            trust.refuse_kernels({"model_type": "x", **place}, Path("m"))
+
+
 def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
     from leansurgeon.tasks.text import vocab
 

@@ -76,7 +76,7 @@ def header(entries: dict, data: bytes = b"") -> bytes:
     ("content", "says"),
     [
         (b"", "has 0 bytes"),
-        (b"\x80\x02}q\x00(X\x06\x00\x00\x00weight", "ask for a header of"),
+        (b"\x80\x02}q\x00(X\x06\x00\x00\x00weight", r"header\b.*\d"),
         (struct.pack("<Q", 8) + b"notjson!", "JSON"),
         (header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234"), "truncated"),
         (header({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, b"12345678"), "damaged"),
@@ -84,7 +84,7 @@ def header(entries: dict, data: bytes = b"") -> bytes:
         (header({"a": {"dtype": "Q4", "shape": [1], "data_offsets": [0, 1]}}, b"1"), "dtype 'Q4'"),
         (header({"a": {"dtype": "F32", "shape": [1]}}), "damaged"),
         (header({"a": 3}), "damaged"),
-        (header([1, 2]), "header is a list"),
+        (header([1, 2]), r"header\b.*\blist\b"),
     ],
 )
 def test_damaged_and_foreign_files_are_refused_in_one_sentence(content, says, tmp_path):
@@ -172,6 +172,16 @@ def test_a_missing_shard_is_named(tmp_path):
         w.Weights.open(tmp_path)
 
 
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    """Which of them is meant depends on the reader."""
+    for number in (1, 2):
+        save_file({"a": torch.ones(2) * number, f"b{number}": torch.ones(1)}, tmp_path / f"{number}.safetensors")
+    places = {"a": "1.safetensors", "b1": "1.safetensors", "b2": "2.safetensors"}
+    (tmp_path / w.INDEX).write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(UnsupportedModel, match=r"'a'.*\b1\.safetensors\b.*\b2\.safetensors\b"):
+        w.Weights.open(tmp_path)
+
+
 def test_a_copy_without_copy_file_range_is_the_same(file, tmp_path, monkeypatch):
     path, tensors = file
 
@@ -202,7 +212,7 @@ def test_an_output_that_the_system_refuses_is_one_sentence(tmp_path):
         with pytest.raises(LeanSurgeonError, match=says), output_folder(Path(path)):
             pass
     for error in (OSError(errno.EFBIG, "File too large"), RuntimeError("I/O error: File too large (os error 27)")):
-        refused = pytest.raises(LeanSurgeonError, match="out cannot be written: File too large")
+        refused = pytest.raises(LeanSurgeonError, match=r"\bout\b.*File too large")
         with refused, output_folder(tmp_path / "out"):
             raise error
     with pytest.raises(FileNotFoundError), output_folder(tmp_path / "out"):

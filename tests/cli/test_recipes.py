@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ def test_a_copy_goes_to_a_folder_that_is_made(tmp_path):
     printed = _ok("recipes", "copy", "digits-vit", f"{tmp_path}/new/sub/").stdout.strip()
     assert printed == str(tmp_path / "new" / "sub" / "digits-vit.yaml")
     assert recipefile.load(printed).name == "digits-vit"
-    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+    with pytest.raises(UsageError, match=r"digits-vit\.yaml/below\b.*Not a directory"):
         _ok("recipes", "copy", "digits-vit", f"{printed}/below/")
 
 
@@ -69,7 +70,7 @@ def test_a_copy_goes_to_a_folder_that_is_made(tmp_path):
 )
 def test_a_base_says_which_recipes_use_it(shrunk, call):
     call = [*call, str(shrunk / "lean"), "-r", "imagenet-common"] if call == ["retrain"] else call
-    with pytest.raises(UsageError, match=r"imagenet-common is a base .* use it: .*imagenet-vit-b.*imagenet-volo-d4"):
+    with pytest.raises(UsageError, match=r"imagenet-common is a base\b.*imagenet-vit-b.*imagenet-volo-d4"):
         _ok(*call)
 
 
@@ -123,15 +124,15 @@ def test_sigterm_says_what_was_kept(shrunk, monkeypatch):
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75 and out == "", err
-    assert "Stopped by a signal after step" in err and err.endswith(f"--resume {run}\n")
+    assert re.search(r"\bafter step \d+", err, re.S) and err.endswith(f"--resume {run}\n")
     assert "Traceback" not in err and (run / "model" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["run", "digits-vit"], "interrupted; finished arms are kept, run the same command again."),
-        (["report"], "interrupted."),
+        (["run", "digits-vit"], r"\binterrupted\b.*\bsame command\b"),
+        (["report"], r"\binterrupted\b"),
     ],
 )
 def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
@@ -143,17 +144,18 @@ def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["leansurgeon", *command])
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == 130 and capsys.readouterr().err == f"leansurgeon: {words}\n"
+    assert end.value.code == 130
+    assert re.search(rf"^leansurgeon: .*{words}.*\.\n$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--format", "tabel"], r"no format 'tabel' \(did you mean 'table'\?\)"),
+        (["--format", "tabel"], r"'tabel'.*'table'"),
         (["--seeds", "x"], "^--seeds x: whole numbers"),
         (["--seeds", "1,-2"], "^--seeds 1,-2: whole numbers"),
-        (["--seeds", "1,1"], "names a seed twice"),
-        (["--set", "arms.lean.heads=0"], "^Arm 'lean': --heads must be at least 1"),
+        (["--seeds", "1,1"], r"--seeds\b.*\btwice\b"),
+        (["--set", "arms.lean.heads=0"], r"^Arm 'lean': --heads .*\b1\b"),
         (["--set", "arms.lean.layers=9"], "^Arm 'lean': --layers 9"),
     ],
 )
@@ -187,11 +189,11 @@ def test_dry_run_prints_the_resolved_recipe_and_trains_nothing(shrunk, monkeypat
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nowhere"], "There is no model folder nowhere"),
-        (["--workspace", "nowhere"], "There is no shrunk model in nowhere"),
-        (["--gpus", "0"], "--gpus must be at least 1"),
+        (["nowhere"], r"\bmodel\b.*\bnowhere\b"),
+        (["--workspace", "nowhere"], r"\bmodel\b.*\bnowhere\b"),
+        (["--gpus", "0"], r"--gpus .*\b1\b"),
         (["--gpus", "2", "--cpu-processes", "2"], "exclude each other"),
-        (["--cpu-processes", "-1"], "--cpu-processes must be at least 1"),
+        (["--cpu-processes", "-1"], r"--cpu-processes .*\b1\b"),
     ],
 )
 def test_wrong_calls_are_one_sentence(args, words):
@@ -205,7 +207,7 @@ def test_a_model_without_a_bound_recipe_asks_for_one(tmp_path):
         RUNNER.invoke(app, ["retrain", str(tmp_path)], catch_exceptions=False)
     assert "--recipe" in error.value.hint
     (tmp_path / "surgery.json").write_text('{"source": {"name": "some/model"}}')
-    with pytest.raises(UsageError, match="not cut from a preset"):
+    with pytest.raises(UsageError, match=r"\bpreset\b.*--recipe"):
         RUNNER.invoke(app, ["retrain", str(tmp_path)], catch_exceptions=False)
 
 

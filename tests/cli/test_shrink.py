@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import subprocess
 import sys
 
@@ -101,10 +102,10 @@ def quantised(folder):
 BAD_FOLDERS = [
     (truncated, 3, "truncated"),
     (foreign, 3, "no safetensors file"),
-    (missing, 3, "no model.safetensors"),
+    (missing, 3, r"\bmodel\.safetensors\b"),
     (pickled, 3, "--allow-pickle"),
-    (misfit, 3, "does not fit its weights"),
-    (unknown_family, 3, "nearest known one is 'bert'"),
+    (misfit, 3, r"\bweights\b"),
+    (unknown_family, 3, r"'bert'"),
     (quantised, 3, "'gptq'"),
 ]
 
@@ -114,23 +115,23 @@ def test_bad_sources_are_one_sentence_and_leave_nothing(damage, code, says, tmp_
     damage(tmp_path / "source")
     done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", cwd=tmp_path)
     assert done.returncode == code
-    assert says in done.stderr and "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2
+    assert re.search(says, done.stderr) and "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
 
 
 BAD_NUMBERS = [
-    ("bert-crammed --heads 7", "768 is not divisible by 7 heads; nearest: 6, 8"),
-    ("bert-crammed --heads 0", "--heads must be at least 1"),
-    ("bert-crammed --layers -3", "--layers must be at least 1"),
-    ("bert-crammed --layers 20", "more than the 16 layers"),
-    ("bert-crammed --heads 1.3x", "15.6, which is no whole number"),
-    ("bert-crammed --heads many", "a whole number is needed"),
-    ("bert-crammed --heads 16,32", "names 2 stages, and the model has 1"),
-    ("bert-crammed --mlp-dim 100 --mlp-ratio 2", "the same thing twice"),
-    ("bert-crammed --head-dim wide", "give auto, keep, split or a positive whole number"),
-    ("bert-crammed --init random", "give transfer, fresh or fresh-attention"),
-    ("bert-crammd --layers 3", "did you mean 'bert-crammed'"),
-    ("./nowhere --layers 3", "There is no folder"),
+    ("bert-crammed --heads 7", r"\b768\b.*\b7 heads\b.*\b6, 8\b"),
+    ("bert-crammed --heads 0", r"--heads .*\b1\b"),
+    ("bert-crammed --layers -3", r"--layers .*\b1\b"),
+    ("bert-crammed --layers 20", r"\b16 layers\b"),
+    ("bert-crammed --heads 1.3x", r"\b15\.6\b"),
+    ("bert-crammed --heads many", r"--heads many\b"),
+    ("bert-crammed --heads 16,32", r"\b2 stages\b.*\b1\b"),
+    ("bert-crammed --mlp-dim 100 --mlp-ratio 2", r"--mlp-dim\b.*--mlp-ratio\b"),
+    ("bert-crammed --head-dim wide", r"\bauto, keep, split\b"),
+    ("bert-crammed --init random", r"\btransfer, fresh or fresh-attention\b"),
+    ("bert-crammd --layers 3", r"'bert-crammed'"),
+    ("./nowhere --layers 3", r"\bfolder\b.*\bnowhere\b"),
 ]
 
 
@@ -138,7 +139,7 @@ BAD_NUMBERS = [
 def test_bad_arguments_are_one_sentence_with_the_numbers(arguments, says, tmp_path):
     done = leansurgeon("shrink", *arguments.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert says in done.stderr and "Traceback" not in done.stderr
+    assert re.search(says, done.stderr) and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +160,7 @@ def test_a_pickle_is_read_on_request_and_an_evil_one_never(tmp_path):
 
 def test_a_hub_id_without_network_is_one_sentence(tmp_path):
     done = leansurgeon("shrink", "nobody/no-such-model", "--layers", "2", cwd=tmp_path)
-    assert done.returncode == 3 and "the hub does not give it" in done.stderr
+    assert done.returncode == 3 and re.search(r"nobody/no-such-model\b.*\bhub\b", done.stderr, re.S)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):

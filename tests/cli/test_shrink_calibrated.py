@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def cut(trained) -> dict:
     wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128", "--calibration-samples", "512")
     done = leansurgeon("shrink", "run", *wanted, "--compare", "--json", "-o", "lean", cwd=trained)
     assert done.returncode == 0, done.stderr
-    assert "task digits, as in the run's recipe" in done.stderr
+    assert re.search(r"\btask digits\b.*\brecipe\b", done.stderr, re.S)
     return json.loads(done.stdout)
 
 
@@ -54,7 +55,7 @@ def test_the_record_says_what_chose_and_what_was_used(cut, trained):
 
 def test_without_data_it_says_that_nothing_was_compared(trained):
     done = leansurgeon("shrink", "run", "--layers", "3", "--uncalibrated", "-o", "plain", cwd=trained)
-    assert done.returncode == 0 and "Not compared with the source" in done.stdout
+    assert done.returncode == 0 and re.search(r"\bNot compared\b", done.stdout, re.S)
 
 
 def test_an_exact_cut_is_proved_on_the_same_data(trained):
@@ -67,10 +68,10 @@ def test_an_exact_cut_is_proved_on_the_same_data(trained):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("run --layers 3 --method greedi", "did you mean 'greedy'"),
+        ("run --layers 3 --method greedi", r"'greedy'"),
         ("digits-vit --layers 3 --fit 10", "needs sample data"),
-        ("digits-vit --layers 3 --compare", "scores on held-out data"),
-        ("run --keep 0,1,6", "the model has the layers 0 to 5"),
+        ("digits-vit --layers 3 --compare", r"--compare\b.*\bheld-out\b"),
+        ("run --keep 0,1,6", r"\b0 to 5\b"),
         ("run --layers 3 --calibrate task:listops", "takes images"),
         ("run --layers 3 --calibrate nowhere", "is no folder"),
         ("run --layers 3 --uncalibrated --calibrate task:digits", "exclude each other"),
@@ -79,5 +80,5 @@ def test_an_exact_cut_is_proved_on_the_same_data(trained):
 )
 def test_what_cannot_be_is_one_sentence(arguments, says, trained):
     done = leansurgeon("shrink", *arguments.split(), "-o", "none", cwd=trained)
-    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert done.returncode == 2 and re.search(says, done.stderr), done.stderr
     assert "Traceback" not in done.stderr and not (trained / "none").exists()

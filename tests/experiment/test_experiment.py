@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -85,7 +86,7 @@ def test_a_shipped_experiment_runs_in_its_debug_variant(name, tmp_path, own_cach
     assert document["schema_version"] == 1
     # The same command again takes everything over and trains nothing.
     again = command_line.leansurgeon("run", name, "--debug", cwd=tmp_path)
-    assert f"{len(recipe.arms)} of them were finished" in " ".join(again.stderr.split())
+    assert re.search(rf"\b{len(recipe.arms)} of them\b.*--force\b", again.stderr, re.S)
     assert max(map(len, again.stdout.splitlines())) <= 80
     report = command_line.leansurgeon("report", "runs", cwd=tmp_path)
     assert report.returncode == 0 and "control" in report.stdout
@@ -145,7 +146,7 @@ def test_an_impossible_arm_is_named_before_anything_runs(tmp_path):
     arms = {"original": {}, "lean": {"layers": 9}}
     with pytest.raises(UsageError, match=r"'lean'.*--layers.*\b9\b.*\b6\b"):
         experiment.run(recipe(arms=arms), tmp_path)
-    with pytest.raises(UsageError, match="no arm for the original"):
+    with pytest.raises(UsageError, match=r"\bno arm\b.*`original: \{\}`"):
         experiment.run(recipe(arms={"lean": {"layers": 3}}), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -170,7 +171,7 @@ def test_no_training_outlives_its_experiment(how, tmp_path):
     assert working_until(lambda: not left(trainings), [one.pid for one in left(trainings)] or [os.getpid()])
     said = process.stderr.read()
     assert "Traceback" not in said
-    assert how != signal.SIGINT or said.endswith("finished arms are kept, run the same command again.\n")
+    assert how != signal.SIGINT or re.search(r"\bsame command\b.*\n$", said)
     assert not (log.parent / "summary.json").exists()
 
 
@@ -194,13 +195,13 @@ def test_trainings_side_by_side_say_how_far_they_are(tmp_path):
     jobs[1].run.mkdir(parents=True)
     line = json.dumps({"type": "train", "step": 330}) + "\n"
     (jobs[1].run / "metrics.jsonl").write_text(line + '{"type": "train", "st')  # still being written
-    assert running_line(jobs[:2], samples=1437) == (
-        "running: original, seed 0 (starting); original, seed 1 (step 330 of 660)"
-    )
+    both = r"\boriginal, seed 0 \(starting\); original, seed 1 \(step 330 of 660\)$"
+    assert re.search(both, running_line(jobs[:2], samples=1437))
     assert running_line(jobs, samples=1437).endswith("; and 2 more")
     timed = recipe(train={"duration": "1h", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
     jobs = list(make_jobs(timed, tmp_path, wanted, "original", parallel=2).values())
-    assert running_line(jobs[1:2], samples=1437) == "running: original, seed 1 (step 330)"  # nobody knows of how many
+    alone = running_line(jobs[1:2], samples=1437)
+    assert re.search(r"\boriginal, seed 1 \(step 330\)$", alone)  # nobody knows of how many
 
 
 def test_a_line_comes_while_trainings_run(tmp_path):
@@ -216,7 +217,7 @@ def test_a_line_comes_while_trainings_run(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "0 of 1 done, running: original, seed 0 (" in done.stdout, done.stdout
+    assert re.search(r"\b0 of 1\b.*\boriginal, seed 0 \(", done.stdout, re.S), done.stdout
 
 
 def test_a_failing_training_ends_the_experiment_with_its_own_error(tmp_path):

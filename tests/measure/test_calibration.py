@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_an_encoder_without_a_head_gets_sentences(language_model, text, tmp_path
     ("spec", "says"),
     [
         ("nowhere.txt", "is no folder"),
-        ("task:digit", "did you mean 'digits'"),
+        ("task:digit", r"'digits'"),
         ("task:digits,split", "write key=value"),
         ("task:digits,split_sed=1", "did you mean 'split_seed'"),
         ("task:listops", "takes images"),
@@ -124,7 +125,7 @@ def test_text_shorter_than_a_window_is_refused(language_model, tmp_path):
     source, _ = language_model("gpt2")
     file = tmp_path / "short.txt"
     file.write_text("Too short.")
-    with pytest.raises(UsageError, match="too few for one window"):
+    with pytest.raises(UsageError, match=r"\b\d+ tokens\b.*\bseq_len \d+"):
         calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
 
 
@@ -235,12 +236,12 @@ LISTOPS = "task:listops,train=8,eval=4,test=4,min_length=8"
 @pytest.mark.parametrize(
     ("family", "spec", "says"),
     [
-        ("bert", f"{LISTOPS},seq_len=60,max_length=50", "seq_len is 60 and the model .* has 40 positions"),
-        ("nystromformer", f"{LISTOPS},seq_len=30,max_length=24", "samples of 30 tokens, and .* takes exactly 12"),
-        ("gpt2", "task:masked-lm", "is a causal language model"),
-        ("bert", "task:causal-lm", "is a masked language model"),
-        ("t5", "TEXT", "an encoder and a decoder.*--uncalibrated"),
-        ("bart", "task:causal-lm", "an encoder and a decoder.*--uncalibrated"),
+        ("bert", f"{LISTOPS},seq_len=60,max_length=50", r"\bseq_len\b.*\b60\b.*\b40\b"),
+        ("nystromformer", f"{LISTOPS},seq_len=30,max_length=24", r"\b30 tokens\b.*\b12\b"),
+        ("gpt2", "task:masked-lm", r"\bcausal\b"),
+        ("bert", "task:causal-lm", r"\bmasked\b"),
+        ("t5", "TEXT", r"\bencoder\b.*\bdecoder\b.*--uncalibrated"),
+        ("bart", "task:causal-lm", r"\bencoder\b.*\bdecoder\b.*--uncalibrated"),
     ],
 )
 def test_data_that_the_model_cannot_run_on_is_refused(language_model, text, tmp_path, family, spec, says):
@@ -249,7 +250,7 @@ def test_data_that_the_model_cannot_run_on_is_refused(language_model, text, tmp_
         calibration.open_calibration(str(text) if spec == "TEXT" else spec, source, cache=tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("what", "hint"), [("short", "Give more text."), ("no tokenizer", "Name a folder that holds")])
+@pytest.mark.parametrize(("what", "hint"), [("short", r"\bmore text\b"), ("no tokenizer", r"\bfolder\b")])
 def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hint):
     source, _ = language_model("gpt2")
     file = tmp_path / "text.txt"
@@ -258,7 +259,7 @@ def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hi
         tokens.unlink()
     with pytest.raises(UsageError) as caught:
         calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
-    assert caught.value.hint.startswith(hint) and "eval_fraction" not in caught.value.hint
+    assert re.search(hint, caught.value.hint) and "eval_fraction" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,12 @@ def test_what_is_no_number_or_did_not_run_is_refused(loaded):
     broken = replace(loaded, model=copy.deepcopy(loaded.model))
     broken.model.classifier.weight.data.fill_(torch.nan)
     judge, places = Labelled(broken, Rule()), sites(broken)
-    with pytest.raises(Diverged, match="heads cannot be judged"):
+    with pytest.raises(Diverged, match=r"\bloss\b.*\bNaN\b"):
         _ = HeadScorer(judge, places, [batch_of(4)]).whole
-    with pytest.raises(Diverged, match="heads have no importance"):
+    with pytest.raises(Diverged, match=r"\bgradient\b.*\bNaN\b"):
         importance(judge, places, [batch_of(4)])
     broken.model.add_module("idle", torch.nn.Linear(2, 2))
-    with pytest.raises(LeanSurgeonError, match="'idle' did not run"):
+    with pytest.raises(LeanSurgeonError, match=r"'idle'"):
         importance(judge, [*places, replace(places[0], module="idle")], [batch_of(4)])
 
 

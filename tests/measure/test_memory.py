@@ -274,5 +274,5 @@ def test_pythons_search_for_cycles_is_as_it_was_afterwards():
 
 def test_models_without_made_up_samples_say_so():
     source = open_source("d-retrieval")
-    with pytest.raises(UnsupportedModel, match="neither images nor tokens"):
+    with pytest.raises(UnsupportedModel, match=r"\bd_retrieval\b.*\bleansurgeon inspect\b"):
         predict(source.config, source.architecture, Setting())

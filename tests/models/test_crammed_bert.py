@@ -189,7 +189,7 @@ def test_variants_of_the_published_code_are_refused_by_name(change, word):
 
 def test_a_layer_too_many_or_too_few_is_refused():
     tensors = published_tensors()
-    with pytest.raises(UnsupportedModel, match=r"no place in 1 layer\."):
+    with pytest.raises(UnsupportedModel, match=r"\b1 layer\."):
         layout.convert(published_config(num_transformer_layers=1), tensors.__getitem__, list(tensors))
     with pytest.raises(UnsupportedModel, match=r"lacks 'encoder\.layers\.2"):
         layout.convert(published_config(num_transformer_layers=3), tensors.__getitem__, list(tensors))

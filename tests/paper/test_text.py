@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from leansurgeon.architectures.presets import PRESETS
@@ -67,25 +69,25 @@ def test_tables_have_80_columns(key, what_if):
 def test_contradictions_are_said():
     text = " ".join(render([(e, audit(e, "formula")) for e in TABLES]).split())
     for words in (
-        "ViT-L original and DeiT-L original: 24 layers with 16 heads and the printed MLP 4096 have 304,326,632",
-        "(203,614,184) or of 16 layers (203,556,840)",
-        "The printed -9 % is -8.05 %",
-        "1 layer with the printed 4 heads has 378,242 parameters; the printed figure is that of 6 heads",
-        "1 layer with the printed 4 heads has 157,058 parameters; the printed figure is that of 8 heads",
-        "the paper cuts the figure",
-        "TNT-B lean: With the printed MLP 2560 it has 44,015,240 parameters",
-        "VOLO-d3 original: The printed MLP (1024, 2048, ...) would give 103,119,696 parameters",
-        "DaViT-B lean: No reading gives 62.0 M; the nearest has 62,653,416",
-        "Reached: 30 of 36 printed figures",
-        "The paper's own, not measured here: GLUE and memory",
-        "Not reached: Text original -0.17 %, Text lean -0.09 %",
+        r"ViT-L original and DeiT-L original: 24 layers\b.{,30}\b16 heads\b.{,30}\b4096\b.{,9}\b304,326,632\b",
+        r"\(203,614,184\).{,9}\b16 layers \(203,556,840\)",
+        r"-9 %.{,9}-8\.05 %",
+        r"\b1 layer\b.{,20}\b4 heads\b.{,9}\b378,242 parameters;.{,40}\b6 heads\b",
+        r"\b1 layer\b.{,20}\b4 heads\b.{,9}\b157,058 parameters;.{,40}\b8 heads\b",
+        r"\bpaper cuts\b",
+        r"TNT-B lean: .{,30}\b2560\b.{,20}\b44,015,240 parameters",
+        r"VOLO-d3 original: .{,20}\(1024, 2048, \.\.\.\).{,20}\b103,119,696 parameters",
+        r"DaViT-B lean: .{,30}\b62\.0 M\b.{,30}\b62,653,416\b",
+        r"\bReached: 30 of 36\b",
+        r"\bpaper\'s own\b.{,30}: GLUE and memory\b",
+        r"\bNot reached: Text original -0\.17 %, Text lean -0\.09 %",
     ):
-        assert words in text
+        assert re.search(words, text), words
 
 
 def test_figure_8_contradicts_its_caption():
     text = " ".join(render([(EXHIBITS["fig8"], audit(EXHIBITS["fig8"], "formula"))]).split())
-    assert "with 8 heads it has 226,058, +7.75 %" in text
+    assert re.search(r"\b8 heads\b.*\b226,058\b.*\+7\.75 %", text, re.S)
 
 
 def test_summary_counts_every_row_once():

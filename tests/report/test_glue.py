@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_without_all_eight_there_is_no_mean(tmp_path):
         write(tmp_path, "lean", task, scores[task])
     found = glue_of(tmp_path)
     text = render([found])
-    assert "3 of 8" in text and "some are missing of lean" in " ".join(text.split())
+    assert "3 of 8" in text and re.search(r"\bmissing\b.*\blean\b", " ".join(text.split()), re.S)
     assert json.loads(render([found], "json"))["sections"][0]["rows"][0]["mean_of_scores"] is None
 
 
@@ -85,7 +86,7 @@ def test_the_test_split_stands_beside_validation():
     (section,) = experiment_section(runs)
     text = render([section])
     assert "41.0 ± 0.0 %" in text and "40.0" not in text
-    assert "the weights that were best in validation" in " ".join(text.split())
+    assert re.search(r"\bbest in validation\b", " ".join(text.split()), re.S)
     assert max(map(len, text.splitlines())) <= 80
     assert "40.0 ± 0.0 %" in render([section], wide=True)
     row = json.loads(render([section], "json"))["sections"][0]["rows"][0]

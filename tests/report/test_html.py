@@ -23,6 +23,7 @@ from leansurgeon.report.page import page as html_page
 from leansurgeon.report.page.again import shrink_command
 from leansurgeon.report.page.bench import bench
 from leansurgeon.report.page.cut import candidates
+from leansurgeon.report.page.results import LAYERS
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.documents import document
 from leansurgeon.report.tables.table import render
@@ -136,15 +137,15 @@ def test_three_starting_points_where_they_were_measured(digits_page, tmp_path):
 def test_what_was_cut_and_why(digits_page):
     page, _ = digits_page
     text = page.text
-    assert "drop-layers (near): keep 3 of 6 layers: 0, 1, 2" in text
-    assert "Change in parameters by depth -149,952, heads +49,728 and mlp -49,536" in text
+    assert re.search(r"drop-layers \(near\): .*\b3 of 6\b[^:]*: 0, 1, 2\b", text, re.S)
+    assert re.search(r"\bdepth -149,952\b.*\bheads \+49,728\b.*\bmlp -49,536\b", text, re.S)
     assert "accuracy 95.8 % (source 96.9 %) of 360" in text
     tables = [table for table in page.tables if table.caption.startswith("Sets of layers")]
     by_data = {"all" if "all of the data" in table.caption else "part": table for table in tables}
     assert [row[0].text for row in by_data["all"].rows] == ["angular"]
     assert [row[0].text for row in by_data["part"].rows] == ["even"]
     assert "/home/somebody" not in text and "…/digits-vit/original-s0/last" in text
-    assert "leansurgeon run digits-vit --seeds 0,1,2" in text and "1,437 to train, 360 to evaluate" in text
+    assert "leansurgeon run digits-vit --seeds 0,1,2" in text and re.search(r"\b1,437\b.*\b360\b", text, re.S)
 
 
 def test_every_chart_stands_under_its_heading(digits_page, tmp_path):
@@ -174,7 +175,7 @@ def test_the_page_opens_with_name_date_size_quality_speed_and_the_verdict(digits
     assert shown == {lean["parameters"], lean["metric"]["mean"], lean["step_ms"]["mean"]}
     assert f"{original['parameters']:,}" in opening
     for verdict in section["verdicts"]:
-        assert verdict["sentence"] in words[: words.index("top-1 accuracy against parameters")]
+        assert verdict["sentence"] in words[: words.index(" against parameters")]
 
 
 def test_caveats_stand_beside_the_figure_that_they_concern(tmp_path):
@@ -189,7 +190,7 @@ def test_caveats_stand_beside_the_figure_that_they_concern(tmp_path):
     parts = dict(re.findall(r"<h3>(.*?)</h3>(.*?)(?=<h3>|</section>)", text, re.S))
     for says, tile, part in (
         ("lean has only 2 of 3 seeds", "Quality", "Results"),
-        ("Trainings ran side by side", "Speed", "Memory and speed"),
+        ("ran side by side", "Speed", "Memory and speed"),
     ):
         assert [name for name, content in tiles.items() if says in content] == [tile]
         assert [name for name, content in parts.items() if says in content] == [part]
@@ -200,9 +201,9 @@ def test_recipes_and_tables_of_layers_fold(digits_page, tmp_path):
     found = collect([workspace(tmp_path)])
     text = html_page.page(sections(found.entries), found)
     folded = "".join(re.findall(r"<details>(.*?)</details>", text, re.S))
-    assert "name: digits-vit" in folded and "Kappa of what enters" in folded
+    assert "name: digits-vit" in folded and LAYERS in folded
     outside = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
-    assert "duration: 30ep" not in outside and "Kappa of what enters the output projection" not in outside
+    assert "duration: 30ep" not in outside and LAYERS not in outside
     assert "<details open" not in text
 
 
@@ -211,14 +212,14 @@ def test_bench_stands_beside_the_training(digits_page):
     lean = page.table("lean: batch 64, fp32").row("lean")
     assert lean["step, ms"].value == pytest.approx(30.0) and lean["forward of one sample, ms"].text == "–"
     assert lean["peak"].value == int(0.03 * 2**30) and lean["step against the first"].text == "0.75 (faster)"
-    assert "head_dim 16 is below 64" in page.text and "flash: not on a CPU" in page.text
+    assert "head_dim 16 is below 64" in page.text and re.search(r"\bflash\b.*\bCPU\b", page.text, re.S)
     first = page.table("lean: batch 64, fp32").row("original")["step against the first"]
     assert first.text == "1.00" and "7 interleaved rounds" in page.text  # of itself nothing is to be told
     # Rounds that do not agree show no difference, which is not to say that there is none.
     same = bench_of(BENCH | {"rows": [*BENCH["rows"], dict(BENCH["rows"][0])]})
     assert bench("lean", same)[0].rows[-1][-1].beside == "(not told apart)"
     text = bench_of(BENCH | {"load": BENCH["load"] | {"tokens": 128}, "unit": "tokens"})
-    assert bench("lean", text)[0].caption.startswith("lean: batch 64 of 128 tokens, fp32")
+    assert re.search(r"^lean: batch 64\b.*\b128 tokens\b.*\bfp32\b", bench("lean", text)[0].caption)
 
 
 def test_images_and_tables_speak_to_those_who_do_not_see_them(digits_page):
@@ -303,7 +304,7 @@ def test_without_more_than_a_summary(tmp_path):
         write(tmp_path / "two" / f"r{i}", made)
     language = page_of(tmp_path / "two")[0]
     assert language.table("Results").row("lean")["perplexity"].value == pytest.approx(22.2)
-    assert "≥2.9e7" in language.text and "hollow: at least so much" in language.text
+    assert "≥2.9e7" in language.text and "hollow:" in language.text
     model = page_of(write(tmp_path / "three", surgery("lean"), "surgery.json"))[0]
     assert "--layers 3 --heads 8 --mlp-dim 128" in model.text and "--fit 150 --calibrate task:digits" in model.text
     assert model.table("three: before and after").row("parameters, all")["after"].value == 152394
@@ -325,6 +326,9 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     record["decided"]["calibration"] = own
     told = ["--calibrate", "task:digits,split_seed=3", "--calibration-samples", "8"]
     assert shlex.split(shrink_command(cut_of(record)))[-4:] == told
+    record["plan"]["method"] = {"layers": "even; touch x", "keep": "$(touch y)", "more": "`z`"}
+    said = shrink_command(cut_of(record))
+    assert said == shlex.join(shlex.split(said)) and {"even; touch x", "$(touch y)", "`z`"} <= set(shlex.split(said))
 
 
 def test_the_papers_row_stands_beside_ours_and_only_for_its_own_shape(tmp_path):

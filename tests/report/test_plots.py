@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -62,11 +63,11 @@ def test_places_that_are_none_are_usage_errors(tmp_path):
     write(tmp_path / "runs" / "a", summary(experiment=None))
     (tmp_path / "file").write_text("mine")
     for arguments, words in (
-        (["--html", "runs"], "that is a folder"),
-        (["--html", "no/where/page.html"], "there is no folder"),
-        (["--plots", "file"], "cannot be made"),
+        (["--html", "runs"], r"--html runs\b.*\bfolder\b"),
+        (["--html", "no/where/page.html"], r"\bfolder\b.*\bno/where\b"),
+        (["--plots", "file"], r"--plots file\b"),
     ):
         done = report(*arguments, cwd=tmp_path, before="sys.modules['altair'] = None")  # the place comes first
         assert (done.returncode, done.stdout) == (2, ""), done
-        assert words in done.stderr and "Traceback" not in done.stderr
+        assert re.search(words, done.stderr) and "Traceback" not in done.stderr
     assert (tmp_path / "file").read_text() == "mine"

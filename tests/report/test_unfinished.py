@@ -50,6 +50,16 @@ def test_a_run_that_was_interrupted_is_shown_with_the_line_that_resumes_it(tmp_p
     assert shlex.split(found["old"].resume)[:3] == ["leansurgeon", "retrain", "MODEL"]
 
 
+def test_what_somebody_else_noted_is_one_command(tmp_path):
+    """The line is shown to be typed again: a shell must read one command in it, whoever wrote the run's recipe."""
+    for name, noted in (("more", "leansurgeon retrain a; touch b $(touch c) `d` | e"), ("half", "leansurgeon 'a")):
+        interrupted(tmp_path / name, 20, f"# {noted}\n")
+    shown = {one.name: one.resume for one in collect(workspace=tmp_path).unfinished}
+    words = shlex.split(shown["more"])
+    assert words[:5] == ["leansurgeon", "retrain", "a;", "touch", "b"] and shlex.join(words) == shown["more"]
+    assert shlex.split(shown["half"])[:3] == ["leansurgeon", "retrain", "MODEL"]
+
+
 def test_an_arm_goes_on_with_its_experiment(tmp_path):
     arm = interrupted(tmp_path / "digits-vit" / "lean-s0", 50)
     checkpointed(arm, 50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -71,12 +72,12 @@ def test_a_search_by_heals_finds_writes_and_says_what_shrink_does(here, saved, c
     files = {path: path.stat().st_mtime_ns for path in here.glob("runs/search/*/heals/*")}
     app([str(a) for a in asked], standalone_mode=False)
     text = capsys.readouterr()
-    assert "Going on with the search" in text.err
+    assert re.search(r"search.*--force\b", text.err, re.S)
     assert {path: path.stat().st_mtime_ns for path in here.glob("runs/search/*/heals/*")} == files
     assert all(
         len(line) <= 80 for line in text.out.splitlines() if not line.startswith(("  leansurgeon", "The search"))
     )
-    assert "Kendall's tau" in text.out and "Carry it out:\n  leansurgeon shrink" in text.out
+    assert "Kendall's tau" in text.out and re.search(r"\n  leansurgeon shrink ", text.out, re.S)
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_search_that_was_ended_goes_on_to_the_same_end(number, code, here, sav
     process.send_signal(number)
     said = process.communicate()[1]
     assert process.returncode == code and "Traceback" not in said
-    assert code < 0 or "run the same command again" in said
+    assert code < 0 or re.search(r"\bsame command\b", said, re.S)
     assert not list(here.glob("killed/search/*/search.json"))
     before = {path: path.stat().st_mtime_ns for path in done}
     resumed = call(*asked, "killed", capsys=capsys)
@@ -135,7 +136,7 @@ def test_models_of_an_early_rung_are_not_kept(tmp_path):
     [
         ([], "needs a budget"),
         (["--params", "160k", "--share", "0"], "--share 0"),
-        (["--params", "160k", "--data", "x.txt"], "names its own data"),
+        (["--params", "160k", "--data", "x.txt"], r"\brecipe\b.*--data\b"),
         (["--params", "1k"], "has 302,154 parameters"),
         (["--params", "160k", "--heads", "5x5"], "--heads 5x5"),
         (["--params", "160k", "--recipe", "digits-vitt"], "no recipe 'digits-vitt'"),

@@ -8,11 +8,17 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+import typer.main
+
 from leansurgeon.cli.main import main
+
+# Typer makes all commands with all of their options anew for every call, which costs more than most calls here do.
+typer.main.get_command = cache(typer.main.get_command)
 
 
 class Done(NamedTuple):

@@ -97,7 +97,7 @@ def mutated(rng: Random, document: Any, hidden: list[str] | None = None) -> tupl
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         paths = places(document)
         if hidden and rng.random() < 0.4 and isinstance(document, dict):
-            key, value = rng.choice(hidden), junk(rng)
+            key, value = rng.choice(hidden), rng.choice(NUMBERS) if rng.random() < 0.5 else junk(rng)
             document[key] = value
             done.append(f"{key} = {short(value)}")
             continue

@@ -12,6 +12,7 @@ from random import Random
 from tests.support import malformed as m
 
 QUICK = ("bert", "gpt2", "vit", "llama", "t5", "modernbert", "dinov2", "nystromformer", "electra", "clip_vision_model")
+UNDECLARED = ("starcoder2",)  # families that are inferred, which takes seconds for every config
 TIMM = {
     "vit_tiny_patch16_224": {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
     "cait_xxs24_224": {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
@@ -56,11 +57,15 @@ def build(root: Path, families: tuple[str, ...] = QUICK) -> Bases:
     from leansurgeon.checkpoints.model import create_timm
     from tests import conftest
     from tests.support.command_line import leansurgeon
+    from tests.support.models.undeclared import small_model
     from tests.support.models.word_models import words
     from tests.support.report.report_workspace import workspace
 
     for family in families:
-        conftest.build(family).save_pretrained(root / "models" / family)
+        if family in UNDECLARED:
+            small_model(family, root / "models" / family)
+        else:
+            conftest.build(family).save_pretrained(root / "models" / family)
     for family in {"bert", "gpt2", "llama"} & set(families):
         words(root / "models" / family)
     for name, args in TIMM.items():

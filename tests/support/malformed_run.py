@@ -221,7 +221,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         root = said.bases or Path(scratch)
-        families = tuple(conftest.FAMILIES) if said.all_families else malformed_cases.QUICK
+        every = (*conftest.FAMILIES, *malformed_cases.UNDECLARED)
+        families = every if said.all_families else malformed_cases.QUICK
         whole = (root / "data").is_dir()
         bases = Bases(root, families) if whole else malformed_cases.build(root, families)
         import torch

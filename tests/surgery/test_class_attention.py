@@ -106,9 +106,9 @@ def test_parameters_of_the_papers_xcit_with_class_attention():
 
 
 def test_what_cannot_follow_is_refused(folder, tmp_path):
-    with pytest.raises(UnsupportedModel, match="timm_volo leaves the class attention as it is"):
+    with pytest.raises(UnsupportedModel, match=r"--class-attention: timm_volo leaves\b"):
         plan(open_source("volo-d3"), Wanted(heads="2x", class_attention=True))
-    with pytest.raises(UnsupportedModel, match="timm_vit has no class attention"):
+    with pytest.raises(UnsupportedModel, match=r"--class-attention: timm_vit has no\b"):
         plan(open_source("vit-b"), Wanted(heads="16", class_attention=True))
     source, _ = folder("xcit")
     opened = open_source(str(source))

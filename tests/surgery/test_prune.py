@@ -15,6 +15,7 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads.pruning import even
 from leansurgeon.measure.heads.sites import count, sites, switched_off
 from leansurgeon.surgery import prune
+from leansurgeon.surgery.prune import MEASURED
 from leansurgeon.surgery.shrink import carry_out
 from tests.conftest import example, output
 
@@ -85,7 +86,7 @@ def test_healing_takes_back_much_of_the_loss(saved, tmp_path):
             errors[heal] = float((checkpoints.load(out).model.eval()(**images[5]).logits - target).norm())
             kept = record.decided["kept_heads"]["0"]
             says = json.loads((out / "surgery.json").read_text())["plan"]["operators"][0]["says"]
-            assert "of the highest measured importance" in says and says in (out / "README.md").read_text()
+            assert MEASURED in says and says in (out / "README.md").read_text()
             assert kept == np.sort(np.argsort(-values[:4])[:3]).tolist()  # healing does not choose others
     assert errors[True] < 0.8 * errors[False]
 

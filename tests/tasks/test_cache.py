@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"0")
 
-    with pytest.raises(LeanSurgeonError, match="No space is left on the disk of the data cache") as caught:
+    with pytest.raises(LeanSurgeonError, match=r"\bspace\b.*\bdisk\b.*\bcache\b") as caught:
         cache.entry(tmp_path, "set", {}, fills)
     assert caught.value.__cause__.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
@@ -81,6 +83,15 @@ def test_a_cache_that_is_a_file_is_one_sentence(tmp_path):
         cache.entry(tmp_path / "file", "set", {}, numbers)
     with pytest.raises(LeanSurgeonError, match="cannot be written"):
         cache.entry(tmp_path / "file" / "deeper", "set", {}, numbers)
+    for place in (Path("/proc/nowhere/deeper"), tmp_path / ("x" * 300)):
+        with pytest.raises(LeanSurgeonError, match=re.escape(str(place)[:40])):
+            cache.entry(place, "set", {}, numbers)
+
+    def lacks(folder):
+        raise FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "data.txt"))
+
+    with pytest.raises(FileNotFoundError):  # of the data, which is another sentence
+        cache.entry(tmp_path, "set", {}, lacks)
 
 
 def test_leftovers_of_killed_programs_are_removed_after_a_day(tmp_path):

@@ -197,7 +197,7 @@ def test_regression_is_the_mean_squared_error(tmp_path):
 
 @pytest.mark.parametrize("label", ["inf", "-inf", "nan", "1e999", "1.7", "-1", "2", None])
 def test_a_label_is_a_class_number(label):
-    with pytest.raises(UsageError, match=r"file, line 3: the label .* is none of"):
+    with pytest.raises(UsageError, match=r"^file, line 3: .*\blabel\b.*\b0, 1\b"):
         glue._label(label, glue.KINDS["sst2"], "file, line 3")
     assert [glue._label(good, glue.KINDS["sst2"], "") for good in ("1", "1.0", 1, 0.0)] == [1, 1, 1, 0]
 
@@ -235,8 +235,8 @@ def test_missing_and_bad_files_are_one_sentence(tmp_path):
     folder = tmp_path / "RTE"
     folder.mkdir()
     for content, message in (
-        ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", r"train\.tsv, line 2: the label 'maybe' is none of"),
-        ("index\tsentence1\tlabel\n0\ta\tentailment\n", r"train\.tsv has no column 'sentence2'"),
+        ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", r"train\.tsv, line 2: .*'maybe'"),
+        ("index\tsentence1\tlabel\n0\ta\tentailment\n", r"train\.tsv\b.*'sentence2'"),
         ("index\tsentence1\tsentence2\tlabel\n", "no rows"),
     ):
         for name in ("train", "dev"):

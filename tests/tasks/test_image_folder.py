@@ -216,7 +216,7 @@ def test_an_unreadable_image_is_named(tmp_path):
         start = 0 if kind == "folder" else 512
         content[start + 20 : start + 400] = bytes(380)
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=f"The image .*{where} cannot be read: ") as caught:
+        with pytest.raises(UsageError, match=rf"\bimage\b.*{where}.*\bformat\b.*\bPNG\b") as caught:
             everything(task)
         assert "\n" not in str(caught.value)
 
@@ -224,7 +224,7 @@ def test_an_unreadable_image_is_named(tmp_path):
 def test_bad_sets_are_one_sentence(tmp_path):
     data = write(tmp_path / "data", "folder")
     (tmp_path / "data" / "val" / "n09").mkdir()
-    with pytest.raises(UsageError, match="val has the class folder 'n09', which the training images do not have"):
+    with pytest.raises(UsageError, match=r"\bval\b.*'n09'"):
         prepared(tmp_path / "cache", data=data)
     shards = tmp_path / "shards"
     write(shards, "tar")
@@ -233,12 +233,12 @@ def test_bad_sets_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"set-train-0002\.tar"):
         prepared(tmp_path / "cache", data=str(shards))
     (shards / "set-train-0002.tar").write_bytes(b"x" * 600)
-    with pytest.raises(UsageError, match="not a readable tar file"):
+    with pytest.raises(UsageError, match=r"set-train-0002\.tar\b.*\btar file\b"):
         prepared(tmp_path / "cache", data=str(shards))
     tables = tmp_path / "tables"
     tables.mkdir()
     parquet.write_table(pa.table({"picture": [b"x"], "label": [0]}), tables / "train.parquet")
-    with pytest.raises(UsageError, match=r"no column 'image'.*picture"):
+    with pytest.raises(UsageError, match=r"'image'.*picture"):
         prepared(tmp_path / "cache", data=str(tables))
     with pytest.raises(UsageError, match=r"\b3\b.*\b1\b"):
         tasks.make("folder", {"data": "x", "channels": 1, "mean": [0.5, 0.5, 0.5]})
@@ -250,14 +250,14 @@ def test_bad_sets_are_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mean": [123, 117, 104]}, "mean .* is not within 0..1"),
-        ({"std": [0, 0, 0]}, "std .* is not above 0"),
+        ({"mean": [123, 117, 104]}, r"\bmean\b.*\b0\.\.1\b"),
+        ({"std": [0, 0, 0]}, r"\bstd\b.*\b0\b"),
         ({"std": [58, 57, 57]}, "std .* at most 1"),
-        ({"crop_scale": [0, 0]}, "crop_scale .0, 0. is not two shares"),
-        ({"crop_scale": [1, 0.08]}, "crop_scale .1, 0.08. is not two shares"),
-        ({"crop_scale": [0.08, 1.5]}, "crop_scale .0.08, 1.5. is not two shares"),
-        ({"crop_ratio": [2, 1]}, "crop_ratio .2, 1. is not two ratios"),
-        ({"crop_ratio": [0, 1]}, "crop_ratio .0, 1. is not two ratios"),
+        ({"crop_scale": [0, 0]}, r"crop_scale .0, 0\W"),
+        ({"crop_scale": [1, 0.08]}, r"crop_scale .1, 0\.08\W"),
+        ({"crop_scale": [0.08, 1.5]}, r"crop_scale .0\.08, 1\.5\W"),
+        ({"crop_ratio": [2, 1]}, r"crop_ratio .2, 1\W"),
+        ({"crop_ratio": [0, 1]}, r"crop_ratio .0, 1\W"),
     ],
     ids=["mean-255", "std-0", "std-255", "scale-0", "scale-reversed", "scale-1.5", "ratio-reversed", "ratio-0"],
 )
@@ -269,7 +269,7 @@ def test_options_that_no_image_can_have(options, words):
 def test_an_augmentation_that_timm_does_not_know(tmp_path):
     data = write(tmp_path / "data", "folder")
     for text in ("rubbish", "rand-x9"):
-        with pytest.raises(UsageError, match=f"timm cannot make the augmentation with auto_augment '{text}'"):
+        with pytest.raises(UsageError, match=rf"\btimm\b.*\bauto_augment '{text}'"):
             prepared(tmp_path / "cache", data=data, auto_augment=text)
     assert prepared(tmp_path / "cache", data=data, auto_augment="rubbish", augment=False).size("train") == 12
 
@@ -294,7 +294,7 @@ def test_classes_are_two_or_more_and_none_is_empty(tmp_path):
     write(tmp_path / "data", "folder")
     (tmp_path / "one").mkdir()
     (tmp_path / "data" / "train" / "n00").rename(tmp_path / "one" / "n00")
-    with pytest.raises(UsageError, match="one holds images of one class"):
+    with pytest.raises(UsageError, match=r"\bone\b.*\bone class\b"):
         prepared(tmp_path / "cache", data=str(tmp_path / "one"))
     (tmp_path / "data" / "train" / "n00").mkdir()
     with pytest.raises(UsageError, match=r"\b1\b.*\b3\b.*'n00'"):

@@ -140,7 +140,7 @@ def test_augmentation_follows_from_seed_epoch_and_index(tmp_path):
 
 
 def test_missing_files_name_the_package(tmp_path):
-    with pytest.raises(UsageError, match=r"Fashion-MNIST is not in .*missing.*apt-get install dataset-fashion-mnist"):
+    with pytest.raises(UsageError, match=r"Fashion-MNIST\b.*nowhere\b.*\.gz\b.*apt-get install dataset-fashion-mnist"):
         prepared(tmp_path, "fashion-mnist", data=str(tmp_path / "nowhere"))
 
 
@@ -152,16 +152,16 @@ GOOD = idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8))
     ("content", "message"),
     [
         (gzip.compress(GOOD)[:-30], "truncated"),
-        (gzip.compress(GOOD[:-1]), "truncated: 23,535 bytes where 23,536 are expected"),
-        (gzip.compress(GOOD[:9]), "truncated: 9 bytes are less than its header"),
-        (gzip.compress(GOOD + b"x"), "longer than its header says"),
-        (gzip.compress(b"PK\x03\x04" + GOOD), "not an idx file of bytes: it begins with 50 4b 03 04"),
-        (gzip.compress(idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8), kind=13)), "not an idx file of bytes"),
+        (gzip.compress(GOOD[:-1]), r"\b23,535 bytes\b.*\b23,536\b"),
+        (gzip.compress(GOOD[:9]), r"\b9 bytes\b.*\bheader\b"),
+        (gzip.compress(GOOD + b"x"), r"\blonger\b.*\bheader\b"),
+        (gzip.compress(b"PK\x03\x04" + GOOD), r"\bidx\b.*\b50 4b 03 04\b"),
+        (gzip.compress(idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8), kind=13)), r"\bidx file of bytes\b"),
         (gzip.compress(b""), "begins with nothing"),
-        (GOOD, "not a readable gzip file"),
-        (gzip.compress(idx_bytes(np.zeros((30, 784), dtype=np.uint8))), "2 dimensions where 3 are expected"),
+        (GOOD, r"\bgzip\b"),
+        (gzip.compress(idx_bytes(np.zeros((30, 784), dtype=np.uint8))), r"\b2 dimensions\b.*\b3\b"),
         (gzip.compress(idx_bytes(np.zeros((29, 28, 28), dtype=np.uint8))), "29 images and .* 30 labels"),
-        (gzip.compress(idx_bytes(np.zeros((30, 32, 32), dtype=np.uint8))), "32 x 32 pixels, not 28 x 28"),
+        (gzip.compress(idx_bytes(np.zeros((30, 32, 32), dtype=np.uint8))), r"\b32 x 32\b.*\b28 x 28\b"),
     ],
     ids=lambda value: value if isinstance(value, str) else "file",  # gzip puts the time into the bytes
 )

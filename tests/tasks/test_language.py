@@ -245,16 +245,16 @@ def test_bad_input_is_one_sentence(tmp_path):
     (tmp_path / "nothing").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     cases = [
-        ({"data": "austin"}, None, "No data file is called or matches 'austin'.*'austen'"),
+        ({"data": "austin"}, None, r"'austin'.*'austen'"),
         ({"data": str(tmp_path / "*.csv")}, None, "matches '.*csv'"),
         ({"data": str(tmp_path / "nothing")}, None, "No data file"),
-        ({"data": str(tmp_path / "latin.txt")}, None, "latin.txt is not UTF-8 text: byte 3"),
+        ({"data": str(tmp_path / "latin.txt")}, None, r"latin\.txt\b.*\bUTF-8\b.*\bbyte 3\b"),
         ({"data": str(tmp_path / "empty.txt")}, None, "empty.txt holds no text"),
-        ({"data": str(tmp_path / "short.txt")}, None, "train text has 4[01] tokens, too few .* seq_len 64"),
+        ({"data": str(tmp_path / "short.txt")}, None, r"\btrain\b.*\b4[01] tokens\b.*\bseq_len 64\b"),
         ({"tokenizer": "model"}, None, "no model folder"),
-        ({"tokenizer": "model", "seq_len": 32}, tmp_path / "model", "model holds no tokenizer"),
-        ({}, tmp_path / "model", "seq_len is 64 and the model .* has 32 positions"),
-        ({"tokenizer": "model"}, tmp_path / "broken", "tokenizer in .*broken cannot be read"),
+        ({"tokenizer": "model", "seq_len": 32}, tmp_path / "model", r"\bno tokenizer\b"),
+        ({}, tmp_path / "model", r"\bseq_len\b.*\b64\b.*\b32 positions\b"),
+        ({"tokenizer": "model"}, tmp_path / "broken", r"\btokenizer\b.*\bbroken\b"),
     ]
     for options, model_dir, message in cases:
         with pytest.raises(UsageError, match=message) as caught:
@@ -266,7 +266,7 @@ def test_masking_needs_a_mask_token(tmp_path, cache):
     tokenizer = vocab.make("byte", None, [])
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="needs a tokenizer with a mask token"):
+    with pytest.raises(UsageError, match=r"'masked-lm'.*\bmask token\b"):
         prepared(cache, "masked-lm", model_dir=tmp_path, tokenizer="model")
 
 
@@ -311,7 +311,7 @@ def test_token_ids_pass_as_they_are(tmp_path):
     options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False}
     task = prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
     assert torch.equal(task.batch("train", np.arange(18), seed=0, epoch=0)["input_ids"], torch.tensor(rows[:18]))
-    with pytest.raises(UsageError, match="token ids and no text"):
+    with pytest.raises(UsageError, match=r"\btoken ids\b"):
         prepared(tmp_path / "cache", "causal-lm", tokenizer="bpe", **options)
     rows[3][7] = 261
     write_stories(tmp_path / "packed.parquet", rows, "input_ids")
@@ -346,21 +346,21 @@ def test_a_hub_text_is_read_by_its_splits(tmp_path, monkeypatch):
 def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
     data = write_stories(tmp_path / "a.jsonl", column="story")
     cases = [
-        ({"data": data}, r"no column 'text'.*'story'"),
+        ({"data": data}, r"'text'.*'story'"),
         (
             {"data": write_stories(tmp_path / "b.jsonl", [1, 2])},
-            r"b\.jsonl, row 1: 'text' is neither a text nor a list",
+            r"b\.jsonl, row 1: 'text'",
         ),
-        ({"data": "austen", "documents": 5}, "`documents` counts rows of tables"),
+        ({"data": "austen", "documents": 5}, r"`documents`"),
         ({"data": ["hub:a/b", "austen"]}, "stands alone"),
         ({"data": "hub:a"}, None),
         (
             {"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"},
-            "tokenizer openai-community/gpt2 cannot be",
+            r"tokenizer openai-community/gpt2\b",
         ),
         (
             {"data": "hub:roneneldan/TinyStories"},
-            "roneneldan/TinyStories, split train, cannot be fetched from huggingface",
+            r"roneneldan/TinyStories, split train, .*huggingface",
         ),
     ]
     for options, message in cases:

@@ -114,10 +114,10 @@ def test_bad_pairs_are_one_sentence(tmp_path):
     path = tmp_path / "data" / "tsv_data" / "new_aan_pairs.eval.tsv"
     for content, message in (
         ("1.0\ta\tb\tc\n", "line 1: 4 fields where 5"),
-        ("2.0\ta\tb\tc\td\n", "label b'2.0' is not"),
-        ("0.7\ta\tb\tc\td\n", "label b'0.7' is not"),
-        ("inf\ta\tb\tc\td\n", "label b'inf' is not"),
-        ("1e999\ta\tb\tc\td\n", "label b'1e999' is not"),
+        ("2.0\ta\tb\tc\td\n", r"label b'2\.0'"),
+        ("0.7\ta\tb\tc\td\n", r"label b'0\.7'"),
+        ("inf\ta\tb\tc\td\n", r"label b'inf'"),
+        ("1e999\ta\tb\tc\td\n", r"label b'1e999'"),
     ):
         path.write_text(content)
         with pytest.raises(UsageError, match=message):
@@ -228,8 +228,8 @@ def test_a_harmful_pickle_is_refused(tmp_path, capsys):
     for content, message in (
         (pickle.dumps({b"data": Harm()}), r"data_batch_3.*builtins\.print"),
         (path.read_bytes()[:-500], "data_batch_3"),
-        (pickle.dumps({b"data": np.array([None]), b"labels": [0]}), "b'data' holds objects"),
-        (pickle.dumps({b"data": np.zeros((3, 5), np.uint8), b"labels": [0]}), r"holds images \(3, 5\) and 1 labels"),
+        (pickle.dumps({b"data": np.array([None]), b"labels": [0]}), r"b'data'"),
+        (pickle.dumps({b"data": np.zeros((3, 5), np.uint8), b"labels": [0]}), r"\(3, 5\).*\b1 label"),
     ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=message):
@@ -242,12 +242,10 @@ def test_a_harmful_pickle_is_refused(tmp_path, capsys):
 
 def test_what_is_not_there_is_one_sentence(tmp_path):
     for name, words in (("cifar10", "uoft-cs/cifar10.*cs.toronto.edu"), ("lra-text", "stanfordnlp/imdb.*aclImdb_v1")):
-        with pytest.raises(
-            LeanSurgeonError, match=f"{words.split('.*')[0]}, split train, cannot be fetched.*offline"
-        ) as caught:
+        with pytest.raises(LeanSurgeonError, match=f"{words.split('.*')[0]}, split train, .*offline") as caught:
             prepared(tmp_path, name)
         assert words.split(".*")[1] in str(caught.value.hint)
-        with pytest.raises(UsageError, match=r"(CIFAR-10 is|reviews are) not in"):
+        with pytest.raises(UsageError, match=r"(CIFAR-10|reviews)\b.*nowhere\b"):
             prepared(tmp_path, name, data=str(tmp_path / "nowhere"))
 
 
@@ -255,11 +253,11 @@ def test_what_is_not_there_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"text": "fine", "label": -1}, "row 2: the label -1 is not 0 or 1"),
-        ({"text": "fine", "label": 7}, "row 2: the label 7 is not 0 or 1"),
-        ({"text": "fine", "label": "pos"}, "row 2: the label 'pos' is not 0 or 1"),
-        ({"text": "fine", "label": None}, "row 2: the label None is not 0 or 1"),
-        ({"text": None, "label": 1}, "row 2: a text is None"),
+        ({"text": "fine", "label": -1}, r"\brow 2: .*\blabel -1\b.*\b0 or 1\b"),
+        ({"text": "fine", "label": 7}, r"\brow 2: .*\blabel 7\b.*\b0 or 1\b"),
+        ({"text": "fine", "label": "pos"}, r"\brow 2: .*\blabel 'pos'.*\b0 or 1\b"),
+        ({"text": "fine", "label": None}, r"\brow 2: .*\blabel None\b.*\b0 or 1\b"),
+        ({"text": None, "label": 1}, r"\brow 2: .*\btext\b.*\bNone\b"),
     ],
     ids=["below", "above", "word", "no-label", "no-text"],
 )
@@ -282,9 +280,9 @@ def test_no_reviews_are_one_sentence(tmp_path):
             (tmp_path / "aclImdb" / split / kind).mkdir(parents=True)
     cases = (
         (tmp_path / "aclImdb", "train/neg holds no reviews"),
-        (tmp_path / "tables", "holds no reviews for 'train'"),
+        (tmp_path / "tables", r"\breviews\b.*'train'"),
     )
-    for data, words in (*cases, (tmp_path / "tables" / "train.jsonl", "is one table, so nothing would be left")):
+    for data, words in (*cases, (tmp_path / "tables" / "train.jsonl", r"\bone table\b")):
         with pytest.raises(UsageError, match=words):
             prepared(tmp_path / "cache", "lra-text", data=str(tmp_path / data))
 

@@ -139,7 +139,7 @@ def test_bad_files_are_one_sentence(tmp_path):
         prepared(tmp_path / "cache", data=str(tmp_path / "nowhere"))
     published(tmp_path)
     level = tmp_path / "pathfinder32" / "curv_contour_length_14"
-    with pytest.raises(UsageError, match="not Pathfinder of the difficulty 'easy'"):
+    with pytest.raises(UsageError, match=r"curv_contour_length_14\b.*'easy'"):
         prepared(tmp_path / "cache", data=str(level), difficulty="easy")
     (level / "imgs" / "1" / "sample_3.png").write_bytes(b"no image")
     with pytest.raises(UsageError, match=r"imgs/1/sample_3\.png"):

@@ -150,28 +150,28 @@ def test_bad_rows_are_one_sentence(tmp_path):
 
     good = write(tmp_path / "good.csv", ROWS)
     cases = [
-        (file("a.csv", "text,lable\nx,1\n"), "no column 'label' \\(did you mean 'lable'\\?\\).*'text', 'lable'"),
-        (file("b.csv", "text,label\nx,1\nx,1,2\n"), "b.csv, line 3: 3 fields where the header has 2"),
-        (file("c.csv", 'text,label\n"x,1\n'), "c.csv, line 2: unexpected end of data"),
+        (file("a.csv", "text,lable\nx,1\n"), r"'label'.*'lable'.*'text', 'lable'"),
+        (file("b.csv", "text,label\nx,1\nx,1,2\n"), r"b\.csv, line 3: .*\b3\b.*\b2\b"),
+        (file("c.csv", 'text,label\n"x,1\n'), r"c\.csv, line 2: "),
         (file("d.csv", "text,label\n"), "no rows"),
-        (file("e.csv", ""), "no column 'text'.*Columns: none"),
-        (file("f.csv", "text,label\nx,0\ny,\n"), "f.csv, row 2: the label is missing"),
+        (file("e.csv", ""), r"'text'.*\bnone\b"),
+        (file("f.csv", "text,label\nx,0\ny,\n"), r"f\.csv, row 2: .*\blabel\b"),
         (file("g.csv", "text,label\nx,0\ny,0\n"), "one label only, '0'"),
         (file("h.csv", b"text,label\n\xff,0\n"), "h.csv is not UTF-8 text"),
-        (file("i.jsonl", '{"text": "x", "label": 1}\n{"text": \n'), "i.jsonl, line 2, is not valid JSON"),
-        (file("j.jsonl", "[1]\n"), "j.jsonl, line 1: a list where an object is expected"),
-        (file("k.jsonl", '{"text": null, "label": 1}\n'), "k.jsonl, row 1: 'text' is None, not a text"),
-        (file("l.jsonl", '{"text": "x", "label": 0.5}\n'), "l.jsonl, row 1: the label 0.5 is not a class"),
-        (file("m.parquet", b"PAR1 no"), "m.parquet is not a readable parquet file"),
-        (write(tmp_path / "n.parquet", [{"texts": "x", "label": 1}]), "no column 'text' \\(did you mean 'texts'"),
-        (file("o.xlsx", "x"), "o.xlsx is of no kind that can be read"),
+        (file("i.jsonl", '{"text": "x", "label": 1}\n{"text": \n'), r"i\.jsonl, line 2\b.*\bJSON\b"),
+        (file("j.jsonl", "[1]\n"), r"j\.jsonl, line 1: .*\blist\b"),
+        (file("k.jsonl", '{"text": null, "label": 1}\n'), r"k\.jsonl, row 1: 'text'.*\bNone\b"),
+        (file("l.jsonl", '{"text": "x", "label": 0.5}\n'), r"l\.jsonl, row 1: .*\b0\.5\b"),
+        (file("m.parquet", b"PAR1 no"), r"m\.parquet\b.*\bparquet file\b"),
+        (write(tmp_path / "n.parquet", [{"texts": "x", "label": 1}]), r"'text'.*'texts'"),
+        (file("o.xlsx", "x"), r"o\.xlsx\b"),
         (str(tmp_path / "none.csv"), "No data file"),
     ]
     for path, message in cases:
         with pytest.raises(UsageError, match=message) as caught:
             prepared(tmp_path / "cache", train=path, eval=good)
         assert "\n" not in str(caught.value), path
-    with pytest.raises(UsageError, match="evaluation rows have the label '9'"):
+    with pytest.raises(UsageError, match=r"\bevaluation\b.*'9'"):
         prepared(tmp_path / "cache", train=good, eval=file("p.csv", "text,label\nx,9\n"))
     assert not list((tmp_path / "cache").iterdir())
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
 
 __all__ = ["DECOUPLED", "TIMM_LEAN", "architecture", "completed", "decoupled", "is_inferred", "sample", "timm_config"]
 
@@ -113,17 +113,20 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
     library.config_class(model_type)  # unknown to the library as well: said before anything else
     _announce(model_type)
     full = completed(config)
-    found = explore.explore(config, tower)
-    if found.trouble or not found.stages:
-        raise UnsupportedModel(
-            f"'{model_type}' has no declaration, and none could be inferred: {found.trouble}.",
-            "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says how to add it.",
-        )
     try:
+        found = explore.explore(config, tower)
+        if found.trouble or not found.stages:
+            raise _not_inferred(model_type, found.trouble)
         with library.quietly():
             made = bind.declaration(found, full)
     except library.Unbuildable as error:
         raise UnsupportedModel(f"transformers does not build this {model_type}: {error}") from None
+    except (LeanSurgeonError, MemoryError):
+        raise
+    except Exception as error:  # a library's models fail in every way there is, and its configs hold anything
+        if memory_is_short(error) or disk_is_full(error):
+            raise
+        raise _not_inferred(model_type, library.reason(error)) from error
     cache.write_declaration(key, made)
     return made
 
@@ -131,3 +134,10 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
 def _announce(name: str) -> None:
     said = f"'{name}' has no declaration; inferring and proving one on a small random model of it (once) ..."
     print(said, file=sys.stderr, flush=True)
+
+
+def _not_inferred(model_type: str, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"'{model_type}' has no declaration, and none could be inferred: {why}.",
+        "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says how to add it.",
+    )

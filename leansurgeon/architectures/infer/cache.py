@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +26,8 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 
+STALE_SECONDS = 3600  # a file that was begun longer ago belongs to a process that was killed: writing takes a moment
+PART = ".part"
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
 # What a declaration that was inferred may hold; all else keeps its default.
 FIELDS = (
@@ -98,14 +102,24 @@ def read_declaration(key: str) -> Architecture | None:
 
 def write_declaration(key: str, made: Architecture) -> None:
     """Keep a declaration; a folder that cannot be written costs only time."""
-    try:
+    with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder(), suffix=".part")
-        with os.fdopen(handle, "w") as file:
-            json.dump(to_json(made), file)
-        os.replace(name, folder() / f"{key}.json")
-    except OSError:
-        pass
+        sweep()
+        handle, name = tempfile.mkstemp(dir=folder(), suffix=PART)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(to_json(made), file)
+            os.replace(name, folder() / f"{key}.json")
+        finally:  # of a full disk nothing stays
+            Path(name).unlink(missing_ok=True)
+
+
+def sweep() -> None:
+    """Take away what killed processes have left."""
+    for part in folder().glob(f"*{PART}"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > STALE_SECONDS:
+                part.unlink()
 
 
 def to_json(made: Architecture) -> JsonObject:

@@ -2,7 +2,6 @@
 
 All that inference finds is found on these. Tensors are spoken of by their names in files, which in transformers differ
 from the names in memory: `saved` is what `save_pretrained` would write, `reloaded` what `from_pretrained` makes of it.
-from leansurgeon.reading.jsonfile import JsonObject
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.errors import UnsupportedModel
 
 LARGEST = 60_000_000  # parameters of a model that inference builds
@@ -99,7 +99,7 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
 
     name = (config.get("architectures") or [None])[0] or class_name(config["model_type"])
     found = getattr(transformers, name, None) if name else None
-    if not isinstance(found, type):
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
         raise UnsupportedModel(
             f"transformers {transformers.__version__} has no model class {name or ''} for '{config['model_type']}'."
         )
@@ -107,9 +107,11 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
 
 
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with every key that the library gives it."""
-    made = config_class(config["model_type"]).from_dict(plain(config))
-    return {k: floats_as_words(v) for k, v in made.to_dict().items() if k != "transformers_version"}
+    """A config with every key that the library gives it. Raises `UnsupportedModel` where the library refuses it."""
+    of_type = config_class(config["model_type"])
+    with library_builds(of_type.__name__):
+        made = of_type.from_dict(plain(config))
+        return {k: floats_as_words(v) for k, v in made.to_dict().items() if k != "transformers_version"}
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:

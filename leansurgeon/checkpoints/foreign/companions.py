@@ -72,4 +72,4 @@ def without_code(file: Path) -> str | None:
     except UnsupportedModel:
         return None  # not for us to judge: it is copied as it is
     kept = trust.as_written(said)
-    return json.dumps(kept, indent=2, ensure_ascii=False) + "\n" if len(kept) < len(said) else None
+    return json.dumps(kept, indent=2, ensure_ascii=False) + "\n" if kept != said else None

@@ -30,6 +30,9 @@ CODE_KEYS = ("auto_map", "custom_pipelines")
 KERNELS = ("attn_implementation", "experts_implementation")
 # What timm.create_model takes beside a model's own arguments: files that it unpickles, weights that it fetches.
 LOADERS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+# What transformers loads in the place of the weights that surgery reads: a file named in the config, and, where peft is
+# installed, adapters beside them, which may be a pickle.
+WEIGHTS_KEY, ADAPTER = "transformers_weights", "adapter_config.json"
 
 
 def allow(value: bool) -> bool:
@@ -86,9 +89,20 @@ def refuse_kernels(config: Config, folder: Path) -> None:
 
 
 def refuse_loaders(config: Config, folder: Path) -> None:
-    """Raises `UnsupportedModel` where a timm config would have other weights loaded than those beside it; some versions
-    of timm run what a pickle there says.
+    """Raises `UnsupportedModel` where a library would load other weights than the safetensors files beside config.json,
+    which are what surgery reads: a timm config that names a file (some versions run what a pickle there says), a
+    transformers config that does so, an adapter.
     """
+    if os.path.lexists(folder / ADAPTER):
+        raise UnsupportedModel(
+            f"{folder} holds an adapter ({ADAPTER}), which transformers would put on top of the weights.",
+            f"Merge it into the weights (peft's merge_and_unload), or take {ADAPTER} away.",
+        )
+    if named := config.get(WEIGHTS_KEY):
+        raise UnsupportedModel(
+            f"{folder} wants to load other weights than its own: config.json says {WEIGHTS_KEY} = {quoted(named)}.",
+            "Take the key out of config.json, and name the file model.safetensors.",
+        )
     args = config.get("model_args")
     found = next((key for key in LOADERS if isinstance(args, Mapping) and args.get(key)), None)
     if found:
@@ -100,15 +114,13 @@ def refuse_loaders(config: Config, folder: Path) -> None:
 
 
 def walk(config: Json) -> Iterator[tuple[str, Json]]:
-    """Every key of nested objects with each text below it."""
-    if not isinstance(config, Mapping):
-        return
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from walk(value)
-            yield from ((str(key), item) for item in value.values())
-        else:
-            yield str(key), value
+    """Every key of nested objects, in lists too, with each text right below it."""
+    for item in config if isinstance(config, list | tuple) else ():
+        yield from walk(item)
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        yield from walk(value)
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+        yield from ((str(key), item) for item in inner)
 
 
 # -- what we ship ----------------------------------------------------------------------------------
@@ -160,8 +172,14 @@ def trusted_class(folder: Path, config: Config, name: str) -> type | None:
 
 
 def as_written(config: Config) -> Config:
-    """A config without what names code."""
-    return {key: value for key, value in config.items() if key not in CODE_KEYS}
+    """A config without what names code, in its sections (`text_config`) too."""
+    return {key: _as_written(value) for key, value in config.items() if key not in CODE_KEYS}
+
+
+def _as_written(value: Json) -> Json:
+    if isinstance(value, list):
+        return [_as_written(item) for item in value]
+    return as_written(value) if isinstance(value, Mapping) else value
 
 
 def with_known_classes(config: Config, architecture: Architecture) -> Config:

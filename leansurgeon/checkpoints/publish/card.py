@@ -24,6 +24,7 @@ from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRecord
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
+from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def write_card(
     folder whose card it goes on from: that of the model that was cut, or that a training began with. `made` is None
     where there was no surgery.
     """
+    name = writable(name)
     kept, trouble = kept_from(source)
     measured = list(training.measured) if training else measured_of(made) if made else []
     base = base_of(made.source, source) if made else modelcard.cached_name(source) if source else None
@@ -212,7 +214,7 @@ def rename(folder: Path, name: str) -> None:
     file = folder / modelcard.CARD
     if not file.is_file():
         return
-    head, text = modelcard.front_matter(folder), modelcard.body(folder)
+    name, head, text = writable(name), modelcard.front_matter(folder), modelcard.body(folder)
     if TAG not in (head.get("tags") or []) or not text.startswith("# "):
         return
     for entry in head.get("model-index") or []:

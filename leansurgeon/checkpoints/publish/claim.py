@@ -18,6 +18,7 @@ from leansurgeon.checkpoints.publish.owners import Owner, me
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 _held: dict[tuple[Path, int, int], int] = {}  # (name, process, thread) -> how many times over
 
 
@@ -61,7 +62,8 @@ def cut(name: str) -> str:
 def taken(file: Path, path: Path) -> int:
     """The handle of the locked claim file, with its owner written into it."""
     while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # No link is followed: what it leads to would be emptied.
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o666)
         try:
             if locked(handle, file, path) and is_at(handle, file):
                 said = {"where": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}

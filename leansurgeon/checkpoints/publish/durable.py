@@ -1,22 +1,31 @@
-"""Files that are whole or absent, whatever ends the process: written beside their place, synced, renamed."""
+"""Files that are whole or absent, whatever ends the process: written beside their place, synced, renamed.
+
+What a killed process leaves beside a file goes with the next one that is written in its folder.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from leansurgeon.checkpoints.publish.leftovers import PART, beside, lock, sweep
+
 
 def write_durably(path: Path, text: str) -> None:
     """Replace `path` by a file with this text, at once."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    sweep(path.parent)
+    aside, handle = beside(path, PART), None
     try:
-        with open(aside, "w", encoding="utf-8") as file:
+        with open(aside, "x", encoding="utf-8") as file:
+            handle = lock(aside)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+        if handle is not None:
+            os.close(handle)
     sync(path.parent)
 
 

@@ -1,4 +1,4 @@
-"""Folders that are written beside their place, or for a while, and what killed processes leave of them.
+"""What is written beside its place, or for a while, and what killed processes leave of it.
 
 Their names tell who made them, and each is locked while it is in use, so that the next command that writes in the same
 folder knows which are dead and takes them away.
@@ -19,7 +19,8 @@ from leansurgeon.checkpoints.publish.owners import me, of_name
 from leansurgeon.checkpoints.publish.rename import rename_new
 from leansurgeon.errors import LeanSurgeonError
 
-UNFINISHED, REPLACED = ".unfinished", ".replaced"
+UNFINISHED, REPLACED, PART = ".unfinished", ".replaced", ".part"  # two folders, and a file
+_KINDS = (UNFINISHED, REPLACED, PART)
 SCRATCH = "leansurgeon-scratch"
 _scratches: dict[Path, int] = {}
 
@@ -77,12 +78,18 @@ def sweep(folder: Path) -> None:
     """Take away what dead processes have left in `folder`; what one of them had moved out of the way goes back."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
-            ours = entry.name.startswith(f"{SCRATCH}-") or UNFINISHED in entry.name or REPLACED in entry.name
+            ours = entry.name.startswith(f"{SCRATCH}-") or any(kind in entry.name for kind in _KINDS)
             owner = of_name(entry.name) if ours else None
-            if owner is None or not owner.dead or not entry.is_dir(follow_symlinks=False):
+            if owner is None or not owner.dead:
                 continue
-            left = Path(entry.path)
-            if in_use(left):  # by a process whose number is not seen from here
+            left, is_file = Path(entry.path), entry.is_file(follow_symlinks=False)
+            # A link is not ours, and what is locked is of a process whose number is not seen from here.
+            if not (is_file or entry.is_dir(follow_symlinks=False)) or in_use(left):
+                continue
+            if is_file:
+                if PART in entry.name:
+                    with suppress(OSError):
+                        left.unlink()
                 continue
             name = entry.name.partition(REPLACED)[0].removeprefix(".")
             if REPLACED in entry.name and cut(name + "-") != name and not (folder / name).exists():
@@ -93,13 +100,13 @@ def sweep(folder: Path) -> None:
 
 
 def lock(folder: Path) -> int | None:
-    """A handle that marks the folder as in use until it is closed; None where there are no locks, or it is in use."""
+    """A handle that marks the folder (or file) as in use until it is closed; None without locks, or where it is."""
     handle, _ = locked(folder)
     return handle
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process holds a lock on the folder; False where locks cannot be had."""
+    """Whether another process holds a lock on the folder or file; False where locks cannot be had."""
     handle, taken = locked(folder)
     if handle is not None:
         os.close(handle)

@@ -147,7 +147,7 @@ def model_of(run: Run) -> str:
 
 def shrink_command(cut: Cut) -> str:
     """The cut as a command: only what differs from the source, and what is not the default."""
-    words = ["leansurgeon", "shrink", shlex.quote(shortened(cut.source) if cut.source != "?" else "SOURCE")]
+    words = ["leansurgeon", "shrink", shortened(cut.source) if cut.source != "?" else "SOURCE"]
     method = cut.method
     for flag, key in FLAGS:
         old, new = (values_of(side, key) for side in (cut.before, cut.after))
@@ -167,9 +167,9 @@ def shrink_command(cut: Cut) -> str:
     words += ["--fit", str(method["fit"])] if method.get("fit") else []
     words += ["--class-attention"] if cut.class_attention else []
     if cut.choice and (cut.choice.data_name or cut.choice.data_says):
-        words += ["--calibrate", shlex.quote(cut.choice.data_name or "DATA")]
+        words += ["--calibrate", cut.choice.data_name or "DATA"]
         words += ["--calibration-samples", str(cut.choice.asked)] if cut.choice.asked else []
-    return " ".join([*words, *(["--seed", str(cut.seed)] if cut.seed else [])])
+    return shlex.join([*words, *(["--seed", str(cut.seed)] if cut.seed else [])])  # a record may say anything
 
 
 def recipes(runs: Sequence[Run]) -> list[Block]:

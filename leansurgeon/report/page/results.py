@@ -24,6 +24,7 @@ from leansurgeon.report.tables.columns import (
 RESULTS = ("name", "seeds", "layers_heads", "before", "metric", "test", "loss", "parameters", "change")
 RESULTS += ("kappa_median", "kappa_worst", "kappa_output", "kappa_jacobian")
 MODELS = ("name", *SHAPE, "parameters", "change")
+LAYERS = "Kappa of what enters the output projection"
 COST = ("name", "memory", "step_ms", "throughput", "seconds")
 STARTS = {
     "transfer": "ours: cut from trained weights",
@@ -88,7 +89,7 @@ def conditioning(section: Section) -> list[Block]:
     rows = layer_rows(section)
     if not rows:
         return []
-    tables = grid("Kappa of what enters the output projection", rows, layer_columns(section), cards=False)
+    tables = grid(LAYERS, rows, layer_columns(section), cards=False)
     extra = without_gaps(invariant_columns(section), rows)
     extra = [replace(c, head=c.head.replace("Jaco-\nbian", "Jacobian")) for c in extra]  # there is room for it here
     says = "Kappa that depends on the basis of the heads (A, W_q to W_o) beside what does not (the rest)"

@@ -17,7 +17,7 @@ import numpy as np
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.checkpoints import whereabouts
-from leansurgeon.checkpoints.config import check_kinds
+from leansurgeon.checkpoints.config import check
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.foreign import companions
@@ -121,7 +121,7 @@ def plan_undo(source: Source) -> Undo:
     source = follow(source) if steps.get("class_attention") else source
     was = Reshaped(source, source.architecture, before)
     config, take = record.source_config, Taker(steps, "plan")
-    check_kinds(config or {})
+    check(config or {}, source.folder)
     architecture = architectures.of(config, tower_of(record, config)) if config else source.architecture
     if architecture.name == source.architecture.name:
         architecture = replace(architecture, code=source.architecture.code)  # what is trusted travels back, too

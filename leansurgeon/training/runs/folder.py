@@ -57,9 +57,16 @@ def with_call(words: Sequence[str], recipe: str) -> str:
 
 
 def call_in(recipe: str) -> str:
-    """The command that a recipe came from, as its first line says; "" where nobody noted it."""
+    """The command that a recipe came from, as its first line says; "" where nobody noted it. It is shown for people to
+    type again, so whatever stands there is one command and nothing that a shell would read as more.
+    """
     first = recipe.split("\n", 1)[0]
-    return first.removeprefix("# ") if first.startswith(_CALL) and first.isprintable() else ""
+    if not (first.startswith(_CALL) and first.isprintable()):
+        return ""
+    try:
+        return shlex.join(shlex.split(first.removeprefix("# ")))
+    except ValueError:  # a quotation mark without its other half
+        return ""
 
 
 def cache_dir() -> Path:
@@ -204,7 +211,7 @@ class MetricsLog:
         """
         if self.path is None:
             return
-        with explained(self.path), open(self.path, "a+b") as file:
+        with explained(self.path), open(self.path, "a+b", opener=_no_link) as file:
             if self.bytes < size:
                 file.seek(0)
                 size = file.read().rfind(b"\n") + 1
@@ -219,13 +226,18 @@ class MetricsLog:
     def write(self, **record: Any) -> None:
         if self.path is None:
             return
-        with explained(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with explained(self.path), open(self.path, "a", encoding="utf-8", opener=_no_link) as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file that grows in place: in somebody else's run it may be a link to a file that nobody means."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 _NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be made
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
-    *(errno.ENOENT, errno.ENOTSUP, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOTSUP, errno.ENAMETOOLONG, errno.ELOOP),
 )
 
 

@@ -1,6 +1,9 @@
 """Families without a declaration, from a saved model to a saved result: against cuts made by hand in memory."""
 
+import errno
 import json
+import os
+import time
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from safetensors.torch import load_file
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
+from leansurgeon.architectures.infer import cache
 from leansurgeon.architectures.infer.printing import as_source
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -65,7 +69,7 @@ def test_mlp(model_type, tmp_path):
         ("olmo3", {}, {"heads": "12"}, "over all heads"),
         ("diffllama", {}, {"heads": "12"}, "changes the output"),
         ("diffllama", {}, {"layers": "3"}, "differ by"),  # a number of every layer's own follows its place
-        ("albert", {}, {"layers": "2"}, "no list of blocks"),
+        ("albert", {}, {"layers": "2"}, r"\bblocks\b"),
     ],
 )
 def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_path):
@@ -148,6 +152,42 @@ def test_a_declaration_is_inferred_once(tmp_path, monkeypatch, capsys):
     assert not capsys.readouterr().err  # read from the cache, silently
     infer._found.clear()
     assert architectures.of(config | {"use_bias": False}) != first  # another flag, another declaration
+
+
+@pytest.mark.parametrize("change", [{"embedding_multiplier": "x"}, {"architectures": ["Trainer"]}], ids=str)
+def test_a_config_that_the_library_refuses_is_no_error_of_ours(change):
+    with pytest.raises(UnsupportedModel):
+        architectures.of({"model_type": "granite", "hidden_size": 96} | change)
+
+
+@pytest.mark.parametrize("said", ["mat1 and mat2 shapes", "CUDA out of memory"])
+def test_what_happens_while_a_family_is_looked_at_is_a_reason(said, tmp_path, monkeypatch):
+    """But for memory, of which every command says that it ran out."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
+    monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", fails)
+    with pytest.raises(RuntimeError if "memory" in said else UnsupportedModel, match=said):
+        architectures.of({"model_type": "granite", "hidden_size": 96})
+
+
+def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
+    made = architectures.of({"model_type": "bert"})
+    cache.write_declaration("one", made)
+    dead, young = (cache.folder() / f"{name}{cache.PART}" for name in ("dead", "young"))
+    for file, age in ((dead, 2), (young, 0)):
+        file.touch()
+        os.utime(file, (time.time() - age * cache.STALE_SECONDS,) * 2)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache.json, "dump", full)
+    cache.write_declaration("other", made)
+    assert sorted(cache.folder().iterdir()) == [cache.folder() / "one.json", young]
 
 
 def test_a_printed_declaration_is_one(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -68,7 +69,7 @@ def test_every_kind_of_difference(saved, as_dict, tmp_path):
 
     code, out, _ = leansurgeon("diff", folder, other)
     assert code == 0 and all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
-    assert "not finite" in out and "Layers matched by number." in out
+    assert "not finite" in out and re.search(r"matched by number\b", out, re.S)
 
 
 def test_a_model_and_itself(saved, as_dict):
@@ -113,4 +114,4 @@ def test_other_shapes_and_families(saved, as_dict, tmp_path):
     presets = as_dict("vit-b", "deit-b")
     assert presets["tensors"] == [] and any(c["key"] == "architecture" for c in presets["config"])
     code, _, err = leansurgeon("diff", folder, "no-such-folder/at/all")
-    assert code == 2 and "There is no folder" in err
+    assert code == 2 and re.search(r"no-such-folder/at/all", err, re.S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -28,7 +29,7 @@ def edit(folder, **changes):
 def test_the_command_prints_the_diagnosis(saved):
     folder, _ = saved("electra")
     done = invoke(folder, "--doctor")
-    assert done.exit_code == 0 and "The declaration fits the model." in done.stdout
+    assert done.exit_code == 0 and re.search(r"\bdeclaration fits\b", done.stdout, re.S)
     assert "embeddings_project" not in done.stdout and "generator_predictions.dense.weight" in done.stdout
     document = json.loads(invoke(folder, "--doctor", "--json").stdout)
     found = {c["name"]: c["ok"] for c in document["doctor"]}
@@ -47,7 +48,7 @@ def test_shape_parameters_and_head_policy(saved):
     assert found["shape"]["stages"][0] | {"heads": 4, "kv_heads": 2, "inner": 64} == found["shape"]["stages"][0]
     assert found["head_dim"] | {"stored": True, "keep": "library"} == found["head_dim"]
     text = invoke(folder).stdout
-    assert "if the number of heads divides the width" in " ".join(text.split())
+    assert re.search(r"\bhead_dim for llama\b.*\bdivides\b", " ".join(text.split()), re.S)
     assert max(map(len, text.splitlines())) <= 80 + len(str(folder))
 
 
@@ -59,11 +60,11 @@ def test_a_preset_has_no_weights_and_no_traps():
 @pytest.mark.parametrize(
     ("family", "says"),
     [
-        ("bert", "An edit of num_attention_heads in config.json would show in no tensor's shape."),
-        ("gpt2", "An edit of n_head in config.json would show in no tensor's shape."),
+        ("bert", r"\bof num_attention_heads in config\.json\b"),
+        ("gpt2", r"\bof n_head in config\.json\b"),
         (
             "vit",
-            "An edit of num_attention_heads together with head_dim in config.json would show in no tensor's shape.",
+            r"\bof num_attention_heads together with head_dim in config\.json\b",
         ),
         ("nystromformer", None),  # a convolution per head
         ("qwen3", None),  # norms as wide as a head
@@ -75,8 +76,8 @@ def test_it_says_where_an_edit_of_heads_cannot_be_seen(family, says, saved):
     if says is None:
         assert findings == []
     else:
-        assert findings[0]["level"] == "trap" and says in findings[0]["says"]
-        assert "nothing can tell with how many heads it was trained" in findings[0]["says"]
+        assert findings[0]["level"] == "trap" and re.search(says, findings[0]["says"])
+        assert re.search(r"\bsurgery\.json\b", findings[0]["says"], re.S)
 
 
 def test_what_it_calls_invisible_loads_without_a_warning_and_computes_something_else(saved):
@@ -105,7 +106,7 @@ def test_heads_edited_after_surgery_are_found_through_surgery_json(saved, tmp_pa
     assert done.exit_code == 3
     text = " ".join(done.stdout.split())
     assert "heads 8 in surgery.json and 2 in config.json, head_dim 4 in surgery.json and 16 in config.json" in text
-    assert "Every tensor keeps its shape" in text and "fresh-attention (fresh)" in text
+    assert "tensor keeps" in text and "fresh-attention (fresh)" in text
 
 
 def test_an_inner_width_that_disagrees_is_refused_with_surgery_json_as_witness(saved, tmp_path):
@@ -115,13 +116,13 @@ def test_an_inner_width_that_disagrees_is_refused_with_surgery_json_as_witness(s
     with pytest.raises(UnsupportedModel, match=r"\b64\b.*\b8\b.*surgery\.json.*\b4\b"):
         invoke(out)
     (out / "surgery.json").unlink()
-    with pytest.raises(UnsupportedModel, match=r"is \[64.*\] in the weights.*The config does not fit its weights"):
+    with pytest.raises(UnsupportedModel, match=r"\[64.*\] in the weights.*\bconfig\b"):
         invoke(out)
 
 
 @pytest.mark.parametrize(
     ("family", "also"),
-    [("bert", "ignores in bert; heads are 8 wide"), ("modernbert", "while its rotary positions read it")],
+    [("bert", r"\bbert; .*\b8 wide\b"), ("modernbert", r"\brotary\b")],
 )
 def test_a_head_dim_that_the_library_ignores_is_named(family, also, saved):
     folder, _ = saved(family)
@@ -129,8 +130,8 @@ def test_a_head_dim_that_the_library_ignores_is_named(family, also, saved):
     done = invoke(folder)
     assert done.exit_code == 3
     text = " ".join(done.stdout.split())
-    assert f"config.json says head_dim = 16, which transformers ignores in {family}" in text
-    assert also in text
+    assert re.search(rf"config\.json\b.*\bhead_dim = 16\b.*\btransformers\b.*\b{family}\b", text)
+    assert re.search(also, text)
 
 
 def test_damaged_surgery_json_is_said(saved):

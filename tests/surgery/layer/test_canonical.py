@@ -224,7 +224,7 @@ def test_the_scale_of_scores(tmp_path):
     flat = source("gpt2", scale_attn_weights=False)
     assert score_scale(flat) == 1.0 and not scale_is_derived(flat)
     assert score_scale(source("t5")) == 1.0
-    with pytest.raises(UnsupportedModel, match="scale of its own"):
+    with pytest.raises(UnsupportedModel, match=r"\bscale_attn_by_inverse_layer_idx\b"):
         score_scale(source("gpt2", scale_attn_by_inverse_layer_idx=True))
     one = source("llama")
     gemma2 = replace(one, config=one.config | {"query_pre_attn_scalar": 64})
@@ -236,5 +236,5 @@ def test_the_scale_of_scores(tmp_path):
 
 
 def test_a_preset_has_nothing_to_read():
-    with pytest.raises(UnsupportedModel, match="no weights to read"):
+    with pytest.raises(UnsupportedModel, match=r"\bvit-b\b.*\bpreset\b"):
         unpack(open_source("vit-b"), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -27,13 +28,13 @@ from tests.surgery.walk.test_calibrated import cut, error, trained  # noqa: F401
 
 FUSED = ["llama", "mistral", "qwen2", "gemma", "vit", "deit", "gpt2", "timm-vit", "lra/text"]
 REFUSED = {
-    "bert": "norms behind attention",
+    "bert": r"\bnorms behind\b",
     "qwen3": "qk_norm",
-    "modernbert": "differ in more than their weights",
-    "smollm3": "differ in more than their weights",  # every fourth layer has no rotary positions
-    "gpt2-tinystories": "no biases that could take them",
-    "timm-beit": "relative_position_bias_table' (head_param)",
-    "timm-eva": "its keys no biases",
+    "modernbert": r"\bdiffer\b",
+    "smollm3": r"\bdiffer\b",  # every fourth layer has no rotary positions
+    "gpt2-tinystories": r"\bbiases\b",
+    "timm-beit": r"relative_position_bias_table' \(head_param\)",
+    "timm-eva": r"\bkeys no biases\b",
     "dinov2": "4 norms or scales",
     "timm-davit": "several attentions",
 }
@@ -94,8 +95,8 @@ def test_a_fused_layer_is_the_parallel_form_of_two(key, tmp_path):
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_cannot_be_fused_is_said(key, tmp_path):
     source, _ = make(key, tmp_path / "source")
-    assert REFUSED[key] in supported(source)
-    with pytest.raises(UnsupportedModel, match="Layers cannot be fused"):
+    assert re.search(REFUSED[key], supported(source))
+    with pytest.raises(UnsupportedModel, match=REFUSED[key]):
         norms_of(source)
 
 
@@ -150,7 +151,7 @@ def test_taking_the_first_half_gives_the_first_layer(tmp_path):
         for name, values in vars(one).items():
             if name not in ("o_bias", "down_bias"):  # the sum of both
                 assert values is None or np.array_equal(values, getattr(other, name))
-    with pytest.raises(UsageError, match="is no part of one"):
+    with pytest.raises(UsageError, match=r"\b\d+ heads on \d+ key/value\b.*\bMLP\b"):
         pad(twin, source.shape.stages[0])
 
 
@@ -211,5 +212,5 @@ def test_shapes_that_fusing_does_not_reach(trained, tmp_path):  # noqa: F811
         cut(tmp_path, trained("llama"), {"layers": "1"}, criterion="fuse")
     with pytest.raises(UsageError, match=r"\b8\b.*\b4\b"):
         cut(tmp_path, trained("vit"), {"layers": "3", "heads": "8", "head_dim": "4"}, "other", criterion="fuse")
-    with pytest.raises(UsageError, match="with all of their 2 query heads"):
+    with pytest.raises(UsageError, match=r"--method fuse .*\b2 query heads\b.*\b2 heads on 2\b"):
         cut(tmp_path, trained("llama"), {"layers": "3", "heads": "2"}, "few", criterion="fuse")

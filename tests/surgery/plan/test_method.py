@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -42,12 +43,12 @@ def test_last_of_each_group_is_the_mirror_of_the_first():
 @pytest.mark.parametrize(
     ("method", "calibrated", "says"),
     [
-        (Method(layers="influense"), False, "did you mean 'influence'"),
+        (Method(layers="influense"), False, r"'influence'"),
         (Method(layers="greedy"), False, "needs sample data"),
         (Method(fit=10), False, "needs sample data"),
         (Method(keep="0,1", layers="even"), False, "give one"),
         (Method(uncalibrated=True), True, "exclude each other"),
-        (Method(more="grow"), False, "give add or split"),
+        (Method(more="grow"), False, r"\badd or split\b"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_source_is_opened(method, calibrated, says):
@@ -63,7 +64,7 @@ def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
     carry_out(steps, tmp_path / "cut", check=False)
     kept = load(tmp_path / "cut").model
     assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[1].output.dense.weight)
-    with pytest.raises(UsageError, match="the model has the layers 0 to"):
+    with pytest.raises(UsageError, match=r"--keep 0,9\b.*\b0 to [35]\b"):
         plan(source, Wanted(), 0, Method(keep="0,9"))
     with pytest.raises(UsageError, match="not 2"):
         plan(source, Wanted(layers="2"), 0, Method(keep="1"))
@@ -85,7 +86,7 @@ def test_split_heads_do_not_change_the_function(family, saved, tmp_path):
     try:
         steps = plan(source, wanted, 3, method)
     except LeanSurgeonError as error:  # channel attention, talking heads: a head does not stand alone there
-        assert "Heads cannot be split here" in error.message
+        assert re.search(r"--more-heads add\b", str(error))
         return
     assert [o.name for o in steps.operators] == ["split-heads"] and steps.exactness == "exact"
     carry_out(steps, tmp_path / "wide", check=False)

@@ -57,13 +57,13 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
         carry_out(plan(sound, Wanted(layers="2")), tmp_path / "out")
     spoil(folder, one_nan)
     source = open_source(str(folder))
-    with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
+    with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
         carry_out(plan(source, Wanted(layers="2")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     from leansurgeon.surgery.walk import calibrated
 
     monkeypatch.setattr(calibrated, "calibrate", stumble)
-    with pytest.raises(Diverged, match=rf"'{GATE}' of .* holds NaN or infinity"):
+    with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
         decide(plan(source, Wanted(layers="2"), calibrated=True), type("Data", (), {"says": "text"}))
     spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
     with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
@@ -85,7 +85,7 @@ def test_uneven_layers_are_refused_with_both_sizes(saved, tmp_path):
 def test_a_quantised_model_whose_config_does_not_say_so(dtype, saved):
     folder, _ = saved("llama")
     spoil(folder, lambda t: t.update({GATE: (t[GATE] * 100).to(getattr(torch, dtype))}))
-    with pytest.raises(UnsupportedModel, match=rf"'{GATE}' is stored in .*: the model is quantised"):
+    with pytest.raises(UnsupportedModel, match=rf"'{GATE}'.*\b{dtype.upper()[0]}\d+\b.*\bquantised\b"):
         open_source(str(folder))
 
 
@@ -114,10 +114,10 @@ def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
         old = source[name.replace("layers.1.", "layers.2.")]
         assert torch.equal(tensor.view(torch.uint8), old.view(torch.uint8)), name
     if "float8" in dtype:  # new values have no place in fp8
-        with pytest.raises(UnsupportedModel, match="New values cannot be written in F8"):
+        with pytest.raises(UnsupportedModel, match=r"\bwritten in F8"):
             cut(folder, tmp_path / "wide", heads="8")
         cut(folder, tmp_path / "split", Method(more="split"), heads="8")  # copies and zeros have
-        with pytest.raises(UnsupportedModel, match="can be copied and not computed with"):
+        with pytest.raises(UnsupportedModel, match=r"\bin F8.*\bcopied\b"):
             cut(folder, tmp_path / "narrow", mlp_dim="24")  # which units stay is a matter of their size
     else:
         cut(folder, tmp_path / "wide", heads="8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -71,7 +72,7 @@ def test_torchrun_on_one_machine_and_on_two_nodes_trains_the_same(start, tmp_pat
     assert one.returncode == 0, one.stderr
     summary = json.loads(one.stdout)  # one document, though there are two processes
     assert summary["world_size"] == 2 and summary["steps"] == 150
-    assert one.stderr.count("Ignored: ACCELERATE_MIXED_PRECISION in the environment") == 1
+    assert one.stderr.count("ACCELERATE_MIXED_PRECISION") == 1
     assert one.stderr.count("done in") == 1
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "7"]
     meet += ["--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
@@ -135,7 +136,7 @@ def test_the_slurm_example_saves_requeues_and_goes_on(start, tmp_path):
         os.kill(int(task), signal.SIGUSR1)
     _, said = job.communicate(timeout=200)
     assert job.returncode == 75, said
-    assert said.count("Stopped by a signal after step") == 1 and "Traceback" not in said
+    assert len(re.findall(r"\bafter step \d+", said)) == 1 and "Traceback" not in said
     assert f"requeue {slurm['SLURM_JOB_ID']}" in (tmp_path / "slurm" / "scontrol").read_text()
     again = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert again.returncode == 0, again.stderr
@@ -162,7 +163,7 @@ def _fails_on_one(folder) -> None:
 def test_a_failure_on_one_process_ends_all_and_is_one_sentence_each(tmp_path):
     assert cut.processes(2, _fails_on_one, tmp_path) == [1, 2]
     assert (tmp_path / "said-1").read_text() == "UsageError: picture.jpg cannot be read."
-    assert (tmp_path / "said-0").read_text() == "LostOthers: Another process of this training has ended."
+    assert (tmp_path / "said-0").read_text().startswith("LostOthers: ")
     # Of a training that we start ourselves, only the reason is told, even where it was written later.
     for rank, kind, message in ((0, "LostOthers", "Another process"), (1, "UsageError", "picture.jpg cannot be read.")):
         said = {"kind": kind, "message": message, "hint": None, "trace": ""}
@@ -171,7 +172,7 @@ def test_a_failure_on_one_process_ends_all_and_is_one_sentence_each(tmp_path):
     assert isinstance(error, UsageError) and error.message == "picture.jpg cannot be read."
     (tmp_path / "rank1.json").unlink()
     killed = launch.verdict(tmp_path, tmp_path / "run")
-    assert "ended without a word" in killed.message and "--resume auto" in killed.hint
+    assert re.search(r"\bworker process\b.*\bmemory\b", killed.message, re.S) and "--resume auto" in killed.hint
 
 
 SAYS = {  # error, who says it of: process 0; 1 on the same machine; 8, the first of a second machine

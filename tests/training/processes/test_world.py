@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_the_command_stops_at_a_signal_and_goes_on_again(tmp_path):
     first.send_signal(signal.SIGTERM)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 75, err
-    assert out == "" and "Stopped by a signal after step" in err and f"--resume {tmp_path / 'run'}" in err
+    assert out == "" and re.search(r"\bafter step \d+", err, re.S) and f"--resume {tmp_path / 'run'}" in err
     assert "Traceback" not in err and len(checkpoint.all_of(tmp_path / "run")) == 1
     second = _command(*command, "--resume", "auto", "--json", cwd=tmp_path)
     out, err = second.communicate(timeout=120)

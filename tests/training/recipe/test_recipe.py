@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -80,78 +81,78 @@ def test_set_changes_one_key(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
-        ("    weight_decay", "    weight_dacay", 10, "`train.optim.weight_dacay` (did you mean 'weight_decay'?)"),
+        ("    weight_decay", "    weight_dacay", 10, r"`train\.optim\.weight_dacay`.*'weight_decay'"),
         (
             "fp32",
             "no",
             7,
-            "`train.precision`: must be fp32, bf16 or fp16, and 'no' was given; full precision is called fp32",
+            r"`train\.precision`: .*\bfp32, bf16 or fp16\b.*'no'.*\bfp32\.$",
         ),
-        ("fp32", "off", 7, "full precision is called fp32"),
-        ("fp32", "fp23", 7, "(did you mean 'fp32'?)"),
-        ("batch: 64", "batch: 0", 6, "`train.batch`: must be greater than or equal to 1, and 0 was given"),
-        ("batch: 64", "batch: many", 6, "'many' was given"),
-        ("2ep", "2 hours", 5, "`train.duration`: a duration has a unit, as in 30ep (epochs) or 5000st (steps)"),
-        ("duration: 2ep", "drop: 2", 5, "unknown key `train.drop`"),
-        ("  duration: 2ep\n", "", 4, "`train.duration` is missing"),
-        ("warmup: 0.1", "warmup: 1.5", 11, "warmup is a fraction below 1 (0.1) or has a unit"),
-        ("version: 1", "version: 7", 1, "`version`: must be 1, and 7 was given"),
+        ("fp32", "off", 7, r"`train\.precision`: .*\bfp32\.$"),
+        ("fp32", "fp23", 7, r"'fp23'.*'fp32'"),
+        ("batch: 64", "batch: 0", 6, r"`train\.batch`: .*\b1\b.*\b0\b"),
+        ("batch: 64", "batch: many", 6, r"`train\.batch`: .*'many'"),
+        ("2ep", "2 hours", 5, r"`train\.duration`: .*\b30ep\b.*\b5000st\b"),
+        ("duration: 2ep", "drop: 2", 5, r"\bunknown key `train\.drop`"),
+        ("  duration: 2ep\n", "", 4, r"`train\.duration`.*\bmissing\b"),
+        ("warmup: 0.1", "warmup: 1.5", 11, r"\bwarmup\b.*\b1\b.*\b0\.1\b"),
+        ("version: 1", "version: 7", 1, r"`version`: .*\b1\b.*\b7\b"),
         (
             "version: 1",
             "kind: trianing",
             1,
-            "kind is `training` or `experiment`, and 'trianing' is neither",
+            r"\bkind\b.*`training`.*`experiment`.*'trianing'",
         ),
-        ("name: digits}", "name: digit}", 3, "There is no task 'digit' (did you mean 'digits'?)"),
-        ("name: digits}", "name: digits, split_sed: 1}", 3, "no option 'split_sed' (did you mean 'split_seed'?)"),
-        ("  batch: 64", "  batch: 64\n  batch: 32", 7, "`train.batch` stands twice (first in line 6)"),
-        ("name: tiny", "name: [tiny", 3, "this is not YAML"),
+        ("name: digits}", "name: digit}", 3, r"\btask 'digit'.*'digits'"),
+        ("name: digits}", "name: digits, split_sed: 1}", 3, r"'split_sed'.*'split_seed'"),
+        ("  batch: 64", "  batch: 64\n  batch: 32", 7, r"`train\.batch`.*\bline 6\b"),
+        ("name: tiny", "name: [tiny", 3, r"\bYAML\b"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_file_line_and_key(tmp_path, old, new, line, words):
     assert TRAINING.count(old)
     error = _error(tmp_path, TRAINING.replace(old, new, 1))
     assert f"tiny.yaml, line {line}: " in error
-    assert words in error
+    assert re.search(words, error)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
-        ("heads: 2x", "haeds: 2x", 9, "`arms.lean.haeds` (did you mean 'heads'?)"),
-        ("control_of: lean", "control_of: laen", 7, "not an arm with a shape of its own"),
-        ("control_of: lean", "control_of: lean, heads: 4", 7, "names none itself"),
-        ("retrain: {optim: {lr", "retrain: {optim: {rl", 6, "`retrain.optim.rl`"),
-        ("retrain: {optim: {lr: 1e-3", "retrain: {optim: {lr: -1", 6, "`retrain.optim.lr`"),
-        ("duration: 2st", "duration: 2", 12, "`train.duration`"),
-        ("  train: {duration: 2st}", "  train: {durration: 2st}", 12, "(did you mean 'duration'?)"),
-        ("source: digits-vit", "sauce: digits-vit", 3, "`sauce` (did you mean 'source'?)"),
+        ("heads: 2x", "haeds: 2x", 9, r"`arms\.lean\.haeds`.*'heads'"),
+        ("control_of: lean", "control_of: laen", 7, r"'lean-twin'|'laen'"),
+        ("control_of: lean", "control_of: lean, heads: 4", 7, r"\bcontrol\b.*'lean'"),
+        ("retrain: {optim: {lr", "retrain: {optim: {rl", 6, r"`retrain\.optim\.rl`"),
+        ("retrain: {optim: {lr: 1e-3", "retrain: {optim: {lr: -1", 6, r"`retrain\.optim\.lr`"),
+        ("duration: 2st", "duration: 2", 12, r"`train\.duration`"),
+        ("  train: {duration: 2st}", "  train: {durration: 2st}", 12, r"\bdurration\b.*'duration'"),
+        ("source: digits-vit", "sauce: digits-vit", 3, r"`sauce`.*'source'"),
     ],
 )
 def test_mistakes_in_experiments(tmp_path, old, new, line, words):
     error = _error(tmp_path, EXPERIMENT.replace(old, new, 1))
     assert f"tiny.yaml, line {line}: " in error
-    assert words in error
+    assert re.search(words, error)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("train.optim.lrr=1", "--set train.optim.lrr=1: unknown key `train.optim.lrr` (did you mean 'lr'?)"),
-        ("train.optim.lr=fast", "--set train.optim.lr=fast: `train.optim.lr`: must be a valid number"),
-        ("optim.lr=1e-3", "(did you mean 'train.optim.lr'?)"),
-        ("train.batch", "write it as key.key=value"),
-        ("train.batch=[1", "this is not YAML"),
+        ("train.optim.lrr=1", r"--set train\.optim\.lrr=1: .*`train\.optim\.lrr`.*'lr'"),
+        ("train.optim.lr=fast", r"--set train\.optim\.lr=fast: `train\.optim\.lr`: .*\bnumber\b"),
+        ("optim.lr=1e-3", r"--set optim\.lr=1e-3: .*'train\.optim\.lr'"),
+        ("train.batch", r"--set train\.batch: .*\bkey\.key=value\b"),
+        ("train.batch=[1", r"--set train\.batch=\[1\b.*\bYAML\b"),
     ],
 )
 def test_mistakes_in_set(tmp_path, text, words):
-    assert words in _error(tmp_path, TRAINING, [text])
+    assert re.search(words, _error(tmp_path, TRAINING, [text]))
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"'digits-vti'.*'digits-vit'"):
         recipefile.load("digits-vti")
-    with pytest.raises(UsageError, match="There is no recipe file"):
+    with pytest.raises(UsageError, match=r"nowhere\.yaml\b.*`leansurgeon recipes list`"):
         recipefile.load("nowhere.yaml")
     with pytest.raises(UsageError, match="is a folder"):
         recipefile.load(str(tmp_path) + "/")
@@ -231,21 +232,24 @@ def test_a_recipe_is_laid_upon_its_base(tmp_path):
     [
         (
             {"top": "base: imagenet-comon\nname: x"},
-            "top.yaml, line 1: `base`: there is no recipe 'imagenet-comon' (did",
+            r"top\.yaml, line 1: `base`: .*'imagenet-comon'.*'imagenet-common'",
         ),
-        ({"top": "name: x\nbase: [a]"}, "top.yaml, line 2: `base`: there is no recipe ['a']"),
+        ({"top": "name: x\nbase: [a]"}, r"top\.yaml, line 2: `base`: .*\['a'\]"),
         (
             {"top": "base: other.yaml", "other": "base: top.yaml"},
-            "other.yaml, line 1: `base`: 'top.yaml' is based on this",
+            r"other\.yaml, line 1: `base`: 'top\.yaml'.*\bbased\b",
         ),
-        ({"top": "base: top.yaml"}, "'top.yaml' is based on this recipe itself"),
+        ({"top": "base: top.yaml"}, r"`base`: 'top\.yaml'.*\bitself\b"),
         # A mistake is said where it stands.
         (
             {"top": "base: other.yaml\nname: x", "other": TRAINING.replace("lr:", "rl:")},
-            "other.yaml, line 9: unknown key",
+            r"other\.yaml, line 9: .*\brl\b",
         ),
-        ({"top": "base: other.yaml\ntrain: {batch: 0}", "other": TRAINING}, "top.yaml, line 2: `train.batch`: must be"),
-        ({"top": "base: digits-vit\narms: {lean: {heeds: 2}}"}, "top.yaml, line 2: unknown key `arms.lean.heeds`"),
+        (
+            {"top": "base: other.yaml\ntrain: {batch: 0}", "other": TRAINING},
+            r"top\.yaml, line 2: `train\.batch`: .*\b1\b.*\b0\b",
+        ),
+        ({"top": "base: digits-vit\narms: {lean: {heeds: 2}}"}, r"top\.yaml, line 2: .*`arms\.lean\.heeds`"),
     ],
     ids=["unknown", "no-name", "circle", "itself", "mistake-below", "mistake-above", "shipped"],
 )
@@ -254,7 +258,7 @@ def test_mistakes_with_a_base(tmp_path, files, words):
         (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(UsageError) as error:
         recipefile.load(str(tmp_path / "top.yaml"))
-    assert words in str(error.value) and "\n" not in str(error.value)
+    assert re.search(words, str(error.value)) and "\n" not in str(error.value)
 
 
 def test_an_arm_may_have_a_task_of_its_own(tmp_path):
@@ -262,7 +266,7 @@ def test_an_arm_may_have_a_task_of_its_own(tmp_path):
     recipe = recipefile.load(_file(tmp_path, text))
     assert [recipe.task_of(arm).options for arm in recipe.arms] == [{}, {"split_seed": 5}, {"split_seed": 5}]
     assert recipe.training(transferred=False, arm="control").task.options == {"split_seed": 5}
-    assert "cannot start from the original's weights" in _error(tmp_path, text.replace("init: fresh, ", ""))
+    assert re.search(r"\barm '\w+' .*\btask\b.*\boriginal\b", _error(tmp_path, text.replace("init: fresh, ", "")), re.S)
     assert "no option 'split_sed'" in _error(tmp_path, text.replace("split_seed", "split_sed"))
 
 

@@ -6,10 +6,13 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
+from leansurgeon.checkpoints.publish.leftovers import PART
+from leansurgeon.checkpoints.publish.owners import me
 from leansurgeon.errors import UsageError
 from leansurgeon.training.processes.agree import Council
 from leansurgeon.training.runs import checkpoint, resume
@@ -71,7 +74,10 @@ def test_one_process_goes_on_as_if_nothing_had_been(case, whole, tmp_path):
         # In the middle of an evaluation it does not wait for its end.
         history = checkpoint.read_state(checkpoint.newest(tmp_path / "run"))["history"]
         assert history["evaluate"] == (where == "eval")
+    left = tmp_path / "run" / f".recipe.yaml{PART}{replace(me(), start=1).tag}"  # of a process that was killed
+    left.write_text("half")
     assert cut.processes(1, cut.run, tmp_path, lambda split: None, "auto") == [0]
+    assert not left.exists()
     same(tmp_path, whole[1])
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -133,7 +139,7 @@ def test_a_torn_checkpoint_is_never_picked(harm, whole, tmp_path):
     said = []
     assert checkpoint.newest(tmp_path / "run", said.append) == older
     assert newest.name in said[0]
-    with pytest.raises(UsageError, match="not a whole checkpoint"):
+    with pytest.raises(UsageError, match=r"step-\d+ is not\b.*\bcheckpoint\b"):
         checkpoint.located(newest)
     cut.run(tmp_path, resume="auto")
     same(tmp_path, whole[1])

@@ -52,6 +52,17 @@ def test_a_folder_that_may_not_be_written_is_said(tmp_path):
         runfolder.create(tmp_path / "file" / "run")
 
 
+def test_a_log_is_no_link(tmp_path):
+    """In somebody else's run it may lead to a file that would be cut, or grow."""
+    (tmp_path / "mine").write_text("thesis\n")
+    (tmp_path / "metrics.jsonl").symlink_to("mine")
+    log = runfolder.MetricsLog(tmp_path / "metrics.jsonl")
+    for change in (lambda: log.write(step=1), lambda: log.cut(0)):
+        with pytest.raises(UsageError, match=r"metrics\.jsonl"):
+            change()
+    assert (tmp_path / "mine").read_text() == "thesis\n"
+
+
 def test_newest_shrunk_model(tmp_path):
     def shrunk(name, age):
         folder = tmp_path / name

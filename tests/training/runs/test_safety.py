@@ -53,7 +53,7 @@ def spoil(monkeypatch):
 @pytest.mark.parametrize("log_every", [1, 10])
 def test_leaving_out_steps_gives_up_however_often_one_looks(spoil, log_every, tmp_path):
     spoil(lambda step: step >= 5)
-    with pytest.raises(Diverged, match="gradient norm is nan at step 26"):
+    with pytest.raises(Diverged, match=r"\bgradient norm\b.*\bnan\b.*\bstep 26\b"):
         _run(tmp_path, nan="skip", duration="60st", log_every=log_every)
 
 
@@ -65,7 +65,7 @@ def test_left_out_steps_apart_from_each_other_are_no_reason_to_give_up(spoil, tm
 def test_spoilt_gradients_are_noticed_without_clipping_before_anything_is_saved(spoil, tmp_path):
     spoil(lambda step: step == 3)
     settings = {"clip_grad": 0.0, "log_every": 5, "duration": "20st", "checkpoint": {"every": "4st"}}
-    with pytest.raises(Diverged, match="gradient norm is nan at step 4"):
+    with pytest.raises(Diverged, match=r"\bgradient norm\b.*\bnan\b.*\bstep 4\b"):
         _run(tmp_path / "stop", **settings)
     assert not checkpoint.all_of(tmp_path / "stop" / "run")
     summary, rows = _run(tmp_path / "back", nan="rollback", **settings)
@@ -226,7 +226,7 @@ def test_what_is_no_checkpoint_of_a_run_is_one_sentence(tmp_path):
     copy, inside = tmp_path / "step-copy", newest.parent / "step-copy"
     for place in (copy, inside, tmp_path / newest.name):
         shutil.copytree(newest, place)
-        with pytest.raises(UsageError, match="does not lie in its run"):
+        with pytest.raises(UsageError, match=r"\bRUN/checkpoints/step-0*500\b"):
             checkpoint.located(place)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
@@ -268,10 +268,10 @@ def _train(**changes):
 
 
 TOO_LONG = {
-    "steps": ({"schedule": {"warmup": "13st"}}, "13 steps and the training of 3ep 12"),
-    "epochs": ({"schedule": {"warmup": "4ep"}}, "16 steps and the training of 3ep 12"),
-    "time": ({"schedule": {"warmup": "2h"}, "duration": "90m"}, r"2h \(7200 s\) is longer .* 90m \(5400 s\)"),
-    "ramp": ({"batch_ramp": {"start": 8, "until": "50st"}}, "50 steps and the training of 3ep"),
+    "steps": ({"schedule": {"warmup": "13st"}}, r"\b13 steps\b.*\b3ep 12\b"),
+    "epochs": ({"schedule": {"warmup": "4ep"}}, r"\b16 steps\b.*\b3ep 12\b"),
+    "time": ({"schedule": {"warmup": "2h"}, "duration": "90m"}, r"\b2h \(7200 s\).*\b90m \(5400 s\)"),
+    "ramp": ({"batch_ramp": {"start": 8, "until": "50st"}}, r"\b50 steps\b.*\b3ep\b"),
 }
 
 
@@ -382,7 +382,7 @@ def test_a_run_that_is_given_up_makes_room_for_the_next(tmp_path, monkeypatch):
     (old / "last").mkdir(parents=True)
     (old / "recipe.yaml").write_text("")
     (old / "last" / "weights.pt").write_bytes(bytes(100))
-    with pytest.raises(LeanSurgeonError, match="Keeping the models of this run needs"):
+    with pytest.raises(LeanSurgeonError, match=r"\bmodels\b.*\d [kMGT]?B\b"):
         train(recipe(), tmp_path, old, **options)
     assert (old / "last" / "weights.pt").stat().st_size == 100  # it is given up when the next one begins
     (old / "last" / "weights.pt").write_bytes(bytes(100_000))
@@ -396,6 +396,6 @@ def test_a_disk_that_runs_full_is_named_whoever_notices_it(number, tmp_path):
     def fill(folder):
         raise RuntimeError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
 
-    with pytest.raises(LeanSurgeonError, match=r"The disk is full: .*model could not be written"):
+    with pytest.raises(LeanSurgeonError, match=r"\bdisk is full\b.*\bmodel\b"):
         runfolder.write_folder(tmp_path / "model", fill)
     assert list(tmp_path.iterdir()) == []
