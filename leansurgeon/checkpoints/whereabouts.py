@@ -19,7 +19,7 @@ def remember(origin: Origin, folder: Path | None) -> None:
     if folder is None or not origin.sha256:
         return
     note = _note(origin.sha256.values())
-    with suppress(OSError):
+    with suppress(OSError, UnicodeEncodeError):  # the name of a folder need not be text
         note.parent.mkdir(parents=True, exist_ok=True)
         write_durably(note, f"{folder.resolve()}\n")
 
