@@ -46,10 +46,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     library = library or Library.of(full)
     model = library.build(full, None, "meta")
     shapes = {name: tuple(t.shape) for name, t in library.saved(model).items()}
-    kept = {id(p) for n, p in model.named_parameters(remove_duplicate=False)}
-    tied = (
-        tuple(sorted(n for n in getattr(model, "all_tied_weights_keys", None) or {} if n not in shapes)) if kept else ()
-    )
+    tied = tuple(sorted(n for n in getattr(model, "all_tied_weights_keys", None) or {} if n not in shapes))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     prefix = prefix if any(s.layer.startswith(prefix) for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
