@@ -30,10 +30,14 @@ TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of we
 
 @dataclass(frozen=True)
 class Both:
-    """One number of the source and of the result, on the same samples."""
+    """One number of the source and of the result, on the same samples; the difference lies between `low` and `high`
+    with 95 % (None: not known).
+    """
 
     source: float
     result: float
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Embeddings:
     rank_correlation: float | None = None
     nearest_kept: float | None = None
     nearest: int | None = None
+    low: float | None = None  # between which the mean cosine of all such samples lies with 95 %
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Comparison:
     loss: Both | None = None
     accuracy: Both | None = None
     scored: int | None = None
+    scores: Mapping[str, Both] = field(default_factory=dict)  # by the names of another program's metrics (lm-eval)
 
     @classmethod
     def from_dict(cls, data: Json) -> Comparison:
@@ -88,17 +95,20 @@ class Comparison:
             loss=take.part("loss", both_of),
             accuracy=take.part("accuracy", both_of),
             scored=take("scored", int),
+            scores={name: both_of(value) for name, value in take("scores", dict, {}).items()},
         )
 
     def as_dict(self) -> JsonObject:
         """The comparison for `surgery.json`, without what was not measured."""
-        return {key: plain(value) for key, value in named(self).items() if value is not None}
+        found = {key: plain(value) for key, value in named(self).items() if value is not None}
+        return found if self.scores else {key: value for key, value in found.items() if key != "scores"}
 
 
 def both_of(data: Json) -> Both:
     """A pair of figures of source and result; DamagedRecord where one is missing."""
     take = Taker(data, "compared")
-    return Both(take("source", float, needed=True), take("result", float, needed=True))
+    source, result = (take(name, float, needed=True) for name in ("source", "result"))
+    return Both(source, result, take("low", float), take("high", float))
 
 
 def embeddings_of(data: Json) -> Embeddings:
@@ -110,6 +120,8 @@ def embeddings_of(data: Json) -> Embeddings:
         take("rank_correlation", float),
         take("nearest_kept", float),
         take("nearest", int),
+        take("low", float),
+        take("high", float),
     )
 
 
@@ -291,8 +303,10 @@ class SurgeryRecord:
         return next((tower for tower in TOWERS if section == f"{tower}_config"), None)
 
     def trained(self) -> SurgeryRecord:
-        """The record of the same model after a training, in a folder that is another one."""
-        return replace(self, initialised=TRAINED, files=())
+        """The record of the same model after a training, in a folder that is another one. What was judged was the
+        model before it.
+        """
+        return replace(self, initialised=TRAINED, files=(), judged={})
 
 
 TOWERS = ("text", "vision", "audio")
@@ -378,7 +392,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "as_dict"):
         return value.as_dict()
     if isinstance(value, Both | Embeddings):
-        return named(value)
+        return {key: item for key, item in named(value).items() if item is not None or key not in ("low", "high")}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import say
 
@@ -119,7 +120,12 @@ ClassAttention = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")]
-SourceName = Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)]
+SourceName = Annotated[
+    str,
+    typer.Argument(
+        autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
+    ),
+]
 WhichDevice = Annotated[
     str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")
 ]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import (
     AllowPickle,
     AsJson,
@@ -24,7 +25,10 @@ from leansurgeon.errors import UsageError, short
 
 
 def heads(
-    model: Annotated[str, typer.Argument(help="Folder, run, hub id or timm/NAME.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.", show_default=False),
+    ],
     data: Annotated[
         str | None,
         typer.Option(

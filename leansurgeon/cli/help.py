@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 PANELS = {
     "Shape": "heads layers head_dim mlp_dim mlp_ratio params memory latency tower class_attention sweep_heads",
-    "Data": "data columns calibrate judge time recipe sets set train label samples calibration_samples judge_samples",
+    "Data": "data lm_eval limit against columns calibrate judge "
+    "time recipe sets set train label samples calibration_samples judge_samples",
     "Method": "init method keep more_heads heal heal_time fit balance uncalibrated prune reduction normalize ablate "
     "curve lora new_tokenizer distill",
     "Output": "out workspace as_json force html plots format dry_run compare proof push public",
@@ -39,6 +40,7 @@ EXAMPLES = {
     "plan": ["leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40"],
     "kappa": ["leansurgeon kappa my-model --data texts/"],
     "heads": ["leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned"],
+    "judge": ["leansurgeon judge runs/lean --data texts/", "leansurgeon judge runs/lean --lm-eval arc_easy,piqa"],
     "bench": ["leansurgeon bench digits-vit --sweep-heads 4,8"],
     "inspect": ["leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"],
     "diff": ["leansurgeon diff vit-b deit-b"],
@@ -47,6 +49,7 @@ EXAMPLES = {
     "paper": ["leansurgeon paper --table 4"],
     "list": ["leansurgeon recipes list"],
     "show": ["leansurgeon recipes show digits-vit"],
+    "schema": ["leansurgeon recipes schema"],
     "copy": ["leansurgeon recipes copy digits-vit my-recipe.yaml"],
 }
 

@@ -14,15 +14,16 @@ import typer.core
 
 import leansurgeon
 from leansurgeon import streams
-from leansurgeon.cli.bench import bench
 from leansurgeon.cli.common import let_go
 from leansurgeon.cli.heads import heads
 from leansurgeon.cli.help import Command, Group
-from leansurgeon.cli.kappa import kappa
 from leansurgeon.cli.look.diff import diff
 from leansurgeon.cli.look.families import families
 from leansurgeon.cli.look.inspect import inspect
 from leansurgeon.cli.look.undo import undo
+from leansurgeon.cli.measure.bench import bench
+from leansurgeon.cli.measure.judge import judge
+from leansurgeon.cli.measure.kappa import kappa
 from leansurgeon.cli.paper import paper
 from leansurgeon.cli.plan import plan
 from leansurgeon.cli.recipes import recipes
@@ -103,7 +104,7 @@ def root(
 
 PANELS = {
     "Cut, train, compare": (shrink, retrain, report, run, search),
-    "Measure": (plan, kappa, heads, bench),
+    "Measure": (plan, judge, kappa, heads, bench),
     "Look": (inspect, diff, undo, families),
     "Reproduce": (paper,),
 }

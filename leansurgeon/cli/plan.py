@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import (
     AllowPickle,
     AsJson,
@@ -59,7 +60,11 @@ def plan(
     world_size: Annotated[int | None, typer.Option(help="GPUs of a DDP training.", show_default=False)] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", show_default=False),
+        typer.Option(
+            autocompletion=completion.gpus,
+            help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?",
+            show_default=False,
+        ),
     ] = None,
     calibrate: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""`leansurgeon recipes list | show | copy`: the recipes that come with leansurgeon."""
+"""`leansurgeon recipes list | show | copy | schema`: the recipes that come with leansurgeon."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.help import Command, Group
 from leansurgeon.errors import UsageError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 recipes = typer.Typer(
     cls=Group,
-    help="The recipes that come with leansurgeon: list them, show one, copy one to change it.",
+    help="The recipes that come with leansurgeon: list them, show one, copy one to change it; their schema.",
     no_args_is_help=True,
 )
 
@@ -43,7 +44,9 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
 
 @recipes.command(cls=Command)
 def show(
-    name: Annotated[str, typer.Argument(help="A name from `recipes list`, or a file.")],
+    name: Annotated[
+        str, typer.Argument(autocompletion=completion.recipes, help="A name from `recipes list`, or a file.")
+    ],
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Laid upon its base, with every default: one whole recipe.")
     ] = False,
@@ -59,13 +62,14 @@ def show(
 
 @recipes.command(cls=Command)
 def copy(
-    name: Annotated[str, typer.Argument(help="A name from `recipes list`.")],
+    name: Annotated[str, typer.Argument(autocompletion=completion.recipes, help="A name from `recipes list`.")],
     to: Annotated[
         str | None, typer.Argument(help="File or folder (made if it ends in /) to write; default: NAME.yaml here.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
 ) -> None:
     """Copy a recipe here, to change it and use it by its path."""
+    from leansurgeon.training.recipe import editors
     from leansurgeon.training.recipe import reading as recipefile
     from leansurgeon.training.runs import folder as runfolder
 
@@ -82,8 +86,16 @@ def copy(
             raise UsageError(f"The folder {to} cannot be made: {error.strerror}.") from None
     if not target.parent.is_dir():
         raise UsageError(f"There is no folder {target.parent} to copy to.")
-    runfolder.write_text(target, recipefile.text_of(source))
+    runfolder.write_text(target, editors.copied(recipefile.text_of(source), target))
     print(target)
+
+
+@recipes.command(cls=Command)
+def schema() -> None:
+    """Print the JSON schema of recipe files, by which editors check and complete them."""
+    from leansurgeon.training.recipe.editors import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
 
 
 def _row(name: str, recipe: Recipe) -> Mapping[str, str]:

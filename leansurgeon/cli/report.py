@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli import completion
+
 
 def report(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN|MODEL ...]", help="Runs, shrunk models, or folders of them. Default: all in the workspace."
+            autocompletion=completion.models,
+            metavar="[RUN|MODEL ...]",
+            help="Runs, shrunk models, or folders of them. Default: all in the workspace.",
         ),
     ] = None,
     format: Annotated[str, typer.Option(help="table, markdown, csv, json or latex.")] = "table",

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon import clock
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import Public, PushTo, TrustRemoteCode, destination, pushed, say
 from leansurgeon.errors import Terminated, UsageError
 
@@ -21,7 +22,10 @@ from leansurgeon.errors import Terminated, UsageError
 def retrain(
     model: Annotated[
         Path | None,
-        typer.Argument(help="Model folder or run folder; default: the newest shrunk model in the workspace."),
+        typer.Argument(
+            autocompletion=completion.models,
+            help="Model folder or run folder; default: the newest shrunk model in the workspace.",
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -46,7 +50,12 @@ def retrain(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", "-r", help="A shipped recipe or a file; default: the one of the model's preset."),
+        typer.Option(
+            "--recipe",
+            "-r",
+            autocompletion=completion.recipes,
+            help="A shipped recipe or a file; default: the one of the model's preset.",
+        ),
     ] = None,
     sets: Annotated[
         list[str] | None,

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import AsJson, TrustRemoteCode, say, seed_list
 from leansurgeon.errors import UsageError
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="Name of a shipped experiment, or a .yaml file.", show_default=False)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completion.recipes, help="Name of a shipped experiment, or a .yaml file.", show_default=False
+        ),
+    ],
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="Change a key: --set train.duration=5ep.", show_default=False)
     ] = None,

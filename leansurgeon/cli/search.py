@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, say, seed_list
 from leansurgeon.commands import search as command
 from leansurgeon.errors import short
@@ -59,6 +60,7 @@ def search(
         typer.Option(
             "--recipe",
             "-r",
+            autocompletion=completion.recipes,
             help="Train candidates by this recipe; default: heal them, or the preset's recipe.",
             show_default=False,
         ),

@@ -264,15 +264,10 @@ def judged_on(
     """The record with the result's outputs on batches of `other` that had no part in the making, written into its
     folder.
     """
-    from leansurgeon.checkpoints import record
-    from leansurgeon.checkpoints.proof.prove import prove
-    from leansurgeon.surgery.shrink import predicts_words
+    from leansurgeon.surgery.check import judged
 
-    causal = predicts_words(other) and other.task.head == "causal-lm"
-    kind = "causal-lm" if causal else "plain"
     say(f"Judging on {name} ...")
-    account = prove(folder, made.proof.parameters, source=opened.folder, batches=batches, kind=kind)
-    return record.write(folder, replace(made, judged={**made.judged, name: account.compared}))
+    return judged.note(folder, made, {name: judged.on_data(other, opened, folder, made.proof.parameters, batches)})
 
 
 def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:

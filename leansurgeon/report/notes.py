@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leansurgeon.errors import plural
 from leansurgeon.report.evidence.kappa import Kappa
+from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.humans import plain
 from leansurgeon.report.rows.expected import Expected, expectations
 from leansurgeon.report.rows.rows import Note, Row, Section, heals, kept_start
@@ -36,6 +37,7 @@ def setting(section: Section) -> list[str]:
 def notes(section: Section, kappa: bool = False) -> list[Note]:
     """How the numbers came about, in as few sentences as honesty allows. With `kappa`, for a table of layers only."""
     found = [] if kappa else [*of_quality(section), *of_expectations(section)]
+    found += [] if kappa else of_judged(section)
     found += of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
     found += [] if kappa else of_memory([row for row in section.rows if row.memory])
     if section.kind == "runs" and len(section.rows) > 1 and not kappa:
@@ -90,6 +92,21 @@ def of_expectations(section: Section) -> list[Note]:
         differs = any(one.agrees is False for one in several)
         notes.append(Note(f"The recipe, as it is shipped, expects of {name}: {said}.", "quality", caveat=differs))
     return notes
+
+
+def of_judged(section: Section) -> list[Note]:
+    """One sentence for every data that a model was judged on (`shrink --judge`, `judge`), against its source."""
+    return [
+        Note(f"{row.name}{seed(row, run)} on {name}: {says}", "quality")
+        for row in section.rows
+        for run in row.runs
+        for name, says in run.judged
+    ]
+
+
+def seed(row: Row, run: Run) -> str:
+    """` (seed 1)` where a row has several."""
+    return f" (seed {run.summary.seed})" if len(row.runs) > 1 else ""
 
 
 def expected_text(one: Expected, section: Section) -> str:

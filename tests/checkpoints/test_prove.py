@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from scipy import stats
 
 from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.record import Both
@@ -15,14 +16,19 @@ from tests.support.command_line import leansurgeon
 from tests.support.processes import proofs
 
 RESULT = {"output": [2, 5, 7], "count": 8, "loss_sum": 4.0, "right": 6, "finite": True}
+RESULT["samples"] = [[1.0, 4, 3], [3.0, 4, 3]]  # loss, labels and right answers of each sample
 SAME = {"rows": 10, "max_difference": 1e-5, "spread": 2.0, "relative_error": 1e-6, "cosine": 1.0}
-SOURCE = RESULT | {"loss_sum": 2.0, "differences": SAME}
+SOURCE = RESULT | {"loss_sum": 2.0, "differences": SAME, "samples": [[0.5, 4, 3], [1.5, 4, 3]]}
 
 
 def test_what_is_compared():
     found = prove.against(SOURCE, RESULT, "held-out data", exact=True)
-    assert found.done and found.loss == Both(0.25, 0.5) and found.scored == 8
-    assert found.accuracy == Both(0.75, 0.75) and found.data == "held-out data"
+    assert found.done and (found.loss.source, found.loss.result, found.scored) == (0.25, 0.5, 8)
+    wanted = stats.ttest_rel([1.0 / 4, 3.0 / 4], [0.5 / 4, 1.5 / 4]).confidence_interval(0.95)
+    assert (found.loss.low, found.loss.high) == pytest.approx((wanted.low, wanted.high))
+    assert found.accuracy == Both(0.75, 0.75, 0.0, 0.0) and found.data == "held-out data"
+    alone = [account | {"samples": account["samples"][:1]} for account in (SOURCE, RESULT)]
+    assert prove.against(*alone, "noise", exact=True).loss == Both(0.25, 0.5)  # of one sample nothing is known
 
 
 @pytest.mark.parametrize(

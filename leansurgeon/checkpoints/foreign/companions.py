@@ -14,6 +14,7 @@ from pathlib import Path
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.files import is_name
 
 NAMES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -22,6 +23,7 @@ NAMES = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
     "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
 )  # fmt: skip
+MODULES, MODULE = "modules.json", ("config.json", "model.safetensors")  # sentence-transformers: a folder a module
 
 
 LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 million
@@ -29,7 +31,7 @@ LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 
 
 def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
-    names = [name for name in (*NAMES, *also) if (source / name).is_file()]
+    names = [name for name in dict.fromkeys((*NAMES, *also, *of_modules(source))) if (source / name).is_file()]
     for name in names:
         refuse_elsewhere(source, name)
         if (size := (source / name).stat().st_size) > LARGEST:
@@ -38,6 +40,18 @@ def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
                 "Put the right file in its place, or take it away.",
             )
     return names
+
+
+def of_modules(source: Path) -> list[str]:
+    """Files of what sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it;
+    what is no plain name of a folder there is left out.
+    """
+    try:
+        said = jsonfile.read(source / MODULES, raising=UnsupportedModel) if (source / MODULES).is_file() else []
+    except UnsupportedModel:
+        return []  # copied as it is, and not for us to judge
+    paths = [part.get("path") for part in said if isinstance(part, dict)] if isinstance(said, list) else []
+    return [f"{path}/{name}" for path in paths if isinstance(path, str) and is_name(path) for name in MODULE]
 
 
 def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:

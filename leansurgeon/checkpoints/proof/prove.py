@@ -17,6 +17,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures import infer
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
+from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
@@ -97,8 +98,12 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
     if result["count"]:
         right = {"source": original["right"] / original["count"], "result": result["right"] / result["count"]}
         loss = {"source": mean_loss(original), "result": mean_loss(result)}
-        scored = {"loss": loss, "accuracy": right, "scored": result["count"]}
-    found = Comparison.from_dict({"done": True, "data": data, **original["differences"], **scored})
+        loss |= certain(original, result, 0)
+        scored = {"loss": loss, "accuracy": right | certain(original, result, 2), "scored": result["count"]}
+    differences = dict(original["differences"])
+    if (cosines := differences.pop("cosines", [])) and (found := paired.interval(cosines)):
+        differences["embeddings"] = differences["embeddings"] | {"low": found[0], "high": min(found[1], 1.0)}
+    found = Comparison.from_dict({"done": True, "data": data, **differences, **scored})
     if exact and found.max_difference > EXACT * found.spread:
         raise LeanSurgeonError(
             f"The plan promises the same function, and outputs differ by {found.max_difference:.2g} where their "
@@ -106,6 +111,15 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
             "Nothing was kept. Please report this.",
         )
     return found
+
+
+def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict[str, float]:
+    """The interval of a score's difference, result less source, from the scores of every sample: 0 is the loss, 2 the
+    right answers. Empty for a single sample.
+    """
+    both = list(zip(original["samples"], result["samples"], strict=True))
+    found = paired.interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
+    return {"low": found[0], "high": found[1]} if found else {}
 
 
 def not_done(why: str) -> Comparison:

@@ -75,8 +75,10 @@ def forward(model, inputs: dict):
 
 
 def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
-    """Sums of the loss over all batches, and the outputs (rows, values) of real tokens as long as there is room."""
-    rows, pooled, loss, count, right, room = [], [], 0.0, 0, 0, ROOM
+    """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), and the outputs
+    (rows, values) of real tokens as long as there is room.
+    """
+    rows, pooled, samples, room = [], [], [], ROOM
     shape, finite = [], True
     for batch in batches:
         labels = batch.get("labels")
@@ -90,10 +92,11 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
         classes = labels is not None and not labels.is_floating_point()
         if classes and output.dim() == labels.dim() + 1 and int(labels.max()) < output.shape[-1]:
             logits, wanted = (output[:, :-1], labels[:, 1:]) if kind == "causal-lm" else (output, labels)
-            logits, wanted = logits.flatten(0, -2), wanted.flatten()
-            loss += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100))
-            count += int((wanted != -100).sum())
-            right += int((logits.argmax(-1) == wanted).sum())
+            flat, size = logits.flatten(0, -2), (len(wanted), -1)
+            losses = torch.nn.functional.cross_entropy(flat, wanted.flatten(), reduction="none", ignore_index=-100)
+            hits = flat.argmax(-1) == wanted.flatten()
+            parts = (losses, wanted.flatten() != -100, hits)
+            samples += torch.stack([part.double().view(size).sum(1) for part in parts], dim=1).tolist()
         if output.dim() == 3 and not predicts:  # embeddings of sentences, as their users pool them
             weight = torch.ones(output.shape[:2]) if real is None else real.float()
             pooled.append((output * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1))
@@ -101,7 +104,9 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
         flat = flat[: room // flat.shape[-1]]
         room -= flat.numel()
         rows.append(flat)
-    sums = {"loss_sum": loss, "count": count, "right": right, "output": shape, "finite": finite}
+    loss, count, right = (sum(sample[i] for sample in samples) for i in range(3))
+    sums = {"loss_sum": float(loss), "count": int(count), "right": int(right), "output": shape, "finite": finite}
+    sums["samples"] = samples
     return sums, [torch.cat(rows), torch.cat(pooled) if pooled else torch.zeros(0, 1)]
 
 
@@ -179,6 +184,7 @@ def differences(source: list, result: list, torch) -> dict:
         _, pooled = compare_rows(source[1], result[1], torch)
         low = torch.quantile(pooled, 0.01)
         found["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
+        found["cosines"] = pooled.tolist()
         found["embeddings"] |= neighbours(source[1], result[1], torch)
     return found
 

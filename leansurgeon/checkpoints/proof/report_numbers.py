@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-from leansurgeon.checkpoints.record import Comparison, Embeddings
+from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
 
 Line: TypeAlias = dict[str, str]  # cells of a table by their column's head
 
@@ -53,11 +53,23 @@ def of_embeddings(found: Embeddings | None) -> list[tuple[str, float | None]]:
         return []
     kept = None if found.nearest_kept is None else 100 * found.nearest_kept
     return [
-        ("cosine of embeddings {:.4f}", found.cosine),
+        (f"cosine of embeddings {{:.4f}}{between(found, '.4f')}", found.cosine),
         ("1 % of them below {:.3f}", found.first_percentile),
         ("order of their similarities {:.3f} (Spearman)", found.rank_correlation),
         (f"{{:.0f}} % of the {found.nearest} nearest kept", kept),
     ]
+
+
+def difference(both: Both, form: str, times: float = 1.0, unit: str = "") -> str:
+    """`; difference +0.101 to +0.117, 95 %`, where the samples say so much."""
+    if both.low is None or both.high is None:
+        return ""
+    return f"; difference {times * both.low:{form}} to {times * both.high:{form}}{unit}, 95 %"
+
+
+def between(found: Embeddings, form: str) -> str:
+    """` (0.9401 to 0.9440, 95 %)`, where the samples say so much."""
+    return "" if found.low is None or found.high is None else f" ({found.low:{form}} to {found.high:{form}}, 95 %)"
 
 
 def sentence(compared: Comparison | None, language: bool) -> str:
@@ -66,6 +78,12 @@ def sentence(compared: Comparison | None, language: bool) -> str:
         return "Not compared with the source: give --calibrate DATA to measure what is left of it."
     if not compared.done:
         return f"Not compared with the source: {compared.why}."
+    if compared.scores:
+        said = [
+            f"{name} {both.result:.4g} (source {both.source:.4g}{difference(both, '+.3g')})"
+            for name, both in compared.scores.items()
+        ]
+        return f"On {compared.scored or 0:,} documents: {', '.join(said)}."
     noise = compared.data == "noise"
     where = f"On {compared.rows or 0:,} {'' if noise else 'held-out '}outputs{' (noise as input)' if noise else ''}"
     known = [
@@ -79,10 +97,11 @@ def sentence(compared: Comparison | None, language: bool) -> str:
         parts[0] += f" where their spread is {compared.spread:.3g}"
     if compared.loss:
         a, b = compared.loss.source, compared.loss.result
-        parts.append(f"loss {b:.3f} (source {a:.3f})")
+        parts.append(f"loss {b:.3f} (source {a:.3f}{difference(compared.loss, '+.3f')})")
         if language:
             parts.append(f"perplexity {perplexity(b)} (source {perplexity(a)})")
         elif compared.accuracy:
             a, b = compared.accuracy.source, compared.accuracy.result
-            parts.append(f"accuracy {100 * b:.1f} % (source {100 * a:.1f} %) of {compared.scored or 0:,}")
+            points = difference(compared.accuracy, "+.1f", 100, " points")
+            parts.append(f"accuracy {100 * b:.1f} % (source {100 * a:.1f} %{points}) of {compared.scored or 0:,}")
     return f"{where}: {', '.join(parts)}."

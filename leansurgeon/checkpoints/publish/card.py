@@ -25,12 +25,13 @@ from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRec
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
 from leansurgeon.reading.files import writable
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import Json, JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.architectures.base import Config
 
 TAG = "leansurgeon"
+JUDGED = "## On other data"
 OF_THE_SOURCE = ("model-index", "eval_results", "base_model_relation")  # what is said of the source's own weights
 # What a model with such a class is for, as the hub has it.
 PIPELINES = {
@@ -164,6 +165,7 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
         found.append(("nearest_kept", f"share of the {e.nearest} nearest that are kept", e.nearest_kept))
     elif compared.cosine is not None:
         found.append(("cosine_similarity", "cosine of outputs to the source's", compared.cosine))
+    found += [(name, f"{name} (source: {both.source:.4g})", both.result) for name, both in compared.scores.items()]
     found.append(("relative_error", "relative error of outputs, against the source's", compared.relative_error))
     found.append(("max_difference", "largest difference of outputs to the source's", compared.max_difference))
     metrics = (Metric(kind, words, value) for kind, words, value in found if value is not None)
@@ -220,6 +222,33 @@ def rename(folder: Path, name: str) -> None:
     for entry in head.get("model-index") or []:
         entry["name"] = name
     write_durably(file, text_of(head, f"# {name}\n" + text.partition("\n")[2]))
+
+
+def judge(folder: Path, made: SurgeryRecord) -> None:
+    """Put what a result was judged on into its card: a section of sentences, and the figures among those of the front
+    matter, in place of older ones on the same data. A folder without a card that can be read stays as it is.
+    """
+    try:
+        head, text = modelcard.front_matter(folder), modelcard.body(folder)
+    except LeanSurgeonError:
+        return
+    found = [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
+    task = str(head.get("pipeline_tag", "other"))
+    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, found):
+        known = {result["dataset"]["name"] for result in new[0]["results"]}
+        older = [entry for entry in head.get("model-index") or [] if isinstance(entry, dict)]
+        kept = [r for entry in older for r in entry.get("results") or [] if name_of_data(r) not in known]
+        head["model-index"] = [{**new[0], "results": [*kept, *new[0]["results"]]}]
+    rest = re.sub(rf"\n*^{JUDGED}\n.*?(?=^## |\Z)", "\n\n", text, flags=re.MULTILINE | re.DOTALL).rstrip("\n")
+    lines = [f"- {public(name)}: {sentence(one, made.language)}" for name, one in made.judged.items()]
+    said = "Which had no part in the making; source and result on the same samples."
+    write_durably(folder / modelcard.CARD, text_of(head, "\n".join([rest, "", JUDGED, "", said, "", *lines]) + "\n"))
+
+
+def name_of_data(result: JsonObject) -> Json:
+    """The name of the data of one result in a card's `model-index`."""
+    data = result.get("dataset") if isinstance(result, dict) else None
+    return data.get("name") if isinstance(data, dict) else None
 
 
 def text_of(head: JsonObject, text: str) -> str:

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help="Preset, folder, run, hub id or timm/NAME.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="The other one.", show_default=False)],
+    a: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
+        ),
+    ],
+    b: Annotated[str, typer.Argument(autocompletion=completion.sources, help="The other one.", show_default=False)],
     as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,

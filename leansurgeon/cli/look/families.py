@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import AsJson, say
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
@@ -25,7 +26,8 @@ def families(
     types: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Types as in config.json, with flags as in 'gpt2?n_inner=64', or timm/NAME; none: all types."
+            autocompletion=completion.families,
+            help="Types as in config.json, with flags as in 'gpt2?n_inner=64', or timm/NAME; none: all types.",
         ),
     ] = None,
     timm: Annotated[bool, typer.Option("--timm", help="Models of timm as well: one or more of every family.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import AsJson, Force, TrustRemoteCode, hold, say
 from leansurgeon.words import wrap
 
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def undo(
-    model: Annotated[str, typer.Argument(help="A folder that leansurgeon has written.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completion.models, help="A folder that leansurgeon has written.", show_default=False
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: AsJson = False,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from leansurgeon.report import humans
+from leansurgeon.report.charts.anatomy import of_cuts
 from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, lines, stacked
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis, steep_until
@@ -222,6 +223,7 @@ def prediction_of(row: Row) -> predicted.Predicted | None:
 OF_SECTION: dict[str, tuple[Callable[[Section], list[Chart]], ...]] = {
     "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters, parameters_by_part),
     "Training curves": (metric_by_epoch, loss_by_epoch),
+    "What was cut, and why": (of_cuts,),
     "Conditioning": (kappa_by_layer,),
     "Head importance": (of_heads,),
     "Memory and speed": (predicted_memory,),

@@ -10,13 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints.taker import NAME
 from leansurgeon.reading.jsonfile import Json
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.predicted import Predicted, predicted_of, setting_of
 from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
-from leansurgeon.report.evidence.surgery import Cut, cut_of
+from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.report.evidence.values import figures, part, text, whole, words
+from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Summary
 
@@ -62,6 +64,7 @@ class Run:
     began_trained: bool = False  # its first weights had learned something, here or elsewhere
     init_std: float | None = None  # of weights that were drawn
     expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what its recipe expects of each arm
+    judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
 
     @property
     def part(self) -> summary.Part | None:
@@ -124,6 +127,7 @@ def model(entry: Entry) -> Run:
         parameters_of_source=whole(of_plan(entry.data, "parameters_before")),
         parts=parts_of(after),
         shape=shape_of(of_plan(entry.data, "after")),
+        judged=judged_of(entry.data),
     )
 
 
@@ -150,6 +154,7 @@ def training(entry: Entry) -> Run:
         began_trained=transferred or text(part(surgery, "initialised")) not in ("", "fresh"),
         init_std=found.model.init_std if fresh else None,
         expected=expected_of(found.recipe.get("expected")),
+        judged=judged_of(folder.left_by(entry.path / runfolder.BEST, NAME)),
     )
 
 

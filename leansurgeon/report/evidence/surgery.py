@@ -116,6 +116,15 @@ def cut_of(data: Json) -> Cut | None:
     )
 
 
+def judged_of(data: Json) -> tuple[tuple[str, str], ...]:
+    """The data that a model was judged on, by name, and what was found, in a sentence; empty where nothing was."""
+    try:
+        record = SurgeryRecord.from_dict(data)
+    except DamagedRecord:
+        return ()
+    return tuple((text(name), text(sentence(found, record.language))) for name, found in record.judged.items())
+
+
 def choice_of(decided: Mapping[str, Any]) -> Choice | None:
     """What the choice of layers and heads went by; None where nothing was decided."""
     if not decided:

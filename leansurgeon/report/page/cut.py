@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from leansurgeon.errors import plural
 from leansurgeon.report import humans
+from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.evidence.surgery import Candidate, Choice, Cut
 from leansurgeon.report.humans import NONE, listed
-from leansurgeon.report.page.blocks import Block, Group, Line, Words, cell, grid, table
+from leansurgeon.report.page.blocks import Block, Group, Line, Words, cell, figures, grid, table
 from leansurgeon.report.page.results import chosen
 from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
 from leansurgeon.report.tables.columns import Column
@@ -41,7 +42,7 @@ def surgeries(section: Section) -> list[Block]:
     if not made:
         return []
     shapes = grid("Shape, and parameters by part", section.rows, named(chosen(section, SHAPES))) if together else []
-    return [*shapes, *made]
+    return [*shapes, *figures(of_section(section, "What was cut, and why")), *made]
 
 
 def named(found: Sequence[Column]) -> list[Column]:

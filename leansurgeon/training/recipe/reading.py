@@ -20,25 +20,9 @@ from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import files, yamlfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
-from leansurgeon.version import PACKAGE
+from leansurgeon.training.recipe.shipped import bases, shipped
 
 _HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."
-
-
-def shipped() -> dict[str, Path]:
-    """Name -> file of the recipes that come with leansurgeon (in the wheel, or beside the package in a checkout)."""
-    return _in_folder(".")
-
-
-def bases() -> dict[str, Path]:
-    """Name -> file of what shipped recipes have in common: no recipes, but `base` of recipes."""
-    return _in_folder("bases")
-
-
-def _in_folder(name: str) -> dict[str, Path]:
-    package = PACKAGE.resolve()
-    folder = next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), None)
-    return {path.stem: path for path in sorted((folder / name).glob("*.yaml"))} if folder else {}
 
 
 def find(name_or_path: str) -> Path:

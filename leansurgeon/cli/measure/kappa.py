@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from leansurgeon.cli import completion
 from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
 from leansurgeon.commands import kappa as command
 from leansurgeon.commands.kappa import PROBES, SAMPLES
 
 
 def kappa(
-    model: Annotated[str, typer.Argument(help="Folder, run, hub id or timm/NAME.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.", show_default=False),
+    ],
     data: Annotated[
         str | None,
         typer.Option(

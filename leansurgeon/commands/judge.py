@@ -1,0 +1,124 @@
+"""Judge: quality before and after, on what the user cares about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.words import wrap
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import Comparison
+    from leansurgeon.checkpoints.source import Source
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found by the name of the data, of which model `against` which; `language`: losses are those of words."""
+
+    model: str
+    against: str
+    found: dict[str, Comparison]
+    language: bool
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        results = {name: one.as_dict() for name, one in self.found.items()}
+        return {"schema_version": 1, "model": self.model, "against": self.against, "judged": results}
+
+    def told(self) -> str:
+        """The same for a person."""
+        from leansurgeon.checkpoints.proof.report_numbers import sentence
+
+        lines = [wrap(f"{name}: {sentence(one, self.language)}") for name, one in self.found.items()]
+        return "\n".join(line for several in lines for line in several)
+
+
+def judge(
+    model: str,
+    data: str | None,
+    tasks: str | None,
+    say: Say,
+    *,
+    against: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    allow_pickle: bool = False,
+) -> Judged:
+    """Judge a model and the one that it was cut from (or `against`) on `data` as `--calibrate` takes it, and on `tasks`
+    of lm-evaluation-harness; kept in the model's record and card, where it has one and was not named another.
+
+    Raises `UsageError` where there is nothing to judge on or to compare with; and what opening and measuring raise.
+    """
+    if not data and not tasks:
+        raise UsageError("Nothing to judge on.", "Give --data FILES, --lm-eval TASKS, or both.")
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.check import judged
+
+    with ExitStack() as keep:
+        opened = open_source(model, allow_pickle=allow_pickle, keep=keep)
+        if opened.folder is None:
+            raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
+        origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
+        found = on_all(opened, origin, data, tasks, limit, seed, say)
+        language = predicts_words(opened)
+        if opened.record and against is None:
+            judged.note(opened.folder, opened.record, found, language=language)
+            say(f"Kept in {opened.folder}: surgery.json and the model card.")
+    return Judged(model, origin.name, found, language)
+
+
+def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pickle: bool) -> Source:
+    """What the model is compared with: the one that was named, or the one that it was cut from."""
+    from leansurgeon.checkpoints import whereabouts
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.training.recipe.teacher import at_hand
+
+    hint = "Name the model to compare with: --against MODEL."
+    if against is None and opened.record is None:
+        raise UsageError(f"{opened.name} holds no surgery.json, so nobody knows what it was cut from.", hint)
+    if against is None:
+        origin = opened.record.source
+        place = None if origin.kind == "preset" else whereabouts.find(origin) or at_hand(origin, opened.folder)
+        if place is None:
+            what = "a preset, which knows nothing" if origin.kind == "preset" else "not on this machine"
+            raise UsageError(f"{origin.name}, from which it was cut, is {what}.", hint)
+        against = str(place)
+    found = open_source(against, allow_pickle=allow_pickle, keep=keep)
+    if found.folder is None:
+        raise UsageError(f"'{against}' is a preset and has no weights to compare with.", hint)
+    return found
+
+
+def on_all(
+    opened: Source, origin: Source, data: str | None, tasks: str | None, limit: int | None, seed: int, say: Say
+) -> dict[str, Comparison]:
+    """Both models on the data and the tasks that were named."""
+    from leansurgeon.measure import harness
+    from leansurgeon.surgery.check import judged
+    from leansurgeon.training.runs.sample_data import data_to_measure
+
+    found = {}
+    if tasks:  # a task that is not there is known at once
+        harness.named(tasks)
+        harness.harness()
+    if data:
+        sample = data_to_measure(origin, data, origin.name, "Judging", None, seed, say)
+        say(f"Judging on {data} ...")
+        found[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total)
+    if tasks:
+        found |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
+    return found
+
+
+def predicts_words(opened: Source) -> bool:
+    """Whether the model's loss is that of words, so that its exponential is a perplexity."""
+    from leansurgeon.measure.data.calibration import LANGUAGE, head_of
+
+    return head_of(opened) in LANGUAGE

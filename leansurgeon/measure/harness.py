@@ -1,0 +1,127 @@
+"""Tasks of lm-evaluation-harness on a result and its source: the same documents, so that their scores can be paired.
+
+Needs the extra `lm-eval`. The harness loads both models with plain transformers.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints.proof import paired
+from leansurgeon.checkpoints.proof.prove import how_to_load
+from leansurgeon.checkpoints.record import Both, Comparison
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import files
+
+LIMIT = 2**20  # bytes of a task's file
+KEPT = "lm-eval "  # before a task's name, where it stands among other data
+
+Scores = dict[str, dict[int, tuple[float, float]]]  # of each metric: document -> sum and weight
+
+
+def named(tasks: str) -> tuple[list[str], list[str]]:
+    """`arc_easy,my_task.yaml` as names of tasks, and the folders in which tasks of one's own lie. Raises `UsageError`
+    for a file that is not there or names no task.
+    """
+    names, folders = [], []
+    for word in filter(None, (word.strip() for word in tasks.split(","))):
+        if not word.endswith((".yaml", ".yml")):
+            names.append(word)
+            continue
+        found = re.search(r"^task:\s*[\"']?([\w.-]+)", files.read_text(Path(word), LIMIT), re.MULTILINE)
+        if found is None:
+            raise UsageError(f"{word} names no task of lm-evaluation-harness.", "It needs a line such as `task: mine`.")
+        names.append(found[1])
+        folders.append(str(Path(word).resolve().parent))
+    if not names:
+        raise UsageError("--lm-eval names no task.", "Give names such as arc_easy, or a task's YAML file.")
+    return names, list(dict.fromkeys(folders))
+
+
+def judged(
+    tasks: str, source: Path, result: Path, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Comparison]:
+    """Every metric of every task for the models in both folders, with the interval of the difference, by task.
+
+    `limit` takes the first so many documents of each. Raises `UsageError` where the harness is not installed, does not
+    know a task or cannot have its data.
+    """
+    evaluate, manager = harness()
+    names, folders = named(tasks)
+    known = manager(include_path=folders or None)
+    if unknown := [name for name in names if name not in known.all_tasks]:
+        raise UsageError(f"lm-evaluation-harness knows no task {unknown[0]!r}.", "`lm-eval ls tasks` lists them.")
+    found = []
+    for what, folder in (("the source", source), ("the result", result)):
+        say(f"lm-eval on {what}: {', '.join(names)} ...")
+        arguments = {"pretrained": str(folder), "dtype": "float32"}
+        if how_to_load(folder, as_documented=True).get("trust"):
+            arguments["trust_remote_code"] = True
+        with redirect_stdout(sys.stderr):  # results go to stdout, and these are none yet
+            done = evaluate(
+                "hf",
+                model_args=arguments,
+                tasks=names,
+                task_manager=known,
+                limit=limit,
+                bootstrap_iters=0,
+                batch_size=8,
+                device=device(),
+            )
+        found.append({name: scores(samples) for name, samples in done["samples"].items()})
+    before, after = found
+    return {KEPT + name: compared(before[name], after[name]) for name in before}
+
+
+def harness() -> tuple[Callable[..., Mapping[str, Any]], type]:
+    """Its evaluation and its catalogue of tasks. Raises `UsageError` where it is not installed."""
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise UsageError(
+            "--lm-eval needs lm-evaluation-harness.", "Install it: pip install 'leansurgeon[lm-eval]'."
+        ) from None
+    return simple_evaluate, TaskManager
+
+
+def device() -> str:
+    """Where the harness computes: on the accelerator, if there is one."""
+    import torch
+
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
+
+
+def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:
+    """Sum and weight of every metric of every document. A metric that the harness weighs (perplexity) gives a pair of
+    log-likelihood and words or bytes; it becomes a loss in nats.
+    """
+    found: Scores = {}
+    for sample in samples:
+        for name in sample["metrics"]:
+            value = sample[name]
+            if isinstance(value, (list, tuple)) and len(value) == 2:
+                found.setdefault(f"{name}, as nats", {})[sample["doc_id"]] = (-float(value[0]), float(value[1]))
+            elif isinstance(value, (int, float)):
+                found.setdefault(name, {})[sample["doc_id"]] = (float(value), 1.0)
+    return found
+
+
+def compared(before: Scores, after: Scores) -> Comparison:
+    """Each metric of both, with the interval of the difference over documents."""
+    found, documents = {}, 0
+    for name, old in before.items():
+        both = [(old[i], after[name][i]) for i in sorted(old) if i in after.get(name, {})]
+        if not both:
+            continue
+        weights = [a[1] for a, _ in both]
+        around = paired.interval([b[0] - a[0] for a, b in both], weights)
+        means = [sum(pair[side][0] for pair in both) / sum(weights) for side in (0, 1)]
+        found[name] = Both(*means, *(around or (None, None)))
+        documents = max(documents, len(both))
+    return Comparison(data="lm-eval", scores=found, scored=documents)

@@ -1,0 +1,135 @@
+"""A model before and after its surgery, drawn to scale: a column for every layer, a cell for every head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.report.charts.forms import Chart, data, finished
+from leansurgeon.report.charts.palette import LIGHT
+from leansurgeon.report.evidence.surgery import Cut
+from leansurgeon.report.humans import count
+from leansurgeon.report.rows.rows import Section
+from leansurgeon.shape import Shape
+
+if TYPE_CHECKING:
+    import altair as alt
+
+STAYS, GOES, NEW = "stays", "is cut out", "new heads"
+COLOURS = {STAYS: LIGHT["c0"], GOES: LIGHT["line"], NEW: LIGHT["c1"]}
+MOST = 4  # models of a section that are drawn
+CELLS = 1_500  # beyond so many, a layer is one bar
+TALL, UNIT = 84.0, 9.0  # of the larger block at most, and of one head at most
+ABOVE, BETWEEN, BELOW = 16.0, 24.0, 18.0  # words, lines from layer to layer, words
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of the two models: heads of every layer, where its layers and heads begin."""
+
+    heads: tuple[int, ...]
+    left: float
+    top: float
+    unit: float
+
+    @property
+    def bottom(self) -> float:
+        """Where its longest column ends."""
+        return self.top + self.unit * max(self.heads)
+
+
+def of_cuts(section: Section) -> list[Chart]:
+    """The first few models of a section whose layers or heads were changed. An experiment's arms are many, and its
+    tables say what they are.
+    """
+    if section.kind not in ("models", "runs"):
+        return []
+    known = [(row.name, row.cut) for row in section.rows if row.cut and drawable(row.cut)]
+    return [Chart(f"{name}-cut", f"{name}: {changes(cut)}", says(cut), drawing(cut)) for name, cut in known[:MOST]]
+
+
+def drawable(cut: Cut) -> bool:
+    """Whether layers or heads changed, and it is known which layers stayed."""
+    if cut.before is None or cut.after is None or len(cut.layers) != cut.after.depth:
+        return False
+    return heads_of(cut.before) != heads_of(cut.after) and max(cut.layers) < cut.before.depth
+
+
+def heads_of(shape: Shape) -> tuple[int, ...]:
+    """The number of heads of every layer."""
+    return tuple(stage.heads for stage in shape.stages for _ in range(stage.depth))
+
+
+def changes(cut: Cut) -> str:
+    """`30 to 24 layers, 9 to 18 heads`; what stays as it was is left out."""
+    pairs = [
+        (cut.before.column(key), cut.after.column(key), word) for key, word in (("depth", "layers"), ("heads", "heads"))
+    ]
+    return ", ".join(f"{old} to {new} {word}" for old, new, word in pairs if old != new)
+
+
+def spelled(shape: Shape) -> str:
+    """`30 layers of 9 heads`."""
+    return f"{shape.depth} layers of {shape.column('heads')} heads"
+
+
+def says(cut: Cut) -> str:
+    """Parameters before and after, and what the proof found."""
+    old, new = (side.get("total") for side in (cut.parameters_before, cut.parameters_after))
+    parameters = f"{count(old)} parameters become {count(new)}." if old and new else ""
+    return f"{parameters} {cut.compared}".strip()
+
+
+def drawing(cut: Cut) -> alt.LayerChart:
+    """The source above, the result below, and a line from each layer that stays to the one that it becomes."""
+    import altair as alt
+
+    before, after = heads_of(cut.before), heads_of(cut.after)
+    unit = min(UNIT, TALL / max(*before, *after))
+    source = Block(before, 0.0, ABOVE, unit)
+    result = Block(after, (len(before) - len(after)) / 2, source.bottom + BETWEEN, unit)
+    height = result.bottom + BELOW
+    x = alt.Scale(domain=[0, len(before)], nice=False, zero=False)
+    y = alt.Scale(domain=[0, height], range=[0, height], nice=False, zero=False)
+    place = {"x": alt.X("x:Q", scale=x, axis=None), "x2": "x2:Q", "y": alt.Y("y:Q", scale=y, axis=None), "y2": "y2:Q"}
+    marks = [*cells(source, cut, before=True), *cells(result, cut, before=False)]
+    found = [what for what in COLOURS if any(mark["what"] == what for mark in marks)]
+    legend = alt.Legend(orient="bottom", symbolStrokeWidth=0, symbolType="square")
+    fill = alt.Color(
+        "what:N", scale=alt.Scale(domain=found, range=[COLOURS[w] for w in found]), title=None, legend=legend
+    )
+    rects = alt.Chart(data(marks)).mark_rect().encode(**place, color=fill, description="says:N")
+    ways = [
+        {"x": kept + 0.5, "x2": result.left + i + 0.5, "y": source.bottom + 3, "y2": result.top - 3}
+        for i, kept in enumerate(cut.layers)
+    ]
+    rules = alt.Chart(data(ways)).mark_rule(color=LIGHT["quiet"], strokeWidth=0.7).encode(**place)
+    words = [
+        {"x": 0, "y": ABOVE - 7, "text": f"before: {spelled(cut.before)}"},
+        {"x": 0, "y": result.bottom + 11, "text": f"after: {spelled(cut.after)}"},
+    ]
+    labels = alt.Chart(data(words)).mark_text(align="left").encode(x=place["x"], y=place["y"], text="text:N")
+    return finished(alt.layer(rules, rects, labels), height=round(height))
+
+
+def cells(block: Block, cut: Cut, *, before: bool) -> Iterator[dict[str, Any]]:
+    """A rectangle for every head of every layer; for large models one for every layer and kind."""
+    whole = sum(block.heads) > CELLS
+    old = heads_of(cut.before)
+    for i, heads in enumerate(block.heads):
+        kinds = [GOES if before and i not in cut.layers else STAYS] * heads
+        if not before:
+            kinds[min(heads, old[cut.layers[i]]) :] = [NEW] * max(0, heads - old[cut.layers[i]])
+        runs = [(kind, kinds.index(kind), kinds.count(kind)) for kind in dict.fromkeys(kinds)] if whole else None
+        for kind, first, many in runs or [(kind, j, 1) for j, kind in enumerate(kinds)]:
+            top = block.top + first * block.unit
+            yield {
+                "what": kind,
+                "x": block.left + i + 0.1,
+                "x2": block.left + i + 0.9,
+                "y": top,
+                "y2": top + many * block.unit - min(1.0, block.unit / 4),
+                "says": f"{'before' if before else 'after'}, layer {i + 1}, "
+                f"{f'head {first + 1}' if many == 1 else f'{many} heads'}: {kind}",
+            }

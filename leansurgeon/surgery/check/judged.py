@@ -1,0 +1,40 @@
+"""A result and its source on data that had no part in the making: both on the same samples, with intervals, and noted
+in the result's record and card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.proof.prove import prove
+from leansurgeon.checkpoints.publish import card
+from leansurgeon.checkpoints.record import Comparison, SurgeryRecord
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.surgery.shrink import predicts_words
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.data.calibration import Batch, Calibration
+
+
+def on_data(
+    data: Calibration, source: Source, folder: Path, parameters: int, batches: Sequence[Batch] | None = None
+) -> Comparison:
+    """The outputs of the model in `folder`, which has so many parameters, against those of its source, on `batches` of
+    the data (None: all that nothing was fitted on). Raises what `prove` raises.
+    """
+    causal = predicts_words(data) and data.task.head == "causal-lm"
+    batches, kind = batches or [*data.guard, *data.heldout], "causal-lm" if causal else "plain"
+    return prove(folder, parameters, source=source.folder, batches=batches, kind=kind).compared
+
+
+def note(
+    folder: Path, made: SurgeryRecord, judged: Mapping[str, Comparison], *, language: bool = False
+) -> SurgeryRecord:
+    """The record with what was found, by the names of the data; it stands in the folder, and in its card."""
+    made = record.write(folder, replace(made, judged={**made.judged, **judged}, language=made.language or language))
+    card.judge(folder, made)
+    return made

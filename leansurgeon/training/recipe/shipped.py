@@ -1,0 +1,30 @@
+"""Where the recipes lie that come with leansurgeon. Names and paths only, so that a shell can complete them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leansurgeon.version import PACKAGE
+
+SCHEMA = "recipe.schema.json"  # beside the recipes, for editors; `leansurgeon recipes schema` prints it
+
+
+def shipped() -> dict[str, Path]:
+    """Name -> file of the recipes that come with leansurgeon (in the wheel, or beside the package in a checkout)."""
+    return _in_folder(".")
+
+
+def bases() -> dict[str, Path]:
+    """Name -> file of what shipped recipes have in common: no recipes, but `base` of recipes."""
+    return _in_folder("bases")
+
+
+def folder() -> Path | None:
+    """The folder of the shipped recipes; None where there is none."""
+    package = PACKAGE.resolve()
+    return next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), None)
+
+
+def _in_folder(name: str) -> dict[str, Path]:
+    home = folder()
+    return {path.stem: path for path in sorted((home / name).glob("*.yaml"))} if home else {}

@@ -1,0 +1,66 @@
+"""The picture of a model before and after: every head of every layer once, and lines that follow the record."""
+
+from __future__ import annotations
+
+from leansurgeon.report.charts import anatomy
+from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
+from leansurgeon.report.evidence.surgery import cut_of
+from leansurgeon.report.rows.rows import Section, make_row
+from leansurgeon.shape import Shape, Stage
+
+
+def record(before: Shape, after: Shape, layers: list[int]) -> dict:
+    counts = {f"parameters_{when}": {"total": total} for when, total in (("before", 1000), ("after", 800))}
+    plan = {"before": before.as_dict(), "after": after.as_dict(), "layers": layers, "operators": [], **counts}
+    return {"schema_version": 1, "source": {"name": "model"}, "plan": plan}
+
+
+def shape(*stages: tuple[int, int]) -> Shape:
+    return Shape(tuple(Stage(depth, heads, 8, heads, 64, 32) for depth, heads in stages))
+
+
+def marks(cut) -> tuple[list[dict], list[dict]]:
+    """The rectangles of the drawing, and its lines."""
+    layers = anatomy.drawing(cut).to_dict()["layer"]
+    rows = [layer["data"]["values"] for layer in layers]
+    return rows[1], rows[0]
+
+
+def test_every_head_is_drawn_once_and_lines_lead_where_the_record_says():
+    cut = cut_of(record(shape((4, 3)), shape((3, 5)), [0, 2, 3]))
+    rects, lines = marks(cut)
+    counts = {what: sum(r["what"] == what for r in rects) for what in (STAYS, GOES, NEW)}
+    assert counts == {STAYS: 3 * 3 + 3 * 3, GOES: 3, NEW: 3 * 2}
+    assert [int(line["x"]) for line in lines] == [0, 2, 3]
+    assert [line["x2"] for line in lines] == [1.0, 2.0, 3.0]  # three layers stand in the middle below four
+    assert len({(r["x"], r["y"]) for r in rects}) == len(rects)
+    assert "layer 2, head 1: is cut out" in " ".join(r["says"] for r in rects)
+    assert anatomy.changes(cut) == "4 to 3 layers, 3 to 5 heads"
+
+
+def test_stages_have_their_own_heads_and_large_models_bars():
+    cut = cut_of(record(shape((2, 2), (2, 4)), shape((1, 2), (2, 8)), [0, 2, 3]))
+    rects, _ = marks(cut)
+    assert sum(r["what"] == GOES for r in rects) == 2 and sum(r["what"] == NEW for r in rects) == 8
+    large = cut_of(record(shape((80, 64)), shape((60, 64)), list(range(60))))
+    rects, _ = marks(large)
+    assert len(rects) == 80 + 60  # a bar for every layer
+    tall = [r["y2"] - r["y"] for r in rects]
+    assert max(tall) - min(tall) < 1e-9
+
+
+def test_what_cannot_be_drawn_is_left_out():
+    same = cut_of(record(shape((4, 3)), shape((4, 3)), [0, 1, 2, 3]))
+    unknown = cut_of(record(shape((4, 3)), shape((3, 3)), []))
+    beyond = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 9]))
+    assert not any(map(anatomy.drawable, (same, unknown, beyond)))
+    assert anatomy.of_cuts(Section("experiment", "e", None, ())) == []
+
+
+def test_a_section_of_models_has_the_chart(tmp_path):
+    from leansurgeon.report.evidence.run import Run
+
+    cut = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 3]))
+    row = make_row("lean", "lean", [Run(tmp_path, "model", 0.0, cut=cut)])
+    (chart,) = anatomy.of_cuts(Section("models", "m", None, (row,)))
+    assert chart.key == "lean-cut" and chart.title == "lean: 4 to 3 layers" and "1,000" in chart.says

@@ -1,0 +1,98 @@
+"""The JSON schema of recipes: it takes what the reader takes, and refuses structural mistakes where they stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import yamlfile
+from leansurgeon.training.recipe import editors, reading, shipped
+from tests.support.command_line import leansurgeon
+
+SCHEMA = editors.json_schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+TRAINING = """
+name: mine
+task: {name: digits}
+train: {duration: 1ep, batch: 8, optim: {lr: 1e-3}}
+"""
+EXPERIMENT = """
+name: mine
+kind: experiment
+source: digits-vit
+task: {name: digits}
+train: {duration: 1ep, batch: 8, optim: {lr: 1e-3}}
+retrain: {duration: 2ep}
+arms: {original: , lean: {heads: 8, layers: 3}}
+"""
+
+
+def wrong(text: str) -> list[str]:
+    """The paths of what the schema refuses, innermost."""
+    errors = list(VALIDATOR.iter_errors(yamlfile.value(text, "a test")))
+    return [".".join(map(str, jsonschema.exceptions.best_match([error]).absolute_path)) for error in errors]
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", shipped.shipped())
+def test_shipped_recipes_are_valid_and_name_their_schema(name):
+    path = shipped.shipped()[name]
+    assert not list(VALIDATOR.iter_errors(yamlfile.read(path)[0]))
+    line = path.read_text().splitlines()[0]
+    assert line.startswith(editors.LINE)
+    assert (path.parent / line.removeprefix(editors.LINE)).is_file()
+
+
+def test_the_shipped_schema_is_what_the_command_prints():
+    done = leansurgeon("recipes", "schema")
+    assert json.loads(done.stdout) == SCHEMA
+    assert (shipped.folder() / shipped.SCHEMA).read_text() == done.stdout, (
+        "write it anew: leansurgeon recipes schema > recipes/recipe.schema.json"
+    )
+
+
+MISTAKES = {
+    "an unknown key": (TRAINING, "batch: 8", "batchh: 8", "train"),
+    "a word for a number": (TRAINING, "batch: 8", "batch: many", "train.batch"),
+    "a number out of range": (TRAINING, "batch: 8", "batch: 0", "train.batch"),
+    "no name": (TRAINING, "name: mine", "version: 1", ""),
+    "no such task": (TRAINING, "name: digits", "name: digitz", "task.name"),
+    "no such kind": (TRAINING, "name: mine", "name: mine\nkind: trainings", "kind"),
+    "an experiment's key in a training": (TRAINING, "name: mine", "name: mine\nsource: digits-vit", ""),
+    "an unknown key of an arm": (EXPERIMENT, "layers: 3", "layer: 3", "arms.lean"),
+    "an unknown key of retrain": (EXPERIMENT, "duration: 2ep", "durration: 2ep", "retrain"),
+    "no arms": (EXPERIMENT, "{original: , lean: {heads: 8, layers: 3}}", "{}", "arms"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found_where_they_stand_and_the_reader_refuses_them_too(name, tmp_path):
+    text, old, new, place = MISTAKES[name]
+    assert old in text and not wrong(text)
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    reading.load(str(file))
+    file.write_text(text.replace(old, new))
+    assert any(found == place for found in wrong(file.read_text())), wrong(file.read_text())
+    with pytest.raises(UsageError):
+        reading.load(str(file))
+
+
+def test_what_a_base_says_may_be_left_out_and_unknown_keys_may_not(tmp_path):
+    assert not wrong("{base: digits-vit, name: mine, train: {batch: 16}}")
+    assert wrong("{base: digits-vit, name: mine, train: {batchh: 16}}") == ["train"]
+    assert wrong("{name: mine, train: {batch: 16}}")
+
+
+def test_a_copy_elsewhere_names_the_schema_of_this_installation(tmp_path):
+    done = leansurgeon("recipes", "copy", "digits-vit", tmp_path / "mine.yaml")
+    first, *rest = Path(done.stdout.strip()).read_text().splitlines()
+    assert first == editors.LINE + (shipped.folder() / shipped.SCHEMA).as_uri()
+    assert rest == shipped.shipped()["digits-vit"].read_text().splitlines()[1:]
