@@ -84,3 +84,24 @@ def test_a_file_without_end_is_not_copied(tmp_path):
         out.truncate(10**13)
     with pytest.raises(UnsupportedModel, match="10,000,000,000,000"):
         companions.found(tmp_path)
+
+
+def test_what_stands_behind_a_sentence_encoder_travels_along(tmp_path, secret):
+    """A dense layer with weights, by the name that modules.json gives its folder, and nothing from outside."""
+    folder = tmp_path / "source"
+    for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "other/config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    paths = ["", "1_Pooling", "2_Dense", "3_Normalize", "../elsewhere", "/etc", "..", 7, None]
+    (folder / "modules.json").write_text(json.dumps([*({"path": path} for path in paths), "no module"]))
+    wanted = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    assert set(companions.copy(folder, tmp_path / "out")) == wanted
+    assert {str(f.relative_to(tmp_path / "out")) for f in (tmp_path / "out").rglob("*") if f.is_file()} == wanted
+    for damaged in ("[", '{"path": "other"}', "7"):
+        (folder / "modules.json").write_text(damaged)
+        assert companions.found(folder) == ["modules.json", "1_Pooling/config.json"]
+    (folder / "modules.json").write_text(json.dumps([{"path": "2_Dense"}]))
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    (folder / "2_Dense" / "model.safetensors").symlink_to(secret)
+    with pytest.raises(UnsupportedModel):
+        companions.found(folder)
