@@ -30,13 +30,24 @@ def source_of(kind: str, folder: Path) -> Path:
         return strangers.timm_vit(folder, 5)
     family = kind.removesuffix("-own")
     changes = {"vit": dict(num_channels=3)}
+    changes["bert"] = dict(position_embedding_type="absolute")  # as published BERTs have it; CTranslate2 asks for it
     changes["llama"] = dict(vocab_size=VOCABULARY, attention_bias=False, mlp_bias=False)
     build(family, **changes.get(family, {})).save_pretrained(folder)
     if family == "vit":
         strangers.processor(folder, 8, 3)
     else:
         words(folder, mask="<extra_id_0>" if family == "bert" else None)
+        named(folder)
     return folder
+
+
+def named(folder: Path) -> None:
+    """Give a tokenizer the token that begins a text, as published ones have it; CTranslate2 asks for it."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.save_pretrained(folder)
 
 
 def shrunk(source: Path, out: Path, kind: str) -> Path:
