@@ -43,7 +43,7 @@ def test_pipelines_answer_as_the_model_does(kind, cut):
     else:
         from PIL import Image
 
-        image = Image.effect_noise((8, 8), 60)
+        image = Image.effect_noise((8, 8), 60).convert("RGB")
         pixels = pipe.image_processor(image, return_tensors="pt").pixel_values
         wanted = logits_of(model, {"pixel_values": pixels})[0].softmax(-1)
         found = {one["label"]: one["score"] for one in pipe(image, top_k=10)}
