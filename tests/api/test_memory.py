@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM
 
 import leansurgeon
 from leansurgeon.api import given
 from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.conftest import build
-from tests.support.models.word_models import sentence_encoder
+from tests.support.models.word_models import WORDS, sentence_encoder
 
 
 @pytest.fixture
@@ -58,6 +59,38 @@ def test_a_model_gives_the_model_that_its_folder_gives(encoder, tmp_path, capsys
     assert run.summary.recipe["train"]["distill"]["teacher"] == "source"
     start = run.summary.before
     assert start.metric < 0.999 and run.before == start.metric  # against the source, with the moved embeddings
+
+
+def test_heads_of_their_own_size_keep_the_precision_and_can_be_saved(tmp_path):
+    """More heads of a BERT need a modelling file; `save_pretrained` takes it along."""
+    model = build("bert").to(torch.bfloat16).eval()
+    lean = leansurgeon.shrink(model, heads="2x", head_dim="keep", out=tmp_path / "lean", progress=False)
+    assert next(lean.parameters()).dtype == torch.bfloat16 and lean.leansurgeon.folder == tmp_path / "lean"
+    x = {"input_ids": torch.arange(3, 20)[None]}
+    with torch.no_grad():
+        torch.testing.assert_close(lean(**x)[0], model(**x)[0], atol=0.05, rtol=0.05)  # silent heads add zeros
+    lean.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again/decoupled_bert.py").is_file()
+    assert same(leansurgeon.load(tmp_path / "again"), lean)
+    assert leansurgeon.load(tmp_path / "lean").leansurgeon.proof == lean.leansurgeon.proof
+    assert torch.save(lean, io.BytesIO()) is None
+
+
+def test_a_decoder_with_its_tokenizer_and_a_timm_model(tmp_path, saved):
+    import timm
+
+    folder, _ = saved("llama")
+    from tests.support.models.word_models import words
+
+    words(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    texts = [" ".join(WORDS[i : i + 30]) for i in range(20)] * 10
+    found = leansurgeon.kappa(model, texts, samples=2, probes=0, progress=False)
+    assert len(found.layers) == 4 and "kappa" in str(found)
+    small = timm.create_model("vit_tiny_patch16_224", num_classes=3)
+    lean = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False)
+    assert len(lean.blocks) == 1 and lean(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
+    assert same(lean.blocks[0], small.blocks[0]) or same(lean.blocks[0], small.blocks[-1])
 
 
 def test_a_fresh_model_that_somebody_trained_has_learned():
