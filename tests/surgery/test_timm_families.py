@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon import architectures
-from leansurgeon.architectures.timm_models import folder_config
+from leansurgeon.architectures.timm_models import folder_config, skeleton, source_config
 from leansurgeon.checkpoints.model import initialise, load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -364,12 +364,12 @@ def test_named_models_of_timm_are_read_to_the_last_tensor(name, family):
         ("eva02_base_patch14_224", "q_proj"),
         ("eva02_enormous_patch14_clip_224", "EvaBlockPostNorm"),
         ("eva_large_patch14_196", "of the class VisionTransformer"),
-        ("swinv2_cr_tiny_224", "does not know"),
     ],
 )
 def test_variants_that_are_not_declared_are_named(name, words):
+    """By the declaration that goes by their name; then they are inferred (`architectures/infer/test_timm.py`)."""
     with pytest.raises(UnsupportedModel, match=words):
-        open_source(f"timm/{name}", weights=False)
+        source_config(architectures.declared({"architecture": name}), name, skeleton(name))
 
 
 def test_auto_keeps_head_dim_where_our_modelling_file_is_needed_anyway(case):

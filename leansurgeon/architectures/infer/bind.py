@@ -46,29 +46,19 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     library = library or Library.of(full)
     model = library.build(full, None, "meta")
     shapes = {name: tuple(t.shape) for name, t in library.saved(model).items()}
-    tied = tuple(sorted(n for n in getattr(model, "all_tied_weights_keys", None) or {} if n not in shapes))
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    prefix = prefix if any(s.layer.startswith(prefix) for s in finding.stages) else ""
+    base = getattr(model, "base_model_prefix", "")
+    prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
-    stages, refused, blocks = [], {}, []
-    for stage in finding.stages:
-        block = block_of(stage, shapes, own)
-        bound = Bound(stage, block, own)
-        stages.append(bound.blocks(prefix))
-        blocks.append(block)
-        refused |= bound.refused
+    bound = [Bound(stage, block_of(stage, shapes, own), own) for stage in finding.stages]
+    stages = [each.blocks(prefix) for each in bound]
+    refused = {what: why for each in bound for what, why in each.refused.items()}
     outer = [
         outer_tensor(n, s, prefix, n in finding.buffers)
         for n, s in shapes.items()
         if not any(matches(st, n) for st in finding.stages)
     ]
-    base = getattr(model, "base_model_prefix", "")
     prefixes = (prefix, "") if prefix else ("", f"{base}.") if base else ("",)
-    uneven = any(
-        len(layers) != own[s.depth_key]
-        for s, b in zip(finding.stages, blocks, strict=True)
-        for layers in b.layers.values()
-    )
+    uneven = any(len(layers) != own[b.stage.depth_key] for b in bound for layers in b.block.layers.values())
     first = finding.stages[0]
     widened = any(s.spec for s in finding.stages) and "heads" not in refused
     return Architecture(
@@ -82,7 +72,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         causal=finding.causal,
         positions="relative",
         prefixes=prefixes,
-        tied=tied,
+        tied=tuple(n for n in library.tied(model) if n not in shapes),
         per_layer=tuple(dict.fromkeys(k for s in finding.stages for k in s.lists)),
         period=max(s.period for s in finding.stages),
         counters=first.counters,
