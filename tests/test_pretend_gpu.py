@@ -195,7 +195,7 @@ def test_a_training_is_that_of_the_cpu(train, tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_moves_between_devices(tmp_path, monkeypatch):
-    """Begun on a GPU and gone on with on a CPU, and the other way round: the device chooses the optimizer's kernel."""
+    """Begun on a GPU and gone on with on a CPU, and the other way round: the optimizer takes one kernel on both."""
     fused = []
     step = torch.optim.AdamW.step
     monkeypatch.setattr(
@@ -216,7 +216,7 @@ def test_a_checkpoint_moves_between_devices(tmp_path, monkeypatch):
             run(first, folder, Interrupted(), "never")
         told = run(second, folder, Words(), "auto")
         assert told["resumed_after"]
-        assert (fused[0], fused[-1]) == tuple(True if place == "cuda" else None for place in (first, second))
+        assert all(fused)
         losses.append(told["final"]["loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 

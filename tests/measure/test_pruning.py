@@ -224,7 +224,7 @@ def test_each_kind_of_attention_is_pruned_apart():
 
     bench = SimpleNamespace(sites=places, scores=scores, whole=scores(np.ones(16, bool)), judge=None)
     values = np.array([8, 7, 6, 5, 4, 3, 2, 1, 10, 12, 11, 13, 17, 16, 15, 14], float)
-    found = heads.curves(bench, values, None, Options(steps=4, seeds=1), lambda *_: lambda: None)["by_kind"]
+    found = heads.curves(bench, values, None, Options(steps=4, seeds=1))["by_kind"]
     assert {kind: [row["loss"] for row in rows] for kind, rows in found.items()} == {
         "encoder": [0, 2, 4, 6, 8], "decoder": [0, 100, 200, 300, 400], "cross": [0, 1e4, 2e4, 3e4, 4e4]
     }  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.formats import KNOWN, OURS, UNREAD
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape, Stage
 
@@ -64,13 +65,6 @@ def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
 
 
 # -- formats --------------------------------------------------------------------------------------
-
-GGUF, CTRANSLATE2 = "GGUF (llama.cpp)", "CTranslate2"
-# What each knows of the families that have heads of their own size only by a modelling file of ours.
-KNOWN = {GGUF: ("bert", "roberta", "gpt2"), CTRANSLATE2: ("bert", "roberta", "gpt2", "bart", "mbart")}
-OURS = "leansurgeon_"  # before the name of such a family
-# Families with a head_dim in their config, which CTranslate2's converter does not read (tests/clients hold it).
-UNREAD = {CTRANSLATE2: ("llama", "qwen2", "t5", "mt5")}
 
 
 @dataclass(frozen=True)

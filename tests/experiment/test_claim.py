@@ -20,7 +20,7 @@ from leansurgeon.training.recipe.reading import load
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Model, Part, Scores, Summary, Task
 
-FILE = Path(__file__).parent.parent / "examples" / "claim" / "compare.py"
+FILE = Path(__file__).parent.parent.parent / "examples" / "claim" / "compare.py"
 spec = importlib.util.spec_from_file_location("claim_compare", FILE)
 compare = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = compare
