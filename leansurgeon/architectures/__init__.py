@@ -8,7 +8,7 @@ import pkgutil
 from fnmatch import fnmatchcase
 from functools import cache
 
-from leansurgeon.architectures import infer
+from leansurgeon.architectures import infer, towers
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.tensors import exists
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -20,7 +20,9 @@ NEAR = 0.6  # of difflib's measure: from there on two names are called near
 def known() -> dict[str, Architecture]:
     """Every declared family by name."""
     names = sorted(
-        m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "foreign", "presets", "infer")
+        m.name
+        for m in pkgutil.iter_modules(__path__)
+        if m.name not in ("base", "foreign", "presets", "infer", "towers")
     )
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [v for m in modules for v in vars(m).values() if isinstance(v, Architecture)]
@@ -30,11 +32,12 @@ def known() -> dict[str, Architecture]:
 def of(config: Config, tower: str | None = None) -> Architecture:
     """The family of a `config.json`, by its `model_type` (transformers) or `architecture` (timm, where `*` may stand in
     a declaration). What nobody declared and transformers knows is inferred and proven (`infer/`), once; `tower` names
-    one part of a model of several: text, vision or audio.
+    one part of a model of several: text, vision or audio (by default what the user has chosen for the command).
 
     Raises `UnsupportedModel`: with the nearest known family, or with what inference found in the way.
     """
     timm, model_type = named(config)
+    tower = tower or towers.chosen()
     if found := declared(config):
         if tower:
             raise UsageError(f"--tower {tower}: this {found.name} is no model of several towers.")

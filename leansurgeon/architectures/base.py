@@ -39,7 +39,7 @@ from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.foreign import rules_of
-from leansurgeon.architectures.limits import followed
+from leansurgeon.architectures.limits import clip_taps, followed, move_taps
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
@@ -135,6 +135,8 @@ class Architecture:
     index_lists: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     section: str = ""  # the part of the config that describes this tower
+    taps: tuple[str, ...] = ()  # config keys, its own or the whole model's, that say behind which layers others listen
+    stay: tuple[int, ...] = ()  # how many of the first layers of every stage cannot move, since others speak to them
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -219,12 +221,10 @@ class Architecture:
     # -- writing ---------------------------------------------------------------------------------
 
     def with_shape(self, config: Config, shape: Shape, layers: Sequence[int] | None = None) -> Config:
-        """A copy of `config` (already of this family) that describes `shape`; `layers` are the source layers that
-        are kept.
-        """
+        """A copy of a config of this family that describes `shape`, with these `layers` of the source."""
         config = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
         c, apart = self.flat(config), self._keys_apart(config)
-        depth = self.shape(config).depth if self.counters else 0
+        depth = self.shape(config).stages[0].depth if self.counters or self.taps else 0
         several = isinstance(c.get(self.keys.depth), list | tuple)
         # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
         rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}
@@ -238,12 +238,9 @@ class Architecture:
         for keys, stage in zip(apart, shape.stages, strict=True) if apart else ():
             for key, value in self._numbers(keys, Shape((stage,)), several=False).items():
                 if written.setdefault(key, value) != value:
-                    both = f"{written[key]} and {value}"
-                    raise UsageError(
-                        f"{self.name} has one {key} for {'all stages' if len(apart) > 2 else 'encoder and decoder'}; "
-                        f"it cannot hold {both}.",
-                        "Give numbers that fit one.",
-                    )
+                    every = "all stages" if len(apart) > 2 else "encoder and decoder"
+                    said = f"{self.name} has one {key} for {every}; it cannot hold {written[key]} and {value}."
+                    raise UsageError(said, "Give numbers that fit one.")
         for key, value in written.items():
             write_key(c, key, value)
         if self.class_follows:
@@ -255,6 +252,9 @@ class Architecture:
                 c[key] = [values[i] for i in (layers if layers is not None else range(shape.depth))]
         if layers is not None:
             c.update(followed(c, self.counters, self.index_lists, list(layers), depth))
+            move_taps(self.taps, (c, config), list(layers), depth)
+        else:
+            clip_taps(self.taps, (c, config), shape.stages[0].depth)
         for key in self.forget:
             c.pop(key, None)
         return config

@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from leansurgeon.architectures.tensors import Blocks, Config, Tensor
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape
 
 NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp_dim": ("mlp_dim",)}
 CANNOT = {"depth": "Layers cannot be dropped", "heads": "Heads cannot change", "mlp_dim": "The MLP cannot change"}
 CAN = {"depth": "layers can be dropped", "heads": "heads can change", "mlp_dim": "the MLP can change"}
 ALL_HEADS = "its query and key norms run over all heads"
+# Config keys that say where something is taken from a tower on its way: by numbers of hidden states (0 stands before
+# the first layer, -1 behind the last), or by layers behind which it is taken.
+HIDDEN_STATES = ("vision_feature_layer", "vision_feature_layers")
+ONCE_EACH = ("deepstack_visual_indexes",)
+BEHIND_LAYERS = (*ONCE_EACH, "intermediate_layers_indices")
+TAPS = HIDDEN_STATES + BEHIND_LAYERS
 
 
 class Limited(Protocol):
@@ -66,3 +72,46 @@ def followed(
         if isinstance(c.get(key), list):
             found[key] = [layers.index(i) for i in c[key] if i in layers]
     return found
+
+
+def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int], depth: int) -> None:
+    """Let who listens behind layers of the first stage, of `depth`, listen behind those of `layers`. A key stands in
+    the first of the `places` that has it.
+    """
+    for key in keys:
+        place = next(place for place in places if key in place)
+        place[key] = tapped(key, place[key], [i for i in layers if i < depth], depth)
+
+
+def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None:
+    """What a config says for so many layers where nobody has chosen which: enough to count by."""
+    for key in keys:
+        place = next(place for place in places if key in place)
+        value, last = place[key], depth if key in HIDDEN_STATES else depth - 1
+        clipped = [max(-depth - 1, min(last, n)) for n in (value if isinstance(value, list | tuple) else [value])]
+        place[key] = clipped if isinstance(value, list | tuple) else clipped[0]
+
+
+def tapped(key: str, value: int | Sequence[int], layers: Sequence[int], depth: int) -> int | list[int]:
+    """What a key of `TAPS` says where only these `layers` of `depth` are left: what was taken behind a layer is taken
+    behind the last one that is left of those up to it. Raises `UsageError` where there is none, or where each
+    wants one of its own.
+    """
+    if isinstance(value, int):
+        return _hidden_state(value, layers, depth)
+    if key in HIDDEN_STATES:
+        return [_hidden_state(number, layers, depth) for number in value]
+    found = [sum(i <= number for i in layers) - 1 for number in value]
+    if -1 in found or (key in ONCE_EACH and len(set(found)) < len(found)):
+        raise UsageError(
+            f"The model takes something behind each of the layers {', '.join(map(str, value))} ({key}), and too few "
+            "are left for it.",
+            "Keep these layers; --keep names the layers that stay.",
+        )
+    return found
+
+
+def _hidden_state(number: int, layers: Sequence[int], depth: int) -> int:
+    before = number if number >= 0 else depth + 1 + number  # layers before it
+    left = sum(i < before for i in layers)
+    return left if number >= 0 else left - len(layers) - 1

@@ -8,15 +8,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from leansurgeon import architectures
-from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.base import Architecture, Config, derive
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.family import convert_config, write_config
@@ -66,6 +67,28 @@ class Loaded:
             return model(batch["pixel_values"])
         inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
         return model(**inputs, **self._no_cache).logits
+
+    def alone(self) -> Loaded:
+        """For measuring: of a model of several towers the one that is meant, by itself, where the whole does not run on
+        what that one reads. Raises `UnsupportedModel` where it does not stand alone.
+        """
+        architecture = self.architecture
+        if not architecture.section or writes_text(architecture.section, type(self.model).__name__):
+            return self
+        kind = type(getattr(self.model.config, architecture.section))
+        parts = (self.projections or [""])[0].split(".")
+        inside = (".".join(parts[:i]) for i in range(1, len(parts)))
+        found = next((path for path in inside if is_tower(self.model.get_submodule(path), kind)), None)
+        if found is None:
+            tower = architecture.section.removesuffix("_config")
+            said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
+            raise UnsupportedModel(said, "`leansurgeon shrink` and `plan` take it; or measure another tower.")
+        stages = tuple(
+            replace(blocks, projection=tuple(path.removeprefix(found + ".") for path in blocks.projection))
+            for blocks in architecture.stages
+        )
+        own = derive(architecture, stages=stages, section="")
+        return Loaded(self.model.get_submodule(found), own, self.config[architecture.section], self.folder, None)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, D) of the body below any head, after its last norm; (B, ..., D) of timm's
@@ -123,6 +146,12 @@ class Loaded:
         if self.surgery:
             record.write(folder, self.surgery.trained())
         give_mode(folder)
+
+
+def is_tower(module: torch.nn.Module, kind: type) -> bool:
+    """Whether a module is a model of its own, by a config of this kind, that runs on its main input."""
+    main = getattr(module, "main_input_name", "")
+    return isinstance(getattr(module, "config", None), kind) and main in inspect.signature(module.forward).parameters
 
 
 def transformers_class(architecture: Architecture, name: str) -> type:
@@ -254,10 +283,15 @@ def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]
 
 
 def load(
-    folder: Path, head: str | None = None, overrides: Mapping[str, Any] | None = None, *, as_stored: bool = False
+    folder: Path,
+    head: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    as_stored: bool = False,
+    tower: str | None = None,
 ) -> Loaded:
     """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
-    in the precision of its files.
+    in the precision of its files; `tower` is the part of a model of several that is meant.
 
     `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves the
     model as it is. `overrides` is what the task
@@ -270,7 +304,7 @@ def load(
     check_sizes(config, shapes.values())
     config = complete(config, shapes)
     surgery = record.read_if_whole(folder)
-    family = architectures.of(config, tower_of(surgery, config))
+    family = architectures.of(config, tower or tower_of(surgery, config))
     config, architecture = buildable(config, trust.judged(family, config, folder))
     config = trust.with_known_classes(config, architecture)
     check_fit(architecture.flat(config), overrides)
@@ -328,7 +362,8 @@ def load_transformers(
     """A transformers model with its weights, of its own class or of that for the task `head`."""
     quiet()
     name = (config.get("architectures") or [""])[0]
-    if head in SUFFIX and not name.endswith(SUFFIX[head]):
+    speaks = head == "causal-lm" and writes_text(architecture.section, name)
+    if head in SUFFIX and not name.endswith(SUFFIX[head]) and not speaks:
         base = next((c for c in task_classes(architecture, head)), None)
         if base is None:
             able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.taker import NAME, DamagedRecord, Taker
@@ -300,7 +301,7 @@ class SurgeryRecord:
         """The part of a model of several (text, vision, audio) that surgery was for."""
         inferred = self.plan.get("inferred")
         section = inferred.get("tower") if isinstance(inferred, Mapping) else None
-        return next((tower for tower in TOWERS if section == f"{tower}_config"), None)
+        return towers.of_section(section)
 
     def trained(self) -> SurgeryRecord:
         """The record of the same model after a training, in a folder that is another one. What was judged was the
@@ -309,7 +310,6 @@ class SurgeryRecord:
         return replace(self, initialised=TRAINED, files=(), judged={})
 
 
-TOWERS = ("text", "vision", "audio")
 PLAN = ("before", "after", "layers", "steps")
 KEY_OF = {"form": "schema_version"}
 OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leansurgeon import architectures
-from leansurgeon.architectures import infer
+from leansurgeon.architectures import infer, towers
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
@@ -66,6 +66,11 @@ class Source:
         return counted(self.specs)
 
     @property
+    def tower(self) -> str | None:
+        """The part of a model of several that is meant."""
+        return towers.of_section(self.architecture.section)
+
+    @property
     def learned(self) -> bool:
         """Whether the weights know anything: a preset and what was initialised and never trained do not."""
         return self.weights is not None and (self.record is None or self.record.learned)
@@ -111,6 +116,7 @@ def resolve_source(
     tower: str | None = None,
 ) -> Source:
     """Open what the words name: a preset, a folder, a published file or a model of the hub."""
+    tower = tower or towers.chosen()
     if tower and (source in PRESETS or source.startswith("timm/")):
         raise UsageError(f"--tower {tower}: {source} has one tower only.")
     if source in PRESETS:
@@ -267,7 +273,11 @@ def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
 
 
 def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
-    """The tower that earlier surgery was for, so that whoever reads its result later means the same one."""
+    """The tower that is meant: the one that the user has chosen, else the one that earlier surgery was for, so that
+    whoever reads its result later means the same one.
+    """
+    if chosen := towers.chosen():
+        return chosen
     return record.tower if record and not architectures.declared(config) else None
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "destination",
     "hold",
     "let_go",
+    "mean",
     "pushed",
     "say",
     "seed_list",
@@ -104,7 +105,21 @@ class Tower(StrEnum):
     audio = "audio"
 
 
-WhichTower = Annotated[Tower | None, typer.Option("--tower", help="Which part of a model of several is meant.")]
+def mean(tower: Tower | None) -> None:
+    """Whatever the command opens from now on, and the processes that it starts, mean this part of a model of several;
+    None: nothing is said.
+    """
+    if tower is not None:
+        from leansurgeon.architectures import towers
+
+        towers.choose(tower.value)
+        _until_the_end.callback(towers.choose, None)
+
+
+WhichTower = Annotated[
+    Tower | None,
+    typer.Option("--tower", help="Which part of a model of several is meant."),
+]
 # Options that several commands have in the same words.
 Heads = Annotated[str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)]
 Layers = Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)]

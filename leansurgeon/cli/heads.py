@@ -17,7 +17,9 @@ from leansurgeon.cli.common import (
     PushTo,
     TrustRemoteCode,
     WhichDevice,
+    WhichTower,
     destination,
+    mean,
     pushed,
     say,
 )
@@ -74,6 +76,7 @@ def heads(
     force: Force = False,
     push: PushTo = None,
     public: Public = False,
+    tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -81,6 +84,7 @@ def heads(
 
     On a run's folder the result is also kept as heads.json in it.
     """
+    mean(tower)
     from leansurgeon.commands import heads as command
 
     share = command.checked(reduction, normalize, prune, out)

@@ -15,7 +15,7 @@ import typer
 
 from leansurgeon import clock
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import Public, PushTo, TrustRemoteCode, destination, pushed, say
+from leansurgeon.cli.common import Public, PushTo, TrustRemoteCode, WhichTower, destination, mean, pushed, say
 from leansurgeon.errors import Terminated, UsageError
 
 
@@ -98,9 +98,11 @@ def retrain(
     ] = False,
     push: PushTo = None,
     public: Public = False,
+    tower: WhichTower = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
+    mean(tower)
     began = clock.began()
     from leansurgeon.commands import healing
     from leansurgeon.commands import retrain as command

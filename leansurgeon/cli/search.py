@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, say, seed_list
+from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, WhichTower, mean, say, seed_list
 from leansurgeon.commands import search as command
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
@@ -94,6 +94,7 @@ def search(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Forget what an earlier call of this search found.")] = False,
+    tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -101,6 +102,7 @@ def search(
 
     The same command goes on with a search that was ended.
     """
+    mean(tower)
     from leansurgeon.checkpoints import digests
     from leansurgeon.report.charts.render import check as check_plots
     from leansurgeon.search.space import Budget, Space

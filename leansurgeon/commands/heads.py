@@ -138,7 +138,7 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say) ->
 
     say(f"Measuring on {sample.says} ...")
     with blaming_weights(opened):
-        loaded = load(opened.folder)
+        loaded = load(opened.folder, tower=opened.tower).alone()
         loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
         return study(loaded, sample, options)
 

@@ -12,7 +12,8 @@ class:
                  "numbers": {"attn.num_attention_heads": "heads"},
                  "projections": {"attn.q_proj": "q", "attn.k_proj": "kv", "attn.v_proj": "kv", "attn.out_proj": "o"}}]}
 
-Tensor names and forward pass are the library's.
+Of a model of several towers `section` names the part of the config that these numbers stand in. Tensor names and
+forward pass are the library's.
 """
 
 import transformers
@@ -31,11 +32,14 @@ class LeanConfig(PretrainedConfig):
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         spec = config_dict["decoupled"]
+        section = spec.get("section")
         own = config_of(CONFIG_MAPPING[spec["model_type"]])
-        native = {**config_dict, **spec["native"], "model_type": spec["model_type"]}
+        place = config_dict[section] if section else config_dict
+        native = {**place, **spec["native"]}
+        native = {**config_dict, **({section: native} if section else native), "model_type": spec["model_type"]}
         found = super(own, own).from_dict(native, **kwargs)
         made = found[0] if isinstance(found, tuple) else found
-        made.lean_numbers = {key: config_dict[key] for key in spec["native"]}
+        made.lean_numbers = {key: place[key] for key in spec["native"]}
         return found
 
 
@@ -46,7 +50,8 @@ def config_of(base):
         def to_dict(self):
             found = super().to_dict()
             if getattr(self, "decoupled", None):
-                found.update(found.pop("lean_numbers", {}))
+                numbers, section = found.pop("lean_numbers", {}), self.decoupled.get("section")
+                (found[section] if section else found).update(numbers)
                 found["model_type"] = MODEL_TYPE
             return found
 
@@ -65,7 +70,8 @@ class Numbers:
         self.heads = asked[stage["heads"]]
         shared = stage["kv_heads"] or ""  # "=1": one key/value head for all, which no key of the config says
         self.kv_heads = int(shared[1:]) if shared.startswith("=") else asked[shared] if shared else self.heads
-        self.head_dim = getattr(config, stage["head_dim"])
+        section = getattr(config, "decoupled", {}).get("section")
+        self.head_dim = getattr(getattr(config, section) if section else config, stage["head_dim"])
         self.groups = self.heads // self.kv_heads
         self.inner, self.kv_inner = self.heads * self.head_dim, self.kv_heads * self.head_dim
 
@@ -161,7 +167,9 @@ class Lean:
             base.__init__(self, config, *args, **kwargs)
             widen(self, config)
 
-        return type(cls.__name__, (base,), {"__init__": __init__, "config_class": type(config)})
+        # To transformers it is a class of its own, whose names in files it translates as ever.
+        own = {"__init__": __init__, "config_class": type(config), "is_custom_code": classmethod(lambda cls: False)}
+        return type(cls.__name__, (base,), own)
 
 
 class LeanModel(Lean):
@@ -196,6 +204,10 @@ class LeanForSpeechSeq2Seq(Lean):
     mapping = "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"
 
 
+class LeanForImageTextToText(Lean):
+    mapping = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
+
+
 class LeanForImageClassification(Lean):
     mapping = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
 
@@ -218,6 +230,7 @@ AUTO_MAP = {
     "AutoModelForQuestionAnswering": "LeanForQuestionAnswering",
     "AutoModelForSeq2SeqLM": "LeanForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq": "LeanForSpeechSeq2Seq",
+    "AutoModelForImageTextToText": "LeanForImageTextToText",
     "AutoModelForImageClassification": "LeanForImageClassification",
     "AutoModelForCTC": "LeanForCTC",
     "AutoModelForAudioClassification": "LeanForAudioClassification",

@@ -203,4 +203,5 @@ def proved(decided: Decided, folder: Path) -> Proof:
         batches=data.heldout if compare and data else None,
         kind="causal-lm" if causal else "plain",
         exact=steps.exactness == "exact",
+        families=(steps.architecture, source.architecture),
     )

@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.towers import of_section
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from leansurgeon.architectures.infer.finding import Finding
 
 __all__ = ["DECOUPLED", "TIMM_LEAN", "architecture", "completed", "decoupled", "is_inferred", "sample", "timm_config"]
 
 DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py` reads
 TIMM_LEAN = "leansurgeon_any"  # the entry point of `models/timm_any.py`
+
+KEPT = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")  # of the whole model
 
 _found: dict[str, Architecture] = {}  # of this process, by digest of the config
 
@@ -34,7 +42,7 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
     if config.get("model_type") == DECOUPLED:
         from leansurgeon.architectures.infer.widened import native
 
-        return decoupled(architecture(native(dict(config))))
+        return decoupled(architecture(native(dict(config)), of_section(config["decoupled"].get("section")) or tower))
     key = cache.config_digest(config, tower)
     if key not in _found:
         _found[key] = cache.read_declaration(key) or _inferred(config, key, tower)
@@ -91,7 +99,13 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
     with library.quietly(), library_builds(f"A {config.get('model_type')}"):
         found = library.whole(config)
-    return found | {k: v for k, v in config.items() if k not in found}
+    sections = [part for key, part in found.items() if key.endswith("_config") and isinstance(part, dict)]
+
+    def moved(key: str) -> bool:
+        """Whether the library has put what stood here into a part of the config, where surgery changes it."""
+        return key.endswith("_config_dict") or (key not in KEPT and any(key in part for part in sections))
+
+    return found | {k: v for k, v in config.items() if k not in found and not moved(k)}
 
 
 def sample(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,18 +117,46 @@ def sample(config: Mapping[str, Any]) -> dict[str, Any]:
         full = library.whole(plain)
         text = full.get("text_config") or {}
         vocab = full.get("vocab_size") or text.get("vocab_size") or inputs.VOCAB
-        return inputs.example(library.model_class(full), full, vocab=vocab)
+        cls = library.model_class(full)
+        return inputs.example(counter(full) if inputs.several_kinds(cls, full) else cls, full, vocab=vocab)
+
+
+def counter(full: Mapping[str, Any]) -> nn.Module | type[nn.Module]:
+    """A small model that makes as many features of a picture or a sound as the real one; its class where none runs."""
+    from leansurgeon.architectures.infer import explore, library
+
+    found = library.Library.of(full)
+    try:
+        small, _ = explore.built(found, dict(full), geometry=True)
+        return found.build(small)
+    except library.Unbuildable:
+        return found.cls
+
+
+def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
+    """What is found of a family on a small model of it; kept for all models that are alike when small."""
+    from leansurgeon.architectures.infer import cache, explore, library, tiny
+
+    with library.quietly():
+        small = [tiny.shrunk(dict(full), attempt) for attempt in range(tiny.ATTEMPTS + 1)]
+    said = {"model_type": full["model_type"], "small": [cache.said(one) for one in small]}
+    key = cache.config_digest(said, tower)
+    if (found := cache.read_finding(key)) is not None:
+        return found
+    _announce(full["model_type"])
+    found = explore.explore(full, tower)
+    cache.write_finding(key, found)
+    return found
 
 
 def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Architecture:
-    from leansurgeon.architectures.infer import bind, cache, explore, library
+    from leansurgeon.architectures.infer import bind, cache, library
 
     model_type = config["model_type"]
     library.config_class(model_type)  # unknown to the library as well: said before anything else
-    _announce(model_type)
     full = completed(config)
     try:
-        found = explore.explore(config, tower)
+        found = explored(full, tower)
         if found.trouble or not found.stages:
             raise _not_inferred(model_type, found.trouble)
         with library.quietly():

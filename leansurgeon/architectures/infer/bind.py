@@ -60,6 +60,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     prefixes = (prefix, "") if prefix else ("", f"{base}.") if base else ("",)
     uneven = any(len(layers) != own[b.stage.depth_key] for b in bound for layers in b.block.layers.values())
     first = finding.stages[0]
+    halves = next((s.halves_trouble for s in finding.stages if s.halves_trouble), "")
     widened = any(s.spec for s in finding.stages) and "heads" not in refused
     return Architecture(
         name=finding.model_type,
@@ -83,10 +84,12 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         refused=refused,
         evidence=evidence_of(finding, widened),
         section=finding.section,
+        taps=first.taps,
+        stay=tuple(s.stay for s in finding.stages) if any(s.stay for s in finding.stages) else (),
         decoupled=MODEL_TYPE if widened else None,
-        shared=("heads",) if widened else (),
+        shared=("heads",) if widened and halves else (),
         heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",
-        heads_unsplittable="was inferred, and its attention is not proven to be softmax(q k) v",
+        heads_unsplittable=f"was inferred, and its heads cannot be divided: {halves}" if halves else "",
         heads_divide_width=any(s.heads_divide_width for s in finding.stages),
     )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.tensors import Blocks
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
@@ -45,7 +46,7 @@ FIELDS = (
         "plain",
     ),
     *("counters", "index_lists", "uneven", "refused", "evidence", "heads_entangled", "heads_unsplittable"),
-    *("heads_divide_width", "decoupled", "shared", "section", "period", "init_std"),
+    *("heads_divide_width", "decoupled", "shared", "section", "period", "init_std", "taps", "stay"),
 )
 
 
@@ -70,11 +71,19 @@ def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
+def said(small: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a small config decides what is found on it; a head_dim is tried in any case, also where none is named."""
+    parts = {k: v for k, v in small.items() if k not in (*UNSAID, "head_dim")}
+    return {k: said(v) if isinstance(v, dict) else v for k, v in parts.items()}
+
+
 @cache
 def own_digest() -> str:
     rooms = Path(__file__).parent, Path(__file__).parent.parent
     return _digest(
-        sorted(f for room in rooms for f in room.glob("*.py") if room == rooms[0] or f.stem in ("base", "tensors"))
+        sorted(
+            [*rooms[0].rglob("*.py"), *(rooms[1] / f"{name}.py" for name in ("base", "tensors", "limits", "towers"))]
+        )
     )
 
 
@@ -102,13 +111,47 @@ def read_declaration(key: str) -> Architecture | None:
 
 def write_declaration(key: str, made: Architecture) -> None:
     """Keep a declaration; a folder that cannot be written costs only time."""
+    _write(key, to_json(made))
+
+
+def read_finding(key: str) -> Finding | None:
+    try:
+        found = jsonfile.read_object(folder() / f"{key}.json", raising=UsageError)
+        return Finding(**_tuples(found) | {"stages": tuple(map(_stage, found["stages"]))})
+    except (UsageError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_finding(key: str, found: Finding) -> None:
+    """Keep what was found; the same holds for every model that is the same when it is made small."""
+    _write(key, asdict(found))
+
+
+def _stage(found: Mapping[str, Any]) -> Stage:
+    parts = {name: _part(found[name]) for name in ("heads", "mlp")}
+    axes = {name: {t: tuple(a) for t, a in found[name].items()} for name in ("widths", "head_dims")}
+    return Stage(**_tuples(found) | parts | axes)
+
+
+def _part(found: Mapping[str, Any] | None) -> Part | None:
+    if found is None:
+        return None
+    axes = {t: tuple((axis, word) for axis, word in places) for t, places in found["axes"].items()}
+    return Part(found["key"], axes, tuple(found["sinks"]))
+
+
+def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def _write(key: str, document: JsonObject) -> None:
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         sweep()
         handle, name = tempfile.mkstemp(dir=folder(), suffix=PART)
         try:
             with os.fdopen(handle, "w") as file:
-                json.dump(to_json(made), file)
+                json.dump(document, file)
             os.replace(name, folder() / f"{key}.json")
         finally:  # of a full disk nothing stays
             Path(name).unlink(missing_ok=True)

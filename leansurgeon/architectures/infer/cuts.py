@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
-from leansurgeon.architectures.infer.tiny import Config
+from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
+from leansurgeon.architectures.limits import move_taps
+from leansurgeon.errors import UsageError
 
 EQUAL = 3e-5  # of the outputs' spread: what rounding may cost
 ALIVE = 2e-4  # what a control must change at least
-# Numbers that count layers from the first one on, and lists of layers' numbers: they follow the layers that stay.
+# Numbers that count layers from the first one on: they follow the layers that stay.
 COUNTERS = (
     "first_k_dense_replace",
     "moe_layer_start_index",
@@ -26,14 +28,7 @@ COUNTERS = (
     "max_window_layers",
     "num_hash_layers",
 )
-INDEX_LISTS = (
-    "attn_layer_indices",
-    "mlp_only_layers",
-    "full_attn_idxs",
-    "cross_attention_layers",
-    "global_attn_layers",
-    "dense_layers",
-)
+FIRST = 3  # so many of the first layers may be tied to what others say to them (features of pictures)
 
 
 def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
@@ -48,7 +43,17 @@ def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
     for key in INDEX_LISTS:
         if isinstance(config.get(key), list):
             found[key] = [keep.index(i) for i in config[key] if i in keep]
+    move_taps([k for k in level.taps if k in found], [found], keep, level.depth)
     return found
+
+
+def cut_library(library: Library, level: Level, keep: Sequence[int]) -> Library:
+    """The library around such a config: the whole model listens behind the layers that are left."""
+    if not any(k in library.outer for k in level.taps):
+        return library
+    outer = dict(library.outer)
+    move_taps([k for k in level.taps if k in outer], [outer], keep, level.depth)
+    return replace(library, outer=outer)
 
 
 def cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
@@ -80,7 +85,9 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
         return args[i] if alike and args[i].shape == found.shape and args[i].is_floating_point() else found
 
     hooks = [
-        model.get_submodule(level.modules.format(i=i)).register_forward_hook(through, with_kwargs=True) for i in gone
+        # Before all other hooks: the library's own, which note hidden states, see what is passed on, too.
+        model.get_submodule(level.modules.format(i=i)).register_forward_hook(through, with_kwargs=True, prepend=True)
+        for i in gone
     ]
     try:
         yield
@@ -111,23 +118,31 @@ def proven_cut(whole: Uncut, level: Level, keep: Sequence[int]) -> str | None:
             by_hand = outputs(whole.model, whole.inputs)
     except Unbuildable as error:
         return f"the model does not run without layer {gone[0]} ({error})"
-    if difference(whole.output, by_hand) < ALIVE:
+    unheard = level.taps and level.depth - 1 in gone and len(gone) == 1  # others may listen before the last layer
+    if not unheard and difference(whole.output, by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
     try:
-        cut = whole.library.reloaded(cut_config(whole.config, level, keep), cut_state(whole.state, level, keep))
+        library, config = cut_library(whole.library, level, keep), cut_config(whole.config, level, keep)
+    except UsageError:  # too few layers are left for those who listen; asked for by a user, it is refused
+        return None
+    try:
+        cut = library.reloaded(config, cut_state(whole.state, level, keep))
         found = difference(by_hand, outputs(cut, whole.inputs))
     except Unbuildable as error:
         return f"without layer {gone[0]} it does not load ({error})"
     return None if found <= EQUAL else f"without layer {gone[0]} outputs differ by {found:.1e} of their spread"
 
 
-def cuts(depth: int, group: int = 1) -> list[list[int]]:
-    """Which layers are kept in the cuts that are proven; where layers alternate, whole groups go."""
+def cuts(depth: int, group: int = 1, first: int = 0) -> list[list[int]]:
+    """Which layers are kept in the cuts that are proven, the `first` ones always; where layers alternate, whole groups
+    go.
+    """
     if group > 1:
         return [[i for i in range(depth) if i // group != gone] for gone in range(depth // group)]
-    alone = sorted({0, depth // 2, depth - 1})
+    alone = sorted({first, max(first, depth // 2), depth - 1})
     found = [[j for j in range(depth) if j != i] for i in alone]
-    return [*found, [j for j in range(depth) if j not in (1, depth - 2)]] if depth >= 5 else found
+    both = {max(first, 1), depth - 2}
+    return [*found, [j for j in range(depth) if j not in both]] if depth >= 5 else found
 
 
 def period(config: Config) -> int:
@@ -148,13 +163,37 @@ def deeper(config: Config, level: Level, depth: int) -> Config:
 
 @torch.no_grad()
 def depth_trouble(
-    library: Library, config: Config, level: Level, make_inputs: Any, seed: int = 0, group: int = 1
+    library: Library, config: Config, level: Level, make_inputs: Any, seed: int = 0, group: int = 1, first: int = 0
 ) -> str | None:
-    """Why layers (groups of them) cannot be dropped from this stage; None where every cut was proven."""
+    """Why layers (groups of them) behind the `first` ones cannot be dropped from this stage; None where every cut was
+    proven.
+    """
     model = library.build(config, seed)
     inputs = make_inputs(model, config)
     whole = Uncut(library, config, model, inputs, library.saved(model), outputs(model, inputs))
-    for keep in cuts(level.depth, group):
+    for keep in cuts(level.depth, group, first):
         if trouble := proven_cut(whole, level, keep):
             return trouble
     return None
+
+
+def proven_depth(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int]:
+    """Why no layer of a stage can be dropped (empty: they can), and how many of the first ones have to stay. Proven at
+    two depths, the second over a whole period of kinds of layers.
+    """
+    if level.outside:
+        return "a tensor outside the blocks has a part for every layer", 0
+    why, first = depth_trouble(library, config, level, make_inputs), 0
+    if why:
+        numbers = range(1, min(FIRST, level.depth - 2) + 1)
+        found = (n for n in numbers if depth_trouble(library, config, level, make_inputs, first=n) is None)
+        first = next(found, 0)
+        if not first:
+            return why, 0
+    other = deeper(config, level, min(max(level.depth + 2, period(config) + 3), 13))
+    depth = other[level.key]
+    try:
+        again = depth_trouble(library, other, replace(level, depth=depth), make_inputs, seed=7, first=first)
+    except Unbuildable as error:
+        again = f"at depth {depth} no model of it runs: {error}"
+    return (why or again, 0) if again else ("", first)

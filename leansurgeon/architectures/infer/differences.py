@@ -15,6 +15,7 @@ from torch import nn
 from leansurgeon.architectures.infer import inputs, tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
 from leansurgeon.architectures.infer.tiny import Config, aliases, is_per_layer
+from leansurgeon.architectures.limits import TAPS
 
 Shapes = dict[str, tuple[int, ...]]
 Axis = tuple[str, int]  # a tensor's name and the number of an axis
@@ -46,6 +47,9 @@ class Level:
     modules: str
     depth: int
     lists: tuple[str, ...] = ()  # config keys with one entry a layer
+    taps: tuple[
+        str, ...
+    ] = ()  # config keys, of the tower or of the whole model, that say behind which layers others listen
     outside: dict[Axis, int] = field(default_factory=dict)  # axes outside the blocks that shrink with a layer
 
 
@@ -108,12 +112,19 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
             if after[n][a] != size
         }
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
-        found.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, outside))
+        taps = taps_of(library, config) if not found else ()
+        found.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
     places = Counter(level.layer for level in found)
     found = [level for i, level in enumerate(found) if level.layer not in {f.layer for f in found[:i]}]
     if any(n > 1 for n in places.values()):
         troubles.append("several keys shorten one list of layers")
     return found, troubles
+
+
+def taps_of(library: Library, config: Config) -> tuple[str, ...]:
+    """Keys that say behind which layers of this part others listen; those of the whole model speak of its pictures."""
+    outer = library.outer if library.section == "vision_config" else {}
+    return tuple(k for k in TAPS if config.get(k) is not None or outer.get(k) is not None)
 
 
 def looks_like_depth(key: str) -> bool:
@@ -144,12 +155,12 @@ def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str,
         return None
 
 
-def built(library: Library, full: Config) -> tuple[Config, int]:
-    """The first small config that runs. Raises `Unbuildable` with what the first attempt said."""
+def built(library: Library, full: Config, *, geometry: bool = False) -> tuple[Config, int]:
+    """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable` with what the first attempt said."""
     first = None
     for attempt in range(tiny.ATTEMPTS + 1):
         try:
-            small = tiny.shrunk(full, attempt)
+            small = tiny.shrunk(full, attempt, geometry=geometry)
             size = library.size(small)
             if size > LARGEST:
                 raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")

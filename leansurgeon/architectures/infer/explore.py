@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from leansurgeon.architectures.infer import cuts, inputs, tiny, traits
+from leansurgeon.architectures.infer import cuts, divided, inputs, tiny, traits
 from leansurgeon.architectures.infer.differences import (
     Axis,
     Level,
@@ -33,16 +33,16 @@ from leansurgeon.architectures.infer.tiny import Config, aliases
 from leansurgeon.architectures.infer.units import Trial, conv1d, explained, heads_kind, mlp_kind, proof
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
+from leansurgeon.architectures.towers import SECTIONS
 
 SHARED = "=1"  # the number 1 itself, in the place of a key
-TOWERS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}
 
 
 def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
     """The parts of a config that describe towers: the one asked for, or all and at last the config itself, whose name
     is empty.
     """
-    parts = [TOWERS[tower]] if tower else list(TOWERS.values())
+    parts = [SECTIONS[tower]] if tower else list(SECTIONS.values())
     found = [k for k in parts if isinstance(config.get(k), dict)]
     return found if tower and found else [*found, ""]
 
@@ -84,7 +84,9 @@ class Effect:
 
 
 class Search:
-    """One family while it is looked at; `config` is small."""
+    """One family while it is looked at; `config` is small. `divides`: heads of half the size are tried, too."""
+
+    divides = True
 
     def __init__(self, library: Library, config: Config) -> None:
         self.library, self.config, self.names = library, config, aliases(config)
@@ -106,8 +108,10 @@ class Search:
 
     def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
         """The library behind our modelling file and the config for it, with the heads that there are."""
-        config = lean_config(self.config, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim})
-        return LeanLibrary(self.library.cls), config
+        full, section = self.library.joined(self.config), self.library.section
+        config = lean_config(full, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim}, section)
+        library = LeanLibrary(self.library.cls, config if section else {}, section)
+        return library, config[section] if section else config
 
     def finding(self) -> Finding:
         """The whole of it."""
@@ -122,9 +126,10 @@ class Search:
             tuple(stages),
             trouble,
             parameters=size,
-            causal=traits.is_causal(self.trial),
+            causal=self.library.section in ("", "text_config") and traits.is_causal(self.trial),
             buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.placed(n)),
             notes=tuple(self.troubles),
+            inputs=tuple(sorted(self.trial.inputs)),
         )
 
     # -- numbers -------------------------------------------------------------------------------------
@@ -165,18 +170,18 @@ class Search:
 
     def stage(self, level: Level) -> Stage:
         width = next(iter(self.named(tiny.WIDTHS, level)), "hidden_size")
-        found = Stage(level.layer, level.modules, level.key, width, level.lists)
+        found = Stage(level.layer, level.modules, level.key, width, level.lists, taps=level.taps)
         found = self.with_heads(self.with_depth(found, level), level)
         return self.with_mlp(found, level)
 
     def with_depth(self, stage: Stage, level: Level) -> Stage:
-        """Layers that can be dropped one by one, or in groups where kinds of layers take turns."""
+        """Layers that can be dropped one by one, behind some that stay, or in groups where kinds take turns."""
         shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
         if shared:
             return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
-        trouble = self.depth_trouble(level)
+        trouble, first = cuts.proven_depth(self.library, self.config, level, self.example)
         if not trouble or level.outside or level.lists:
-            return replace(stage, depth_trouble=trouble)
+            return replace(stage, depth_trouble=trouble, stay=first)
         for group in sorted({2, 3, cuts.period(self.config)}):
             if not any(self.group_trouble(level, group, count) for count in ((3, 4) if group < 5 else (2, 3))):
                 return replace(stage, period=group)
@@ -190,20 +195,6 @@ class Search:
             return cuts.depth_trouble(self.library, config, other, self.example, count, group)
         except Unbuildable as error:
             return str(error)
-
-    def depth_trouble(self, level: Level) -> str:
-        if level.outside:
-            return "a tensor outside the blocks has a part for every layer"
-        trouble = cuts.depth_trouble(self.library, self.config, level, self.example)
-        if trouble:
-            return trouble
-        deep = max(level.depth + 2, cuts.period(self.config) + 3)
-        config = cuts.deeper(self.config, level, min(deep, 13))
-        other = replace(level, depth=config[level.key])
-        try:
-            return cuts.depth_trouble(self.library, config, other, self.example, seed=7) or ""
-        except Unbuildable as error:
-            return f"at depth {other.depth} no model of it runs: {error}"
 
     # -- heads ---------------------------------------------------------------------------------------
 
@@ -243,7 +234,7 @@ class Search:
         kind = heads_kind(now, key, kv_key, more, heads - (2 if plain else kv))
         if not plain and heads <= kv:
             return replace(stage, heads_trouble="every key/value head has one head")
-        more_trouble = self.outside_axes(effect)
+        more_trouble = self.outside_axes(effect, level, "the heads")
         if more_trouble:
             return replace(stage, heads_trouble=more_trouble)
         places, trouble = explained(self.trial, options, kind)
@@ -259,8 +250,6 @@ class Search:
         width = self.width(stage)
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
-        if self.library.section:
-            return replace(stage, heads_trouble="head_dim is width // heads in its library, and it is part of a model")
         first = self.widened_as(stage, level, Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width))
         if not first.heads_trouble or kv != heads or heads == 1:
             return first
@@ -272,7 +261,8 @@ class Search:
         """The same, with heads as they are taken to be."""
         heads, kv, plain = now.heads, now.kv_heads, now.heads == now.kv_heads
         more, fewer = (heads + 2, max(heads - 2, 1)) if plain else (heads + kv, heads - kv)
-        kind = heads_kind(Numbers(heads, kv, now.head_dim, 1), now.key, now.kv_key, more, fewer)
+        numbered = Numbers(heads, kv, now.head_dim, 1)
+        kind = heads_kind(numbered, now.key, now.kv_key, more, fewer)
         trouble = ""
         try:
             for spec in specs(self.library, self.config, self.trial.model, self.trial.inputs, level, now):
@@ -280,11 +270,16 @@ class Search:
                 places = projected(self, spec["projections"], level)
                 failed = proof(replace(self.trial, library=library, config=lean), kind, places)
                 if failed is None:
-                    return replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
+                    found = replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
+                    if not self.divides:
+                        return found
+                    return replace(found, halves_trouble=divided.trouble(self.trial, found, numbered))
                 trouble = trouble or failed
         except Unbuildable as error:
             trouble = str(error)
         trouble = self.in_words(trouble, {(n, 0): [] for n in self.trial.state if "q_norm" in n or "q_layernorm" in n})
+        if "missing keys" in trouble:
+            trouble = f"our modelling file does not load it by the names in its files ({trouble})"
         return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
 
     def numbered(self, spec: dict[str, Any], level: Level) -> dict[str, Any]:
@@ -302,10 +297,12 @@ class Search:
     def step(effect: Effect | None, plain: bool, kv: int) -> int:
         return 1 if effect is None else effect.step * (1 if plain else kv)
 
-    def outside_axes(self, effect: Effect | None) -> str:
-        """Trouble where axes outside all blocks follow the heads."""
-        name = next((n for n, _ in effect.axes if self.trial.placed(n) is None), None) if effect else None
-        return f"'{name}' outside the blocks follows the heads" if name else ""
+    def outside_axes(self, effect: Effect | None, level: Level, what: str) -> str:
+        """Trouble where axes outside the blocks of a stage follow a number as well."""
+        number = self.levels.index(level)
+        others = (n for n, _ in effect.axes if (p := self.trial.placed(n)) is None or p[0] != number) if effect else ()
+        name = next(iter(others), None)
+        return f"'{name}' outside these blocks follows {what}" if name else ""
 
     def is_inner(self, at: Axis, size: int) -> bool:
         """Whether an axis may be what enters an output projection: a matrix with heads * head_dim on this side."""
@@ -360,6 +357,8 @@ class Search:
             if any(not words for words in options.values()):
                 trouble = trouble if stage.mlp_key else f"{key} also stands in axes of other meaning"
                 continue
+            if outside := self.outside_axes(effect, level, f"'{key}', too"):
+                return replace(stage, mlp_key=key, mlp_trouble=outside)
             kind = mlp_kind(now, lambda n, key=key: {key: n}, now.mlp + 16, now.mlp - 16)
             places, trouble_here = explained(self.trial, options, kind)
             if trouble_here is None:

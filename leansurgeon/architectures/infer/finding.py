@@ -47,8 +47,11 @@ class Stage:
     buffers: tuple[str, ...] = ()  # tensors in files that are no parameters
     counters: tuple[str, ...] = ()  # config keys that count the first layers of a kind
     index_lists: tuple[str, ...] = ()  # config keys that list layers of a kind
+    taps: tuple[str, ...] = ()  # config keys that say behind which layers others listen
+    stay: int = 0  # so many of the first layers have to stay
     depth_trouble: str = ""
     heads_trouble: str = ""
+    halves_trouble: str = "was inferred, and heads of half the size were not tried"
     mlp_trouble: str = ""
 
 
@@ -67,6 +70,7 @@ class Finding:
     causal: bool = False
     buffers: tuple[str, ...] = ()  # outside the blocks
     notes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # what the small model was given
 
     @property
     def proven(self) -> dict[str, bool]:
@@ -86,6 +90,7 @@ class Finding:
             "class": self.cls,
             **({"tower": self.section} if self.section else {}),
             "proven_on_parameters": self.parameters,
+            "proven_on_inputs": list(self.inputs),
             "proven": self.proven,
             "refused": [
                 {"stage": s.layer, "depth": s.depth_trouble, "heads": s.heads_trouble, "mlp_dim": s.mlp_trouble}

@@ -161,12 +161,7 @@ class Library:
         """The config as an object of the library. Raises `Unbuildable`."""
         config = self.joined(config)
         try:
-            made = config_class(config["model_type"]).from_dict(plain(config))
-            made._attn_implementation, made.use_cache = "eager", False
-            for part in vars(made).values():
-                if hasattr(part, "_attn_implementation"):
-                    part._attn_implementation = "eager"
-            return made
+            return spelled_out(config_class(config["model_type"]).from_dict(plain(config)))
         except Exception as error:
             raise Unbuildable(reason(error)) from None
 
@@ -221,6 +216,15 @@ class Library:
                 first_one = min(map(str, info[what]))
                 raise Unbuildable(f"{len(info[what])} {what.replace('_', ' ')}, the first {first_one}")
         return model.eval()
+
+
+def spelled_out(made: Any) -> Any:
+    """A config, and those of its parts, that ask for plain attention and no cache."""
+    made._attn_implementation, made.use_cache = "eager", False
+    for part in vars(made).values():
+        if hasattr(part, "_attn_implementation"):
+            part._attn_implementation = "eager"
+    return made
 
 
 def saved(model: nn.Module) -> dict[str, Tensor]:

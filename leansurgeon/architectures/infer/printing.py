@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.tensors import Blocks, Keys, Tensor
 
 KINDS = {"depth": "layers", "heads": "heads", "mlp_dim": "MLP"}
-FOLLOW = ("per_layer", "counters", "index_lists")  # config keys that follow the layers
+# What a module says in another way, or what only an inferred declaration has.
+ELSEWHERE = ("name", "library", "model_types", "keys", "outer", "stages", "evidence", "decoupled", "shared")
 
 
 def as_source(made: Architecture) -> str:
@@ -28,12 +29,7 @@ def as_source(made: Architecture) -> str:
         f"{name} = Architecture(",
         *(f"    {key}={getattr(made, key)!r}," for key in ("name", "library", "model_types")),
         f"    keys={keys_text(made.keys)},",
-        *(f"    {key}={getattr(made, key)!r}," for key in ("norm", "causal", "positions", "prefixes", "tied")),
-        *(
-            f"    {key}={getattr(made, key)!r},"
-            for key in ("per_layer", "counters", "index_lists")
-            if getattr(made, key)
-        ),
+        *(f"    {key}={getattr(made, key)!r}," for key in told(made)),
         "    outer=(",
         *(f"        {tensor_text(t)}," for t in made.outer),
         "    ),",
@@ -45,14 +41,38 @@ def as_source(made: Architecture) -> str:
     return "\n".join(lines)
 
 
+def told(made: Architecture) -> list[str]:
+    """The fields that a declaration of this family has to name, beside its names, keys and tensors."""
+    needed = ("norm", "causal", "positions", "prefixes", "tied")
+    others = [f for f in fields(made) if f.name not in ELSEWHERE and f.name not in needed]
+    plain = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in others}
+    return [*needed, *(name for name, value in plain.items() if getattr(made, name) != value)]
+
+
 def said(made: Architecture) -> list[str]:
     """What was proven, what is refused and why, line by line."""
     found = []
     for kind, word in KINDS.items():
         reason = made.refused.get(kind)
         found.append(f"{word}: {'refused: ' + reason if reason is not None else 'proven'}")
+    found.append(f"Proven on random {' and '.join(made.evidence.get('proven_on_inputs') or ['inputs'])}.")
+    if made.section:
+        found.append(
+            f"Of the model's towers it is the one that '{made.section}' describes; the others stay as they are."
+        )
     if made.decoupled:
-        found.append("Heads keep their size by the modelling file that travels.")
+        found.append(
+            "The library derives head_dim from width // heads; other heads of the same size take the modelling"
+        )
+        found.append("file that travels, which knows this family by inference (this text alone cannot name it).")
+        why = made.heads_unsplittable
+        found.append(f"heads of half the size: {'refused: it ' + why if why else 'proven'}")
+    if made.taps:
+        found.append(f"Other parts listen behind its layers: {', '.join(made.taps)} follows those that are left.")
+    if any(made.stay):
+        found.append(
+            f"Of the first layers stay: {', '.join(map(str, made.stay))}; what enters there is told by number."
+        )
     if made.uneven:
         found.append("Layers are of several kinds; a tensor says in `layers` which of this model have it.")
     return found

@@ -10,6 +10,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from leansurgeon.architectures.limits import BEHIND_LAYERS, HIDDEN_STATES, ONCE_EACH, TAPS
+
 Config = dict[str, Any]
 
 DEPTH = 5
@@ -32,7 +34,7 @@ WIDTHS = (
     *("hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "dim", "emb_dim", "decoder_hidden_size"),
     *("encoder_hidden_size", "hidden_width", "width", "embed_size", "n_embed", "input_hidden_size", "embedding_dim"),
     *("word_embed_proj_dim", "rnn_hidden_size", "attention_hidden_size", "encoder_hidden_dim", "qkv_dim"),
-    "output_hidden_size",
+    *("output_hidden_size", "out_hidden_size", "projection_size"),
 )
 HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size", "d_head", "swa_head_dim")
 MLPS = (
@@ -63,6 +65,11 @@ POSITIONS = (
     *("max_2d_position_embeddings", "num_position_embeddings"),
 )
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size")
+# Lists of layers' numbers: they follow the layers that stay.
+INDEX_LISTS = (
+    *("attn_layer_indices", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "global_attn_layers"),
+    *("dense_layers", "fullatt_block_indexes"),
+)
 SMALL = {
     **dict.fromkeys(MLPS, 112),
     **dict.fromkeys(EXPERT_MLPS, 40),
@@ -86,17 +93,29 @@ SMALL = {
     **{"altup_num_inputs": 2, "num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
     **{"classifier_proj_size": 32, "codebook_size": 32, "projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32},
     **{"num_codevectors_per_group": 8, "codevector_dim": 32, "temporal_patch_size": 2, "spatial_merge_size": 2},
-    **{"out_hidden_size": 96, "moe_num_shared_experts": 1, "audio_vocab_size": 80, "pooler_hidden_size": 96},
+    **{
+        "num_global_layers": 2,
+        "mm_tokens_per_image": 4,
+        "moe_num_shared_experts": 1,
+        "audio_vocab_size": 80,
+        "pooler_hidden_size": 96,
+    },
     **{"max_source_positions": 32, "relation_transformer_layers": 1},
 }
 # What a default config leaves open and a model needs.
 OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": 80}
 VOCAB = 80
+# What a picture or a sound becomes follows from these.
+GEOMETRY = (
+    *("image_size", "img_size", "mm_tokens_per_image", "num_mel_bins", "n_mels", "max_source_positions"),
+    *("temporal_patch_size", "spatial_merge_size"),
+)
 IDS = ("_token_id", "_token_index", "_id", "_token_ids")
 
 
-def shrunk(config: Config, attempt: int = 0) -> Config:
-    """A small config with the flags of `config`, which is whole (`library.whole`).
+def shrunk(config: Config, attempt: int = 0, *, geometry: bool = False) -> Config:
+    """A small config with the flags of `config`, which is whole (`library.whole`). With `geometry` it makes of a
+    picture or a sound of the real size as many features as the real model does.
 
     Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
     leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
@@ -104,7 +123,7 @@ def shrunk(config: Config, attempt: int = 0) -> Config:
     """
     if attempt > ATTEMPTS:
         raise ValueError("no further attempt")
-    return _shrunk(copy.deepcopy(config), attempt, outer=True)
+    return _shrunk(copy.deepcopy(config), attempt, geometry)
 
 
 ATTEMPTS = 7
@@ -120,13 +139,15 @@ def aliases(config: Mapping[str, Any]) -> dict[str, str]:
         return {}
 
 
-def _shrunk(c: Config, attempt: int, outer: bool) -> Config:
+def _shrunk(c: Config, attempt: int, geometry: bool) -> Config:
+    width = (c.get("text_config") or {}).get("hidden_size")
+    fits = [p for p in (c, c.get("vision_config") or {}) if width and p.get("projection_dim") == width]
     names = aliases(c) if "model_type" in c else {}
-    sizes = Sizes(c, names, attempt)
+    sizes = Sizes(c, names, attempt, GEOMETRY if geometry else ())
     for key in list(c):
         value = c[key]
         if isinstance(value, dict) and (key.endswith("_config") or "model_type" in value):
-            c[key] = _shrunk(value, attempt, outer=False)
+            c[key] = _shrunk(value, attempt, geometry)
         elif key in ("id2label", "label2id"):
             continue
         else:
@@ -134,6 +155,12 @@ def _shrunk(c: Config, attempt: int, outer: bool) -> Config:
     depth = next((c[k] for k in c if names.get(k, k) in LAYERS and isinstance(c[k], int)), None)
     if sizes.depth and depth:
         pick_layers(c, sizes.depth, depth, of_each=2 if attempt == 7 else 1)
+        move_listeners(c, sizes.depth, depth)
+    seen = next((v for k, v in (c.get("vision_config") or {}).items() if k in LAYERS), None)
+    if seen:
+        c |= {k: within(c[k], seen) for k in HIDDEN_STATES if c.get(k) is not None}
+    for part in fits:  # what leads into the text is as wide as it
+        (c if part is c else c["vision_config"])["projection_dim"] = c["text_config"]["hidden_size"]
     for key in ("stage_names", "out_features", "out_indices"):
         c.pop(key, None)
     return c
@@ -142,8 +169,8 @@ def _shrunk(c: Config, attempt: int, outer: bool) -> Config:
 class Sizes:
     """What the numbers of one config become."""
 
-    def __init__(self, c: Config, names: Mapping[str, str], attempt: int) -> None:
-        self.attempt = attempt
+    def __init__(self, c: Config, names: Mapping[str, str], attempt: int, kept: tuple[str, ...] = ()) -> None:
+        self.attempt, self.kept = attempt, kept
         general = {names.get(k, k): v for k, v in c.items()}
         self.heads = next((general[k] for k in HEADS if isinstance(general.get(k), int)), None)
         self.depth = next((general[k] for k in LAYERS if isinstance(general.get(k), int)), None)
@@ -159,8 +186,9 @@ class Sizes:
         if name.endswith("rope_parameters") or name == "rope_scaling":
             if self.attempt == 6:
                 return value
-            return rope(value, self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads)
-        if not number or value <= 0:
+            own = self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads
+            return sectioned(rope(value, own), own) if self.attempt else rope(value, own)
+        if not number or value <= 0 or key in self.kept:
             return value
         if name in LAYERS:
             return min(max(value, LEAST), DEPTH)
@@ -177,6 +205,8 @@ class Sizes:
             return VOCAB
         if name in ("image_size", "img_size"):
             return self.image(value)
+        if name == "window_size" and "spatial_merge_size" in self.c:  # in pixels: two merged patches
+            return 2 * min(self.c["spatial_merge_size"], SMALL["spatial_merge_size"]) * self.c["patch_size"]
         if name in ("rotary_dim",):
             return max(4, min(value, 4))
         if name in (*MLPS, *EXPERT_MLPS, *SHARED_MLPS) and value <= LEAST_MLP:
@@ -224,6 +254,14 @@ def rope(value: Any, head_dim: int) -> Any:
     return found
 
 
+def sectioned(value: Any, head_dim: int) -> Any:
+    """Rotary parameters that leave nothing to a default which fits the library's own sizes only."""
+    if not isinstance(value, dict) or "mrope_section" in value or "rope_type" not in value:
+        return value
+    half = int(head_dim * value.get("partial_rotary_factor", 1.0)) // 2
+    return value | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
+
+
 def per_layer(c: Config, depth: int) -> Iterator[str]:
     """Keys whose list has one entry for every layer."""
     for key, value in c.items():
@@ -233,6 +271,8 @@ def per_layer(c: Config, depth: int) -> Iterator[str]:
 
 def is_per_layer(key: str, value: list) -> bool:
     """Whether a list that is as long as the depth is so for a reason: words and switches, or the name says it."""
+    if key in TAPS or key in INDEX_LISTS:
+        return False
     return "layer" in key or "types" in key or "pattern" in key or all(isinstance(v, str | bool) for v in value)
 
 
@@ -254,3 +294,27 @@ def pick_layers(c: Config, before: int, after: int, of_each: int = 1) -> None:
             chosen = sorted([*chosen, i])
     for key in keys:
         c[key] = [c[key][i] for i in chosen]
+
+
+def move_listeners(c: Config, before: int, after: int) -> None:
+    """Lists of layers by number, moved to the same parts of a model of another depth."""
+    for key in (*TAPS, *INDEX_LISTS):
+        value = c.get(key)
+        if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
+            continue
+        if key in HIDDEN_STATES:
+            c[key] = [within(v, after) for v in value]
+        elif any(v >= after for v in value):
+            count = min(len(value), after - 1)
+            c[key] = [max(1, (i + 1) * after // (count + 1)) for i in range(count)]
+            if key in BEHIND_LAYERS and key not in ONCE_EACH:
+                c[key] += [c[key][-1]] * (len(value) - count)
+    if "vision_output_dim" in c and isinstance(taken := c.get("intermediate_layers_indices"), list):
+        c["vision_output_dim"] = c["hidden_size"] * (1 + len(taken))
+
+
+def within(number: Any, depth: int) -> Any:
+    """A hidden state's number, or several, that a model of this depth has."""
+    if isinstance(number, list | tuple):
+        return [within(n, depth) for n in number]
+    return max(-depth - 1, min(depth, number))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from leansurgeon.architectures.infer import cuts
+from leansurgeon.architectures.infer import cuts, tiny
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
@@ -54,7 +54,7 @@ def described(search: Looked, stage: Stage, level: Level) -> Stage:
         norm=norm(search, stage, level),
         standard=bool(words) and words <= {"q", "kv", "q+kv+kv", "heads*qkv"},
         counters=tuple(k for k in cuts.COUNTERS if isinstance(config.get(k), int) and len(search.levels) == 1),
-        index_lists=tuple(k for k in cuts.INDEX_LISTS if isinstance(config.get(k), list) and len(search.levels) == 1),
+        index_lists=tuple(k for k in tiny.INDEX_LISTS if isinstance(config.get(k), list) and len(search.levels) == 1),
     )
 
 
@@ -80,9 +80,9 @@ def is_causal(trial: Trial) -> bool:
     """Whether the last token changes nothing before it."""
     ids = trial.inputs.get("input_ids")
     out = trial.output
-    if ids is None or len(trial.inputs) > 1 or out.dim() != 3 or out.shape[1] != ids.shape[1]:
+    if ids is None or out.dim() != 3 or out.shape[1] != ids.shape[1]:
         return False
     other = ids.clone()
     other[:, -1] = (ids[:, -1] + 3) % 60 + 10
-    changed = outputs(trial.model, {"input_ids": other})
+    changed = outputs(trial.model, {**trial.inputs, "input_ids": other})
     return difference(out[:, :-1], changed[:, :-1]) <= cuts.EQUAL < difference(out, changed)

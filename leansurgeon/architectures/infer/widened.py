@@ -17,7 +17,7 @@ from torch import nn
 
 from leansurgeon.architectures.base import Architecture, derive
 from leansurgeon.architectures.infer.differences import Level
-from leansurgeon.architectures.infer.library import Library, Unbuildable, outputs, reason
+from leansurgeon.architectures.infer.library import Library, Unbuildable, outputs, reason, spelled_out
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.units import Trial
 from leansurgeon.architectures.infer.words import Place
@@ -35,9 +35,7 @@ class LeanLibrary(Library):
         from leansurgeon.models.decoupled_any import LeanConfig
 
         try:
-            made = LeanConfig.from_dict(dict(config))
-            made._attn_implementation, made.use_cache = "eager", False
-            return made
+            return spelled_out(LeanConfig.from_dict(self.joined(config)))
         except Exception as error:
             raise Unbuildable(reason(error)) from None
 
@@ -259,11 +257,20 @@ def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[st
     return found
 
 
-def lean_config(config: Config, cls: str, stages: list[dict[str, Any]], head_dims: Mapping[str, int]) -> Config:
-    """The config of a model of ours with the same numbers. `head_dims` by the key that holds each."""
-    native = {key: config[key] for stage in stages for key in (stage["heads"], stage["kv_heads"]) if key in config}
+def lean_config(
+    config: Config, cls: str, stages: list[dict[str, Any]], head_dims: Mapping[str, int], section: str = ""
+) -> Config:
+    """The config of a model of ours with the same numbers, which stand in a `section` of it where it has several
+    towers. `head_dims` by the key that holds each.
+    """
+    place = config[section] if section else config
+    native = {key: place[key] for stage in stages for key in (stage["heads"], stage["kv_heads"]) if key in place}
     spec = {"model_type": config["model_type"], "class": cls, "native": native, "stages": stages}
-    return config | dict(head_dims) | {"model_type": MODEL_TYPE, "decoupled": spec}
+    if section:
+        config, spec = config | {section: place | dict(head_dims)}, spec | {"section": section}
+    else:
+        config = config | dict(head_dims)
+    return config | {"model_type": MODEL_TYPE, "decoupled": spec}
 
 
 def lean(base: Architecture) -> Architecture:
@@ -280,7 +287,7 @@ def lean(base: Architecture) -> Architecture:
         sizes = {
             spec["head_dim"]: stage.head_dim for spec, stage in zip(found["stages"], shape.stages, strict=True) if spec
         }
-        return lean_config(plain, found["class"], [spec for spec in found["stages"] if spec], sizes)
+        return lean_config(plain, found["class"], [spec for spec in found["stages"] if spec], sizes, base.section)
 
     return derive(
         base,
@@ -302,4 +309,9 @@ def native(config: Config) -> Config:
     spec = config["decoupled"]
     drop = ("decoupled", "auto_map", *(stage["head_dim"] for stage in spec["stages"]))
     found = {k: v for k, v in config.items() if k not in drop}
-    return found | spec["native"] | {"model_type": spec["model_type"], "architectures": [spec["class"]]}
+    if section := spec.get("section"):
+        place = {k: v for k, v in config[section].items() if k not in drop}
+        found[section] = place | spec["native"]
+    else:
+        found |= spec["native"]
+    return found | {"model_type": spec["model_type"], "architectures": [spec["class"]]}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.checkpoints.blockwise import merged
 from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.weights import Arrays
@@ -48,6 +49,7 @@ class Slot:
     shape: tuple[int, ...]
     buffer: bool
     given: str = ""  # the name under which it was filled
+    parts: dict[str, str] = field(default_factory=dict)  # of one saved in parts: their names, and those they were given
 
 
 class Skeleton:
@@ -66,7 +68,7 @@ class Skeleton:
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
-        self.slots = self._slots(names_in_files(self.model, architecture.library))
+        self.slots = self._slots(file_names(self.model, architecture.library))
         self.blocks = [self._find_block(i) for i in range(self.depth)]
         self.absent: tuple[str, ...] = ()
         self.work = 0  # tokens that have gone through a block; three times as much where gradients came back
@@ -93,14 +95,14 @@ class Skeleton:
             start += stage.depth
         return None
 
-    def _slots(self, names: Mapping[str, str]) -> dict[str, Slot]:
+    def _slots(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, Slot]:
         """Slots by bare file name; `names` gives file names by names in memory."""
         state, slots = self.model.state_dict(keep_vars=True), {}
         same: dict[int, list[str]] = {}
         for name, tensor in state.items():
             same.setdefault(id(tensor), []).append(name)
         for group in same.values():
-            files = [self.bare(names[n]) for n in group if n in names]
+            files = [self.bare(names[n][0]) for n in group if n in names]
             if not files:
                 raise UnsupportedModel(f"{type(self.model).__name__} does not save its tensor '{group[0]}'.")
             tensor = state[group[0]]
@@ -109,6 +111,8 @@ class Skeleton:
             slots[files[0]] = Slot(
                 files[0], group, files[1:], layer, tuple(tensor.shape), not isinstance(tensor, nn.Parameter)
             )
+            if len(parts := names.get(group[0], ())) > 1:
+                slots[files[0]].parts = dict.fromkeys(map(self.bare, parts), "")
         return slots
 
     def _in_block(self, layer: int) -> list[Slot]:
@@ -197,7 +201,7 @@ class Skeleton:
 
         Raises `UnsupportedModel` where one is missing, has another size, or belongs elsewhere.
         """
-        wanted = {slot.file: slot for slot in self._in_block(layer)}
+        wanted = {file: slot for slot in self._in_block(layer) for file in slot.parts or (slot.file,)}
         given = {self.bare(name): name for name in tensors}
         missing = [file for file, slot in wanted.items() if file not in given and not slot.buffer]
         strange = [name for bare, name in given.items() if bare not in wanted]
@@ -205,7 +209,14 @@ class Skeleton:
             what = f"lack '{missing[0]}'" if missing else f"hold '{strange[0]}', which is not part of it"
             raise UnsupportedModel(f"The weights for layer {layer} {what}.")
         for bare, name in given.items():
-            self._put(wanted[bare], name, np.array(tensors[name]))
+            if bare in wanted[bare].parts:
+                wanted[bare].parts[bare] = name
+            else:
+                self._put(wanted[bare], name, np.array(tensors[name]))
+        if merged_slots := [slot for slot in self._in_block(layer) if slot.parts]:
+            made = merged.together(self.config, self.architecture, layer, tensors, self.blocks[0])
+            for slot in merged_slots:
+                self._put(slot, slot.file, made[slot.memory[0].removeprefix(self.blocks[layer] + ".")].numpy())
 
     def _put(self, slot: Slot, name: str, values: np.ndarray) -> None:
         if values.shape != slot.shape:
@@ -217,7 +228,8 @@ class Skeleton:
             owner, key = self._place(slot.memory[0])
             owner._buffers[key].copy_(torch.from_numpy(values))
             return
-        new = nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), slot.layer is not None)
+        learns = slot.layer is not None and not slot.parts  # experts stay as they are
+        new = nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), learns)
         for memory in slot.memory:
             owner, key = self._place(memory)
             owner._parameters[key] = new
@@ -251,6 +263,10 @@ class Skeleton:
         for slot in self._in_block(layer):
             owner, key = self._place(slot.memory[0])
             tensor = owner._buffers[key] if slot.buffer else owner._parameters[key]
+            if slot.parts:
+                for file, part in merged.apart(self.model, {slot.memory[0]: tensor.detach()}).items():
+                    found[slot.parts[self.bare(file)]] = part.float().cpu().numpy().copy()
+                continue
             if slot.given or not slot.buffer:
                 found[slot.given or slot.file] = tensor.detach().float().cpu().numpy().copy()
         return found
@@ -268,6 +284,11 @@ class Skeleton:
     def mlp_down(self, layer: int) -> nn.Module:
         """The second half of a block's MLP; what enters it is `(..., mlp_dim)`."""
         found = self.of_role(layer, "down")
+        if self.experts(layer) is not None:
+            raise UnsupportedModel(
+                f"A block of {self.architecture.name} has experts, which are kept as they are.",
+                "Layers can be dropped and heads added on sample data.",
+            )
         if len(found) != 1:
             raise UnsupportedModel(f"A block of {self.architecture.name} has {len(found)} MLPs.")
         return found[0]
@@ -276,7 +297,13 @@ class Skeleton:
         """The modules that hold a block's matrices of a role; none where it has no such role."""
         specs = [s for s in self.architecture.tensors(self.config) if s.layer == layer and s.role == role]
         files = [self.bare(s.name) for s in specs if len(s.shape) > 1]
-        return [self._place(self.slots[file].memory[0])[0] for file in files]
+        slots = [self.slots[file] for file in files if file in self.slots]  # parts of experts have none of their own
+        return [self._place(slot.memory[0])[0] for slot in slots if not slot.parts]
+
+    def experts(self, layer: int) -> nn.Module | None:
+        """A block's mixture of experts with its router, where the file holds them apart; else None."""
+        found = merged.owners(slot.memory[0] for slot in self._in_block(layer) if slot.parts)
+        return self.model.get_submodule(found.pop()) if len(found) == 1 else None
 
 
 class Unallocated(TorchFunctionMode):
@@ -330,10 +357,15 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
 
 
 def names_in_files(model: nn.Module, library: str) -> Mapping[str, str]:
+    """File names by names in memory, of a tensor that is saved in parts that of the first."""
+    return {memory: files[0] for memory, files in file_names(model, library).items()}
+
+
+def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
     """File names by names in memory. timm's are equal; of transformers' tied tensors some may lack."""
     memory = list(model.state_dict())
     if library == "timm":
-        return {name: name for name in memory}
+        return {name: (name,) for name in memory}
     from safetensors.numpy import load_file
 
     numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
@@ -341,15 +373,11 @@ def names_in_files(model: nn.Module, library: str) -> Mapping[str, str]:
         try:
             model.save_pretrained(folder, state_dict=numbers)
         except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
-            raise UnsupportedModel(
-                f"{type(model).__name__} holds several tensors of its files as one (experts), so it cannot be run "
-                "block by block.",
-                "Without --calibrate, layers are dropped and heads added all the same.",
-            ) from None
+            return merged.file_names(model)
         saved = load_file(Path(folder) / "model.safetensors")
     strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
     if strange:
         raise UnsupportedModel(
             f"The library puts '{strange}' of {type(model).__name__} together from several tensors while saving."
         )
-    return {memory[int(value[0])]: name for name, value in saved.items()}
+    return {memory[int(value[0])]: (name,) for name, value in saved.items()}

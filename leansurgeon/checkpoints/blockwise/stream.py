@@ -62,6 +62,7 @@ class Stream:
         self.batches = [{k: v.to(skeleton.device) for k, v in batch.items() if k != "labels"} for batch in batches]
         self.calls: list[list[Call]] = []  # by batch and block
         self.wraps: dict[int, Callable[[Tensor], Any]] = {}  # what a block returns, made from a tensor
+        self.beside: list[Tensor] = []  # what blocks give besides hidden states
         self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
         self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
         self.hidden: list[Tensor] = [self._record(batch) for batch in self.batches]
@@ -122,6 +123,8 @@ class Stream:
             hidden, call = Call.of(args, kwargs)
             if layer != len(calls):
                 raise UnsupportedModel(f"{self._name} calls block {layer} where block {len(calls)} is due.")
+            if any(value is other for value in (*call.args, *call.kwargs.values()) for other in self.beside):
+                raise UnsupportedModel(self._passes_on(1 + len(self.beside)))
             calls.append(call)
             if not layer:
                 first.append(hidden)
@@ -223,15 +226,21 @@ class Stream:
                 self.skeleton.empty(layer)
         several = isinstance(out, tuple | list)
         tensors = [part for part in out if isinstance(part, Tensor)] if several else [out]
-        if len(tensors) != 1 or tensors[0].shape != hidden.shape or (several and out[0] is not tensors[0]):
-            raise UnsupportedModel(
-                f"A block of {self._name} passes on {len(tensors)} tensors of other sizes or meanings than the one it "
-                "receives, so the model cannot be run block by block."
-            )
+        looks = (hidden.shape[-2],) * 2  # attention weights, of every token for every token
+        others = any(t.dim() != 4 or t.shape[-2:] != looks for t in tensors[1:])
+        if not tensors or tensors[0].shape != hidden.shape or (several and out[0] is not tensors[0]) or others:
+            raise UnsupportedModel(self._passes_on(len(tensors)))
         if not several:
             return lambda value: value
+        self.beside += tensors[1:]  # to be looked at; the next block must not ask for them
         kind, rest = type(out), tuple(out[1:])
         return lambda value: kind((value, *rest))
+
+    def _passes_on(self, count: int) -> str:
+        return (
+            f"A block of {self._name} passes on {count} tensors of other sizes or meanings than the one it receives, "
+            "so the model cannot be run block by block."
+        )
 
     @property
     def _name(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
+from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.proof import paired
@@ -26,6 +27,7 @@ from leansurgeon.version import PACKAGE
 SCRIPT = Path(__file__).with_name("reload_check.py")
 EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
 
+Families = tuple[Architecture | None, Architecture | None]
 HowToLoad = TypedDict("HowToLoad", {"class": str, "module": str, "trust": bool}, total=False)
 
 
@@ -37,17 +39,19 @@ def prove(
     batches: Sequence[dict[str, Any]] | None = None,
     kind: str = "plain",
     exact: bool = False,
+    families: Families = (None, None),
 ) -> Proof:
     """Reload `folder` and check parameter count, missing and unexpected keys, and the outputs.
 
     `source` is the folder that the result is compared with, on held-out `batches` (without them, on noise). `exact`
-    says that the plan promises the same function. Returns the account of the fresh process, with `compared` where a
-    source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
+    says that the plan promises the same function. `families` are those of the result and the source, where they are
+    known: a family that nobody declared need not be inferred once more. Returns the account of the fresh process, with
+    `compared` where a source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
     """
     with scratch() as place:
         given = batches or undeclared_sample(folder)
         inputs = written(given, place / "inputs.safetensors") if given else None
-        found, trouble = run(folder, source, inputs, kind)
+        found, trouble = run(folder, source, inputs, kind, families)
     if "result" not in found:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
     account = found["result"]
@@ -146,14 +150,16 @@ def written(batches: Sequence[dict[str, Any]], file: Path) -> Path:
     return file
 
 
-def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tuple[dict[str, Any], str]:
+def run(
+    folder: Path, source: Path | None, inputs: Path | None, kind: str, families: Families = (None, None)
+) -> tuple[dict[str, Any], str]:
     """The accounts of a fresh process that loads `folder`, and then `source`, and runs them; and its last words, where
     it did not come to its end.
     """
     asked = [str(folder.absolute()), "--kind", kind, "--root", str(PACKAGE.parent)]
-    asked += ["--how", json.dumps(how_to_load(folder, as_documented=True))]
+    asked += ["--how", json.dumps(how_to_load(folder, families[0], as_documented=True))]
     if source is not None:
-        asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source))]
+        asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source, families[1]))]
     asked += ["--inputs", str(inputs)] if inputs else []
     # Isolated mode keeps the working directory off the path; modelling files are cached in a folder that goes away.
     with scratch() as cache:
@@ -178,7 +184,7 @@ def run(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tu
     return found, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
-def how_to_load(folder: Path, *, as_documented: bool = False) -> HowToLoad:
+def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
     """What `reload_check` needs beside the folder: the `class`, our `module` that has it (or registers its timm entry
     point), and whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
     modelling file was copied from this package a moment ago, to load it `as_documented`.
@@ -186,7 +192,8 @@ def how_to_load(folder: Path, *, as_documented: bool = False) -> HowToLoad:
     Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
     """
     config = read_config(folder)
-    architecture = trust.judged(architectures.of(config), config, folder)
+    known = family is not None and bool(family.evidence)  # a declaration by hand costs nothing
+    architecture = trust.judged(family if known else architectures.of(config), config, folder)
     stem = (architecture.modelling or "").removesuffix(".py")
     if architecture.library == "timm":
         ours = str(config.get("architecture", "")).startswith("leansurgeon_")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, WhichTower, mean, say
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import wrap
@@ -48,6 +48,7 @@ def inspect(
         typer.Option("--infer", help="Print the declaration that is inferred for its family, with what was proven."),
     ] = False,
     as_json: AsJson = False,
+    tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -55,6 +56,7 @@ def inspect(
 
     Exit code 3 when its files contradict each other or --doctor finds the declaration of its family wrong.
     """
+    mean(tower)
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.errors import UnsupportedModel
     from leansurgeon.measure import inspection
@@ -96,7 +98,9 @@ def inferred(source: Source, *, as_json: bool) -> str:
     from leansurgeon.architectures.infer.printing import as_source
     from leansurgeon.errors import UnsupportedModel
 
-    if source.architecture.library == "timm":
+    if source.architecture.evidence:
+        made = source.architecture
+    elif source.architecture.library == "timm":
         config = source.config
         made = infer.architecture(infer.timm_config(config["architecture"], config["model_args"]))
     elif source.architecture.library == "transformers":

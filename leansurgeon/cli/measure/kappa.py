@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, WhichTower, mean, say
 from leansurgeon.commands import kappa as command
 from leansurgeon.commands.kappa import PROBES, SAMPLES
 
@@ -35,6 +35,7 @@ def kappa(
     ] = "fp32",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of samples.")] = 0,
     as_json: AsJson = False,
+    tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -44,6 +45,7 @@ def kappa(
     folder, without --data, the result is kept as kappa.json in it; `leansurgeon report` shows it where the training
     measured none.
     """
+    mean(tower)
     from leansurgeon.report.tables.kappa import describe
 
     asked = {"samples": samples, "probes": probes, "precision": precision}

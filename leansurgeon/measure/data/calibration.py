@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
@@ -139,7 +140,7 @@ def head_of(source: Source) -> str | None:
     name = (source.config.get("architectures") or [""])[0]
     if source.architecture.library == "timm" or name.endswith("ForImageClassification"):
         return "image-classification"
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
+    if name.endswith(("ForCausalLM", "LMHeadModel")) or writes_text(source.architecture.section, name):
         return "causal-lm"
     if name.endswith("ForMaskedLM"):
         return "masked-lm"

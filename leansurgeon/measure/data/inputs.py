@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.towers import writes_text
 from leansurgeon.errors import UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
@@ -64,9 +65,18 @@ def image_size(config: Config, architecture: Architecture) -> tuple[int, int, in
 def make(
     config: Config, architecture: Architecture, batch: int, tokens: int, device: str | torch.device
 ) -> dict[str, torch.Tensor]:
-    """Model inputs of `batch` samples; text is `(batch, tokens)` without padding."""
+    """Model inputs of `batch` samples; text is `(batch, tokens)` without padding. Raises `UnsupportedModel` where no
+    sample can be made up, as for a model that reads what all its towers want at once.
+    """
     import torch
 
+    cls = (config.get("architectures") or [""])[0]
+    if architecture.section and not writes_text(architecture.section, cls):
+        raise UnsupportedModel(
+            f"{cls or architecture.name} reads what several towers want at once, and no sample of that is made up "
+            "here, so neither memory nor time can be foretold.",
+            "`leansurgeon plan` without a training counts parameters before and after.",
+        )
     flat = architecture.flat(config)
     if takes_images(config, architecture):
         return {"pixel_values": torch.zeros(batch, *image_size(config, architecture), device=device)}

@@ -84,7 +84,7 @@ def study(
     say: Callable[[str], None] = lambda _: None,
 ) -> KappaDocument:
     """Load the model and measure it on held-out samples. Raises what `invariant.measure` raises."""
-    loaded = load(opened.folder)
+    loaded = load(opened.folder, tower=opened.tower).alone()
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
     kinds = [site.kind for site in sites.sites(loaded)]
     batches = thin(sample.heldout, samples)

@@ -69,6 +69,7 @@ def scored(steps: Plan, calibration: Calibration) -> Comparison:
             source=steps.source.folder,
             batches=calibration.heldout,
             kind="causal-lm" if causal else "plain",
+            families=(steps.architecture, steps.source.architecture),
         )
     return proof.compared
 

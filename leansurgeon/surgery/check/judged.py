@@ -28,7 +28,8 @@ def on_data(
     """
     causal = predicts_words(data) and data.task.head == "causal-lm"
     batches, kind = batches or [*data.guard, *data.heldout], "causal-lm" if causal else "plain"
-    return prove(folder, parameters, source=source.folder, batches=batches, kind=kind).compared
+    families = (None, source.architecture)
+    return prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
 
 
 def note(

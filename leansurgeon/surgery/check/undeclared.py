@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon import architectures
-from leansurgeon.architectures.limits import refusals
+from leansurgeon.architectures.limits import move_taps, refusals
 from leansurgeon.checkpoints.config import read_config
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
@@ -71,8 +71,8 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
     return model_type, {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
 
 
-def checked(name: str) -> Row:
-    """Put a type (with flags) to the test. Whatever a library does ends in the row."""
+def checked(name: str, tower: str | None = None) -> Row:
+    """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
     from leansurgeon.architectures.infer.library import class_name, quietly
 
     started = time.monotonic()
@@ -81,11 +81,11 @@ def checked(name: str) -> Row:
         cls = class_name(model_type)
         if cls is None:
             return Row(name, why="transformers has no model for it")
-        row = _checked(name, model_type, cls, flags)
+        row = _checked(name, model_type, cls, flags, tower)
     return Row(**(row.as_dict() | {"seconds": round(time.monotonic() - started, 1)}))
 
 
-def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any]) -> Row:
+def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tower: str | None) -> Row:
     from leansurgeon.architectures.infer.explore import built
     from leansurgeon.architectures.infer.library import Library, Unbuildable, reason, whole
 
@@ -97,7 +97,7 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any]) -> 
         return Row(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-            return through_the_product(name, library, small, Path(scratch))
+            return through_the_product(name, library, small, Path(scratch), tower)
     except LeanSurgeonError as error:
         said = " ".join(str(error).split())
         return Row(name, cls, built=True, refused=dict.fromkeys(("depth", "heads", "mlp_dim"), ""), why=said)
@@ -105,7 +105,9 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any]) -> 
         return Row(name, cls, built=True, why=f"defect: {reason(error)}")
 
 
-def through_the_product(name: str, library: Library, small: dict[str, Any], scratch: Path) -> Row:
+def through_the_product(
+    name: str, library: Library, small: dict[str, Any], scratch: Path, tower: str | None = None
+) -> Row:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer import cuts, inputs
     from leansurgeon.architectures.infer.differences import levels
@@ -126,13 +128,13 @@ def through_the_product(name: str, library: Library, small: dict[str, Any], scra
             pass
     model = library.build(small, SEED)
     model.save_pretrained(scratch / "source")
-    source = open_source(str(scratch / "source"))
+    source = open_source(str(scratch / "source"), tower=tower)
     arch, shape = source.architecture, source.shape
     if arch.section:
         found, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
     refused = refusals(arch)
     row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
-    keep = kept(shape, arch.period) if "depth" not in refused else None
+    keep = kept(arch, small, shape) if "depth" not in refused else None
     asked = wanted_numbers(shape, arch, refused)
     if not keep and not asked:
         return Row(**(row.as_dict() | {"why": "nothing may change"}))
@@ -147,13 +149,21 @@ def through_the_product(name: str, library: Library, small: dict[str, Any], scra
     return Row(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
 
 
-def kept(shape: Shape, period: int = 1) -> list[int]:
-    """All layers but the second and the last but one of each stage; where they alternate, all but the second group."""
-    found, start = [], 0
-    for stage in shape.stages:
-        gone = {1, stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
+def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
+    """All layers but the second and the last but one of each stage; where they alternate, all but the second group; of
+    those where others listen, all but the first.
+    """
+    found, start, period = [], 0, arch.period
+    for number, stage in enumerate(shape.stages):
+        least = arch.stay[number] if arch.stay else 0
+        gone = {max(1, least), stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
         gone = gone if period == 1 else {i for i in range(stage.depth) if i // period == 1 and stage.depth > 2 * period}
-        found += [start + i for i in range(stage.depth) if i not in gone]
+        left = [i for i in range(stage.depth) if i not in gone]
+        try:
+            move_taps(arch.taps, (dict(arch.flat(dict(small))), dict(small)), left, stage.depth)
+        except UsageError:
+            left = list(range(1, stage.depth))
+        found += [start + i for i in left]
         start += stage.depth
     return found
 

@@ -135,7 +135,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     found, _ = levels(library, small)
     if len(found) != len(shape.stages):
         return replace(row, why=f"{len(found)} lists of blocks are found, and its declaration has {len(shape.stages)}")
-    keep = kept(shape, arch.period) if "depth" not in refused else None
+    keep = kept(arch, {}, shape) if "depth" not in refused else None
     asked = wanted_numbers(shape, arch, refused)
     if not keep and not asked:
         return replace(row, why="nothing may change")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from leansurgeon.architectures.limits import move_taps
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
@@ -50,10 +51,39 @@ def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -
     return Choice(evenly_per_stage(before, after, period, spacing), SPACED[spacing])
 
 
-def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:
-    """The first kept layer that would lose a tensor where it becomes the first of its stage, whose first layer has none
-    (ModernBERT's has no norm before its attention), and that tensor's name in the source. None where every layer brings
-    tensors of its own kind.
+def misplaced(source: Source, kept: Sequence[int]) -> str | None:
+    """What a kept layer would lose at its new place, in a sentence; None where each can do there what it did."""
+    return tied_to_the_start(source, kept) or unheard(source, kept) or without_room(source, kept)
+
+
+def tied_to_the_start(source: Source, kept: Sequence[int]) -> str | None:
+    """Other parts of some models speak to the first layers by their numbers, which therefore all stay."""
+    start, arch = 0, source.architecture
+    for stage, least in zip(source.shape.stages, arch.stay, strict=False):
+        gone = next((i for i in range(least) if start + i not in kept), None)
+        if gone is not None:
+            return (
+                f"Layer {start + gone} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot "
+                "move, since what enters there is told by their number."
+            )
+        start += stage.depth
+    return None
+
+
+def unheard(source: Source, kept: Sequence[int]) -> str | None:
+    """Where other parts listen behind layers of which too few are left."""
+    arch, config = source.architecture, source.config
+    try:
+        places = dict(arch.flat(dict(config))), dict(config)
+        move_taps(arch.taps, places, list(kept), source.shape.stages[0].depth)
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def without_room(source: Source, kept: Sequence[int]) -> str | None:
+    """A layer that becomes the first of its stage loses a tensor where the first has none (ModernBERT's has no norm
+    before its attention).
     """
     start = 0
     if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
@@ -67,20 +97,32 @@ def misplaced(source: Source, kept: Sequence[int]) -> tuple[int, str] | None:
             for specs in [[s for s in source.specs if s.layer == layer]]
         }
         if lost := next((held[first][key] for key in held[first] if key not in held[start]), None):
-            return first, lost
+            return (
+                f"Layer {first} would become the first of its stage, and there {source.architecture.name} has no place "
+                f"for '{lost}'."
+            )
         start += stage.depth
     return None
 
 
 def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
-    """Raises `UsageError` where a kept layer cannot do at its new place what it did."""
-    if init != "fresh" and (found := misplaced(source, kept)):
-        layer, name = found
-        raise UsageError(
-            f"Layer {layer} would become the first of its stage, and there {source.architecture.name} has no "
-            f"place for '{name}'.",
-            "Keep the first layer; --keep names the layers that stay.",
-        )
+    """Raises `UsageError` where a kept layer cannot do at its new place what it did, with layers that could stay."""
+    if init != "fresh" and (why := misplaced(source, kept)):
+        other = placed_well(source, kept)
+        named = f" For example: --keep {','.join(map(str, other))}." if other else ""
+        raise UsageError(why, f"--keep names the layers that stay.{named}")
+
+
+def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
+    """As many layers of each stage, the first ones among them, the rest as they are; None where that is not enough."""
+    found, start = [], 0
+    for number, stage in enumerate(source.shape.stages):
+        here = [i for i in kept if start <= i < start + stage.depth]
+        least = range(start, start + max(1, source.architecture.stay[number] if source.architecture.stay else 0))
+        rest = [i for i in here if i not in least]
+        found += sorted([*least, *rest[len(rest) - (len(here) - len(least)) :]]) if len(here) >= len(least) else here
+        start += stage.depth
+    return None if misplaced(source, found) else found
 
 
 def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:

@@ -115,22 +115,24 @@ def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> heal.R
 
 
 def heal_pre_norm(site: BlockFit, *, attention: bool) -> JsonObject | None:
-    """Refit the MLP's output, and before it the attention's where `attention` says so. None where the block is no
-    pre-norm block.
+    """Refit the MLP's output (experts stay as they are), and before it the attention's where `attention` says so. None
+    where the block is no pre-norm block.
     """
     skeleton = site.fit.stream.skeleton
-    down = skeleton.mlp_down(site.layer)
-    scale = handles.reach(down, site.first)
-    if scale is None:
+    experts = skeleton.experts(site.layer)
+    down = skeleton.mlp_down(site.layer) if experts is None else None
+    scale = None if down is None else handles.reach(down, site.first)
+    if down is not None and scale is None:
         return None
     record: dict[str, Any] = {}
     if attention:
         for module in skeleton.projections(site.layer):
-            direct = handles.reach(module, site.first, freeze=down)
+            direct = handles.reach(module, site.first, freeze=experts if down is None else down)
             if direct is not None:
                 record["o"] = refit_attention(site, module, direct)
-    record["down"] = refit_projection(site, down, scale).as_dict()
-    return record
+    if down is not None:
+        record["down"] = refit_projection(site, down, scale).as_dict()
+    return record or None
 
 
 def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> JsonObject:

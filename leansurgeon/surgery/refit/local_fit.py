@@ -148,7 +148,7 @@ def fit_block(site: BlockFit, steps: int = STEPS) -> JsonObject:
         """The block on one batch."""
         return samples.stream.call(batch, hidden, site.layer)
 
-    parameters = list(site.block.parameters())
+    parameters = [p for p in site.block.parameters() if p.requires_grad]
     done = fit_examples(forward, parameters, examples(site.fit), examples(site.guard), steps=steps)
     return done.as_dict()
 

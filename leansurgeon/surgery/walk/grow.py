@@ -146,7 +146,9 @@ class Growing:
                 hidden = stream.call(batch, hidden, layer)
             return hidden
 
-        parameters = [p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1]
+        parameters = [
+            p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1 and p.requires_grad
+        ]
         with torch.enable_grad():
             clock, device = self.clock.part(0.5), self.skeleton.device.type
             return fit_span(forward, parameters, examples["fit"], examples["guard"], phase, clock, device)

@@ -220,7 +220,9 @@ def carry_out(
         verified, proof = verify(steps, aside, paths), None
         if verified["by"] == "reload":
             say("Written; now reloading it in a fresh process ...")
-            proof = prove(aside, steps.plan.parameters_after.total, source=steps.source.folder, exact=True)
+            families = (steps.architecture, steps.source.architecture)
+            total = steps.plan.parameters_after.total
+            proof = prove(aside, total, source=steps.source.folder, exact=True, families=families)
         elif verified["differing"]:
             raise LeanSurgeonError(
                 f"'{verified['differing'][0]}' is not bit for bit that of {verified['source']}.",

@@ -14,9 +14,9 @@ from leansurgeon.architectures.match import match
 from leansurgeon.checkpoints.source import complete
 from tests.conftest import FAMILIES
 
-# Those that cover the layouts: apart, stacked, interleaved, transposed, shared key/value heads, two stages, experts of
-# none; one process a family would cost more than it shows.
-HELD = ["llama", "qwen3", "gemma", "bert", "distilbert", "gpt2", "gpt_neox", "opt", "vit", "dinov2", "bart", "electra"]
+# What inference cannot hold against a declaration: a length of text that no small model keeps, and one number of MLP
+# units for both stacks.
+BEYOND = ("nystromformer", "t5", "mt5")
 
 
 def words(axes: tuple[str, ...], plain: bool) -> list[str]:
@@ -25,7 +25,7 @@ def words(axes: tuple[str, ...], plain: bool) -> list[str]:
     return [{"kv": "q"}.get(a, a) if plain else a for a in found]
 
 
-@pytest.mark.parametrize("family", HELD)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in BEYOND])
 def test_the_same_axes(family, tmp_path):
     config_class, model_class, numbers = FAMILIES[family]
     config = getattr(transformers, config_class)(**numbers)

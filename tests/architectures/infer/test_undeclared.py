@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ from leansurgeon.architectures.infer import cache
 from leansurgeon.architectures.infer.printing import as_source
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.costs.memory import Setting
+from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.check.undeclared import checked
 from leansurgeon.surgery.plan.costs import costs
+from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import carry_out, decide
 from leansurgeon.surgery.write import undo
 from tests.support.models.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
@@ -190,13 +194,18 @@ def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypat
     assert sorted(cache.folder().iterdir()) == [cache.folder() / "one.json", young]
 
 
-def test_a_printed_declaration_is_one(tmp_path):
-    small_model("starcoder2", tmp_path / "source")
+@pytest.mark.parametrize("model_type", ["starcoder2", "qwen3_vl", "gptj"])
+def test_a_printed_declaration_is_one(model_type, tmp_path):
+    """It says all but what only inference knows: how the modelling file that travels widens attentions."""
+    small_model(model_type, tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
     made: dict = {}
     exec(compile(as_source(opened.architecture), "printed", "exec"), made)
-    printed = made["STARCODER2"]
+    printed = made[model_type.upper()]
     assert list(printed.tensors(opened.config)) == list(opened.architecture.tensors(opened.config))
+    own = {"evidence": {}, "decoupled": None, "shared": ()}
+    assert printed == replace(opened.architecture, **own)
+    assert plan(replace(opened, architecture=printed), Wanted(), method=Method(keep="0,1,2,4")).after.depth == 4
 
 
 def test_declared_families_are_not_inferred():
@@ -216,8 +225,11 @@ def test_the_other_towers_stay_as_they_are(tmp_path):
     vision = [name for name in before if "language_model" not in name and "lm_head" not in name]
     assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
     assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
-    with pytest.raises(UnsupportedModel, match="not reached"):
-        plan(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))
+    carry_out(plan(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="3")), tmp_path / "other")
+    after = load_file(tmp_path / "other" / "model.safetensors")
+    text = [name for name in before if "language_model" in name]
+    assert len(text) > 30 and all(torch.equal(before[name], after[name]) for name in text)
+    assert len(after) < len(before)
 
 
 def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
@@ -255,3 +267,37 @@ def test_the_plan_of_one_of_two_towers_is_priced_without_its_operations(tmp_path
     found = costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))
     assert found.after.shape.depth == 2 and found.after.counted is None
     assert found.after.parameters.total < found.before.parameters.total
+    with pytest.raises(UnsupportedModel):  # and without its memory
+        costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"), Setting(batch=2))
+
+
+def noise(seed: int) -> list[dict[str, torch.Tensor]]:
+    """Batches of ids."""
+    ids = torch.randint(10, 70, (4, 8, 16), generator=torch.Generator().manual_seed(seed))
+    return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "flags", "wanted"),
+    [
+        ("mixtral", {}, {"layers": "3"}),  # experts apart in files, together in memory
+        ("qwen2_moe", {"intermediate_size": 64}, {"layers": "3", "heads": "2x"}),  # and one that all tokens share
+        ("gptj", {}, {"layers": "3"}),  # attention and MLP side by side
+    ],
+)
+def test_calibrated(model_type, flags, wanted, tmp_path):
+    """Sample data chooses layers and refits; experts stay bit for bit as they are."""
+    small_model(model_type, tmp_path / "source", **flags)
+    opened = open_source(str(tmp_path / "source"))
+    data = Calibration("noise", "noise", "-", *(noise(seed) for seed in (1, 2, 3)))
+    made = decide(plan(opened, Wanted(**wanted), method=Method(heal="closed"), calibrated=True), data)
+    carry_out(made, tmp_path / "cut", check=False)
+    result = open_source(str(tmp_path / "cut"))
+    assert result.shape.depth == 3 and len(made.plan.layers) == 3
+    assert made.edits or model_type == "qwen2_moe"  # of which no attention gained
+    assert not [name for name in made.edits if "experts." in name and "shared" not in name]
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
+    experts = [name for name in after if ".experts." in name and name.startswith("model.layers.0.")]
+    kept = f"model.layers.{made.plan.layers[0]}."
+    assert all(torch.equal(after[n], before[n.replace("model.layers.0.", kept, 1)]) for n in experts)
+    assert bool(experts) == ("moe" in model_type or model_type == "mixtral")

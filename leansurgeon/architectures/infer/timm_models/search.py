@@ -64,6 +64,7 @@ class TimmSearch(Search):
     """Keys are arguments of a constructor, many with one entry a stage."""
 
     library: TimmLibrary
+    divides = False
 
     def __init__(self, library: Library, config: Config) -> None:
         super().__init__(library, config)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leansurgeon.architectures.infer.inputs import several
 from leansurgeon.architectures.infer.tiny import VOCAB
 
 TOKENS = 15
@@ -17,7 +18,11 @@ TOKENS = 15
 def example(
     model: nn.Module | type[nn.Module], config: Mapping[str, Any], seed: int = 0, vocab: int = VOCAB
 ) -> dict[str, Tensor]:
-    """Inputs that a model (or its class) runs on, by its main input and the arguments of its forward pass."""
+    """Inputs that a model (or its class) runs on, by its main input and the arguments of its forward pass.
+
+    `config` says how large pictures are and which tokens stand for them; what such a picture becomes is counted on the
+    model itself, which may be a smaller one than the config's.
+    """
     generator = torch.Generator().manual_seed(seed)
     takes = dict(inspect.signature(model.forward).parameters)
     takes.pop("self", None)
@@ -26,7 +31,7 @@ def example(
     found: dict[str, Tensor] = {}
 
     def ids(low: int = 10) -> Tensor:
-        return torch.randint(low, vocab - 10, (2, TOKENS), generator=generator)
+        return several.apart(torch.randint(low, vocab - 10, (2, TOKENS), generator=generator), config)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
@@ -43,11 +48,14 @@ def example(
         found[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
     else:
         found["input_ids" if "input_ids" in takes else main] = ids()
-    both = config.get("vision_config") and config.get("text_config") and "projection_dim" in config
+    paired = "projection_dim" in config or "return_loss" in takes  # pictures beside texts, to be told which belong
+    both = config.get("vision_config") and config.get("text_config") and paired
     if "pixel_values" in takes and "pixel_values" not in found and both:
         found["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
     if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
         found["input_ids"] = ids()
+    if isinstance(model, nn.Module) and several_kinds(model, config):
+        found = several.joined(model, config, takes, ids(), noise)
     if "noise" in takes and "mask_ratio" in config:
         patches = (config["image_size"] // config["patch_size"]) ** 2
         found["noise"] = noise(2, patches)
@@ -57,6 +65,12 @@ def example(
         corner = torch.randint(0, 30, (2, TOKENS, 2), generator=generator)
         found["bbox"] = torch.cat([corner, corner + 20], -1)
     return found
+
+
+def several_kinds(model: nn.Module | type[nn.Module], config: Mapping[str, Any]) -> bool:
+    """Whether a model reads pictures or sound beside text, each in the places of tokens."""
+    takes = inspect.signature(model.forward).parameters
+    return several.reads_pictures(config, takes) or several.reads_sound(config, takes)
 
 
 def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,0 +1,108 @@
+"""Whether heads can become heads of half their size: for that an attention has to be `softmax(q k) v`, linear from its
+values to its output, with nothing between a projection and the product (rotations, norms, tables of a head's own), and
+the library has to take more and smaller heads with the scores' scale that goes with them.
+
+Both are tried on random weights. A basis of every head's own for queries and keys, and one for values and output, may
+change nothing. And heads of which one half says nothing may be written as twice as many of half the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from leansurgeon.architectures.facts import scale_by_key
+from leansurgeon.architectures.infer import roles
+from leansurgeon.architectures.infer.cuts import ALIVE
+from leansurgeon.architectures.infer.finding import Stage
+from leansurgeon.architectures.infer.library import Unbuildable, difference
+from leansurgeon.architectures.infer.units import Trial
+from leansurgeon.architectures.infer.words import Numbers
+
+EQUAL = 1e-4  # of the outputs' spread: what the rounding of two bases may cost
+OTHERWISE = "something stands between its queries and keys and their product (rotations, norms, tables), or behind it"
+Pieces = dict[str, list[tuple[int, str]]]  # by template: axes with their letters
+
+
+def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
+    """Why heads of a stage cannot be divided; empty where it was proven that they can."""
+    if now.kv_heads != now.heads:
+        return "its query heads share key/value heads"
+    if now.head_dim % 2:
+        return "its heads have an odd number of entries"
+    pieces = letters(stage, trial, now)
+    if pieces is None:
+        return "its queries, keys and values cannot be told apart"
+    try:
+        return of_form(trial, pieces, now) or of_scale(trial, stage, pieces, now)
+    except Unbuildable as error:
+        return f"its library does not take heads of half the size ({error})"
+
+
+def letters(stage: Stage, trial: Trial, now: Numbers) -> Pieces | None:
+    """Which axes hold queries, keys, values, or what enters the output; `qkv` for the three stacked."""
+    found: Pieces = {}
+    dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.placed(name)) is not None}
+    for template, axes in stage.heads.axes.items():
+        for axis, word in axes:
+            sink = template in stage.heads.sinks
+            role = roles.of_head_tensor(template, [word], sink, dims[template])
+            if word not in ("q", "kv", "q+kv+kv") or role not in ("q", "k", "v", "o", "qkv"):
+                return None
+            found.setdefault(template, []).append((axis, role))
+    known = {letter for places in found.values() for _, role in places for letter in role}
+    return found if known == set("qkvo") else None
+
+
+def changed(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The file after `maps`, (heads, head_dim, head_dim) for each letter, were applied to the entries of every head."""
+    found = dict(trial.state)
+    for name, tensor in trial.state.items():
+        placed = trial.placed(name)
+        for axis, role in pieces.get(placed[1], ()) if placed else ():
+            front = tensor.movedim(axis, 0)
+            parts = front.chunk(len(role)) if role == "qkv" else [front]
+            made = [applied(part, maps.get(letter), now) for part, letter in zip(parts, role, strict=True)]
+            found[name] = tensor = torch.cat(made).movedim(0, axis).contiguous()
+    return found
+
+
+def applied(rows: Tensor, maps: Tensor | None, now: Numbers) -> Tensor:
+    if maps is None:
+        return rows
+    heads = rows.reshape(now.heads, now.head_dim, -1)
+    return (maps @ heads).reshape(rows.shape)
+
+
+def of_form(trial: Trial, pieces: Pieces, now: Numbers) -> str:
+    """Nothing changes in another basis of every head's queries and keys, and of its values and output."""
+    generator = torch.Generator().manual_seed(5)
+    bases = []
+    for _ in range(2):
+        turn = torch.linalg.qr(torch.randn(now.heads, now.head_dim, now.head_dim, generator=generator))[0]
+        stretch = torch.empty(now.heads, 1, now.head_dim).uniform_(0.7, 1.4, generator=generator)
+        bases.append(turn * stretch)
+    inverse = [torch.linalg.inv(basis).mT for basis in bases]
+    maps = {"q": bases[0], "k": inverse[0], "v": bases[1], "o": inverse[1]}
+
+    def differs(chosen: str) -> float:
+        state = changed(trial, pieces, now, {letter: maps[letter] for letter in chosen})
+        return difference(trial.output, trial.run(trial.config, state))
+
+    if differs("q") < ALIVE or differs("v") < ALIVE:
+        return "its queries or values do not reach the output"
+    return OTHERWISE if differs("qk") > EQUAL or differs("vo") > EQUAL else ""
+
+
+def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: Numbers) -> str:
+    """Heads whose second half says nothing are twice as many of half the size, by the library's own rules."""
+    half = torch.eye(now.head_dim).expand(now.heads, -1, -1).clone()
+    half[:, now.head_dim // 2 :] = 0
+    whole = trial.run(trial.config, changed(trial, pieces, now, {letter: half for letter in "qkv"}))
+    gain = 1.0 if scale_by_key(trial.config) is not None else 2**-0.5  # 1 / sqrt(head_dim) grows as head_dim shrinks
+    state = changed(trial, pieces, now, {"q": gain * half, "k": half, "v": half})
+    heads = {key: 2 * now.heads for key in (stage.heads_key, stage.kv_key) if key}
+    apart = trial.run(trial.config | heads, state)
+    return "" if difference(whole, apart) <= EQUAL else "its scores have a scale that does not follow head_dim"

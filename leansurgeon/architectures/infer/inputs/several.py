@@ -1,0 +1,143 @@
+"""Inputs of models that read pictures or sound beside text: features of one kind take the places of tokens that say so.
+
+How many places a picture takes is the model's own business, so it is asked: a small model with the picture's real
+geometry makes features of it, and these are counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+IMAGE_TOKENS = ("image_token_id", "image_token_index")
+AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
+SAMPLES = 2
+EDGE = 4  # merged patches on a side of a picture whose size is free
+Noise = Callable[..., Tensor]
+
+
+def key_of(names: tuple[str, ...], config: Mapping[str, Any]) -> str | None:
+    return next((name for name in names if isinstance(config.get(name), int)), None)
+
+
+def reads_pictures(config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
+    """Whether text and pictures enter together."""
+    placed = key_of(IMAGE_TOKENS, config) or "cross_attention_mask" in takes
+    return bool(placed and isinstance(config.get("vision_config"), dict) and {"pixel_values", "input_ids"} <= {*takes})
+
+
+def reads_sound(config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
+    """Whether text and sound enter together."""
+    placed = key_of(AUDIO_TOKENS, config)
+    return bool(placed and isinstance(config.get("audio_config"), dict) and {"input_features", "input_ids"} <= {*takes})
+
+
+def joined(
+    model: nn.Module, config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, noise: Noise
+) -> dict[str, Tensor]:
+    """`ids` with the places of features before them, and what the features are made of; the ids alone where the model
+    makes features of nothing that is known here.
+    """
+    pairs = (
+        (IMAGE_TOKENS, pictures, "get_image_features", reads_pictures),
+        (AUDIO_TOKENS, sounds, "get_audio_features", reads_sound),
+    )
+    for names, kinds, method, reads in pairs:
+        if not reads(config, takes):
+            continue
+        for given in kinds(config, takes, noise):
+            count = counted(model, method, given)
+            if count is not None:
+                return given | placed(config, takes, ids, key_of(names, config), count)
+    return {"input_ids": ids}
+
+
+def placed(
+    config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, key: str | None, count: int
+) -> dict[str, Tensor]:
+    """Text, `count` places of features, and text again; with the masks that say which is which."""
+    if key is None:  # features are attended to, from all of the text
+        mask = torch.ones(SAMPLES, ids.shape[1], 1, config["vision_config"]["max_num_tiles"], dtype=torch.int64)
+        return {"input_ids": ids, "cross_attention_mask": mask}
+    places = torch.full((SAMPLES, count), config[key])
+    found = torch.cat([ids[:, :3], places, ids[:, 3:]], 1)
+    here = (found == config[key]).long()
+    kinds = {"mm_token_type_ids": here, "token_type_ids": here if str(config["model_type"])[:6] == "gemma3" else None}
+    return {"input_ids": found} | {k: v for k, v in kinds.items() if k in takes and v is not None}
+
+
+def apart(ids: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """Ids of which none is one that the config gives a meaning."""
+    special = {v for k, v in config.items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    for _ in special:
+        ids = torch.where(torch.isin(ids, torch.tensor(sorted(special))), ids + 1, ids)
+    return ids
+
+
+@torch.no_grad()
+def counted(model: nn.Module, method: str, given: Mapping[str, Tensor]) -> int | None:
+    """Features of one sample; None where the model does not take what is given."""
+    make = getattr(model, method, None)
+    if "aspect_ratio_ids" in given:  # attended to, and so in no token's place
+        return 0
+    if make is None:
+        tower = getattr(getattr(model, "model", model), "audio_tower", None)
+        lengths = getattr(tower, "_get_feat_extract_output_lengths", None)
+        if lengths is None or "feature_attention_mask" not in given:
+            return None
+        return int(lengths(given["feature_attention_mask"].sum(-1))[1][0])
+    try:
+        names = inspect.signature(make).parameters
+        any_name = any(p.kind is p.VAR_KEYWORD for p in names.values())
+        found = make(**{k: v for k, v in given.items() if k in names or any_name})
+    except Exception:  # another kind of picture
+        return None
+    found = getattr(found, "pooler_output", found)
+    parts = [found] if isinstance(found, Tensor) else [part for part in found if isinstance(part, Tensor)]
+    return sum(part.numel() // part.shape[-1] for part in parts) // SAMPLES or None
+
+
+def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
+    """Pictures in the forms that models take them in, the rarest first."""
+    vision = config["vision_config"]
+    channels = vision.get("num_channels") or vision.get("in_channels") or vision.get("in_chans") or 3
+    patch, side = vision.get("patch_size"), vision.get("image_size") or vision.get("img_size")
+    if "image_grid_thw" in takes and isinstance(patch, int):
+        merged = vision.get("spatial_merge_size") or vision.get("merge_size") or 1
+        edge = EDGE * merged
+        row = channels * (vision.get("temporal_patch_size") or 1) * patch**2
+        grid = torch.tensor([[1, edge, edge]] * SAMPLES)
+        yield {"pixel_values": noise(SAMPLES * edge**2, row), "image_grid_thw": grid}
+    sides = list(side) if isinstance(side, list | tuple) else [side, side]
+    if not all(isinstance(n, int) for n in sides):
+        return
+    if "aspect_ratio_ids" in takes:
+        tiles = vision["max_num_tiles"]
+        ratios = vision.get("supported_aspect_ratios") or [[1, tiles]]
+        number = max(range(len(ratios)), key=lambda i: ratios[i][0] * ratios[i][1])
+        mask = torch.zeros(SAMPLES, 1, tiles, dtype=torch.int64)
+        mask[:, :, : ratios[number][0] * ratios[number][1]] = 1
+        yield {
+            "pixel_values": noise(SAMPLES, 1, tiles, channels, *sides),
+            "aspect_ratio_ids": torch.full((SAMPLES, 1), number + 1),
+            "aspect_ratio_mask": mask,
+        }
+    yield {"pixel_values": noise(SAMPLES, channels, *sides)}
+    yield {"pixel_values": noise(SAMPLES, 1, channels, *sides)}
+
+
+def sounds(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
+    """Log-mel features of a whole window."""
+    audio = config["audio_config"]
+    bins, positions = audio.get("num_mel_bins"), audio.get("max_source_positions")
+    if not (isinstance(bins, int) and isinstance(positions, int)):
+        return
+    given = {"input_features": noise(SAMPLES, bins, 2 * positions)}
+    for name in ("feature_attention_mask", "input_features_mask"):
+        if name in takes:
+            given[name] = torch.ones(SAMPLES, 2 * positions, dtype=torch.int64)
+    yield given

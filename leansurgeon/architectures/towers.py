@@ -1,0 +1,34 @@
+"""Which part of a model of several is meant: what the user has chosen for this command and the processes it starts."""
+
+from __future__ import annotations
+
+import os
+
+CHOSEN = "LEANSURGEON_TOWER"  # how a command tells the processes that it starts
+SECTIONS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}  # where configs describe them
+
+
+def choose(tower: str | None) -> None:
+    """From now on this tower is meant; None: no tower is named."""
+    if tower:
+        os.environ[CHOSEN] = tower
+    else:
+        os.environ.pop(CHOSEN, None)
+
+
+def chosen() -> str | None:
+    """The tower that the user has named."""
+    found = os.environ.get(CHOSEN)
+    return found if found in SECTIONS else None
+
+
+def of_section(section: str | None) -> str | None:
+    """The tower that a part of a config describes."""
+    return next((tower for tower, key in SECTIONS.items() if key == section), None)
+
+
+def writes_text(section: str, cls: str) -> bool:
+    """Whether a model of several towers says words where it is given words alone: its text tower is meant, and its
+    class has a head for it.
+    """
+    return section == SECTIONS["text"] and cls.endswith(("ForConditionalGeneration", "ForImageTextToText"))

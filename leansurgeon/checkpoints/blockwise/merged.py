@@ -1,0 +1,74 @@
+"""Blocks whose tensors stand apart in files and together in memory, as those of experts do. Imports torch.
+
+How the parts become a whole is the library's business: it says into which names it would save a tensor, and a model of
+one layer that it loads from the parts has the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.checkpoints.model import quiet, transformers_class
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.shape import Shape
+
+
+def file_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The names in files of every tensor in memory; several where it is saved in parts. Raises `UnsupportedModel`."""
+    unsaved = {*(getattr(model, "all_tied_weights_keys", None) or ()), *(model._keys_to_ignore_on_save or ())}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name not in unsaved:
+            found[name] = tuple(apart(model, {name: torch.empty(tensor.shape, device="meta")}))
+    return found
+
+
+def apart(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in memory as a file holds them. Raises `UnsupportedModel` where that takes others, too."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    try:
+        return dict(revert_weight_conversion(model, dict(tensors)))
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts '{next(iter(tensors))}' together from several tensors of its files "
+            f"({type(error).__name__}), so it cannot be run block by block.",
+            "Without --calibrate, layers are dropped and heads added all the same.",
+        ) from None
+
+
+def together(
+    config: Config, architecture: Architecture, layer: int, tensors: Mapping[str, np.ndarray], block: str
+) -> dict[str, Tensor]:
+    """A block's tensors by their names within it in memory, in fp32, made of those of a file; `block` is the path of
+    the model's first block. Raises `UnsupportedModel` for models of several stages.
+    """
+    shape = architecture.shape(config)
+    if len(shape.stages) > 1:
+        raise UnsupportedModel(f"{architecture.name} has experts in several stages; blocks cannot be taken one by one.")
+    alone = architecture.with_shape(config, Shape((replace(shape.stages[0], depth=1),)), [layer])
+    pattern = architecture.blocks().layer
+    state = {
+        name.replace(pattern.format(i=layer), pattern.format(i=0), 1): torch.from_numpy(np.array(values))
+        for name, values in tensors.items()
+    }
+    quiet()
+    cls = transformers_class(architecture, (alone.get("architectures") or ["?"])[0])
+    plain = {key: value for key, value in alone.items() if key not in ("torch_dtype", "dtype", "auto_map")}
+    with library_builds(cls.__name__), torch.random.fork_rng(devices=[]):
+        made = cls.from_pretrained(
+            None, config=cls.config_class.from_dict(plain), state_dict=state, dtype=torch.float32
+        )
+    return dict(made.get_submodule(block).state_dict())
+
+
+def owners(paths: Iterable[str]) -> set[str]:
+    """The modules around those that hold such tensors: a block's mixture of experts, with its router."""
+    return {path.rpartition(".")[0].rpartition(".")[0] for path in paths}

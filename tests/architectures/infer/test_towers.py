@@ -1,0 +1,157 @@
+"""Models of several towers: each is cut alone, the whole is reloaded by its plain library, and runs on inputs of real
+shape (pictures in the places of their tokens, log-mel features, waveforms), where it equals a cut by hand in memory.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from leansurgeon.architectures import infer
+from leansurgeon.architectures.infer.explore import built
+from leansurgeon.architectures.infer.library import Library, class_name, quietly, whole
+from leansurgeon.architectures.limits import refusals, tapped
+from leansurgeon.checkpoints.model import load
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.heads.document import study
+from leansurgeon.measure.kappa.study import study as kappa_study
+from leansurgeon.surgery.check.undeclared import checked
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out, decide
+from tests.support.models.undeclared import computed, reloaded, small_model
+
+CLIP = 'clip?architectures=["CLIPModel"]'
+SIGLIP = 'siglip?architectures=["SiglipModel"]'
+
+
+@pytest.mark.parametrize(
+    ("name", "tower", "able"),
+    [
+        ("llava", "text", "depth heads mlp_dim"),
+        ("llava", "vision", "depth heads mlp_dim"),  # features are taken before its last layer
+        ("qwen2_vl", "text", "depth mlp_dim"),
+        ("qwen2_5_vl", "vision", "depth mlp_dim"),  # windows but for listed layers
+        ("qwen3_vl", "text", "depth heads mlp_dim"),  # its first layers take in features of the picture
+        ("qwen3_vl", "vision", "depth heads mlp_dim"),  # features are taken behind listed layers
+        ("smolvlm", "text", "depth heads mlp_dim"),
+        ("idefics3", "vision", "depth heads mlp_dim"),
+        ("gemma3", "vision", "depth heads"),  # its pooling head has an MLP as wide
+        ("paligemma", "text", "depth heads mlp_dim"),
+        ("mllama", "text", "depth heads mlp_dim"),  # attends to the picture in listed layers
+        ("mllama", "vision", "depth heads"),
+        ("qwen2_audio", "audio", "depth heads mlp_dim"),
+        (CLIP, "text", "depth heads mlp_dim"),
+        (CLIP, "vision", "depth heads mlp_dim"),
+        (SIGLIP, "text", "depth heads mlp_dim"),
+        ("whisper", None, "depth heads mlp_dim"),
+        ("wav2vec2", None, "depth heads mlp_dim"),
+    ],
+)
+def test_a_tower(name, tower, able):
+    row = checked(name, tower)
+    assert row.built and row.right, row
+    assert {kind for kind in ("depth", "heads", "mlp_dim") if row.can(kind)} == set(able.split()), row
+
+
+def test_what_listens_behind_layers_follows_them():
+    assert tapped("vision_feature_layer", -2, [0, 1, 3, 4], 5) == -2
+    assert tapped("vision_feature_layer", -2, [0, 1, 2, 3], 5) == -1  # the last layer was not listened to
+    assert tapped("vision_feature_layer", [1, -1], [0, 3], 5) == [1, -1]
+    assert tapped("vision_feature_layer", 3, [0, 4], 5) == 1
+    assert tapped("deepstack_visual_indexes", [1, 2, 3], [1, 2, 3, 4], 5) == [0, 1, 2]
+    assert tapped("intermediate_layers_indices", [1, 3], [0, 1, 4], 5) == [1, 1]
+    for keep in ([0, 1, 3, 4], [4]):  # two of them behind one layer, or behind none
+        with pytest.raises(UsageError):
+            tapped("deepstack_visual_indexes", [1, 2, 3], keep, 5)
+
+
+def test_first_layers_that_take_in_pictures_stay(tmp_path):
+    small_model("qwen3_vl", tmp_path / "source")
+    opened = open_source(str(tmp_path / "source"))
+    assert opened.architecture.stay == (3,)
+    with pytest.raises(UsageError) as caught:
+        plan(opened, Wanted(), method=Method(keep="0,2,3,4"))
+    keep = caught.value.hint.rpartition("--keep ")[2].rstrip(".")
+    assert plan(opened, Wanted(), method=Method(keep=keep)).layers == (0, 1, 2, 4)
+
+
+def test_a_published_config_with_the_text_on_top(tmp_path):
+    """As Qwen2-VL was published: the text's numbers stand beside `vision_config`."""
+    small_model("qwen2_vl", tmp_path / "source")
+    file = tmp_path / "source" / "config.json"
+    config = json.loads(file.read_text())
+    text = config.pop("text_config")
+    file.write_text(json.dumps(config | {k: v for k, v in text.items() if k not in ("model_type", "dtype")}))
+    before = load_file(tmp_path / "source" / "model.safetensors")
+    record = carry_out(plan(open_source(str(tmp_path / "source")), Wanted(layers="3")), tmp_path / "cut")
+    assert record.proof.parameters and record.tower == "text"
+    made = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert made["text_config"]["num_hidden_layers"] == 3 and "num_hidden_layers" not in made
+    after = load_file(tmp_path / "cut" / "model.safetensors")
+    vision = [name for name in before if name.startswith("visual.")]
+    assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
+
+
+def test_the_proof_infers_nothing(tmp_path, monkeypatch):
+    """Neither the result nor, later on, who opens it: it is alike when it is made small."""
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    with quietly():
+        config = whole({"model_type": "granite", "architectures": [class_name("granite")]})
+        library = Library.of(config)
+        library.build(built(library, config)[0] | {"num_hidden_layers": 8}, 3).save_pretrained(tmp_path / "source")
+    opened = open_source(str(tmp_path / "source"))
+    monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
+    carry_out(plan(opened, Wanted(layers="6")), tmp_path / "cut")
+    infer._found.clear()
+    assert open_source(str(tmp_path / "cut")).architecture.evidence == opened.architecture.evidence
+
+
+def test_a_tower_is_measured_as_it_is_alone(tmp_path):
+    """CLIP's vision tower within CLIP, and saved by itself, which is declared by hand."""
+    whole, _ = small_model("clip", tmp_path / "whole", architectures=["CLIPModel"])
+    whole.vision_model.save_pretrained(tmp_path / "alone")
+    generator = torch.Generator().manual_seed(4)
+    size = whole.config.vision_config.image_size
+    batches = [{"pixel_values": torch.randn(3, 3, size, size, generator=generator)} for _ in range(3)]
+    data = Calibration("noise", "noise", "-", batches[:1], batches[1:2], batches[2:])
+    inside = study(load(tmp_path / "whole", tower="vision").alone(), data)
+    alone = study(load(tmp_path / "alone"), data)
+    assert len(inside.importance) == len(alone.importance) == 5 * 6
+    assert np.allclose(inside.importance, alone.importance, rtol=1e-3)
+    found = kappa_study(open_source(str(tmp_path / "whole"), tower="vision"), data, probes=1)
+    other = kappa_study(open_source(str(tmp_path / "alone")), data, probes=1)
+    assert len(found["layers"]) == len(other["layers"]) == 5
+
+
+def test_heads_of_half_the_size(tmp_path):
+    """They stay with the library's own class, and lose little where scores use half of a head's entries."""
+    model, config = small_model("wav2vec2", tmp_path / "source")
+    opened = open_source(str(tmp_path / "source"))
+    assert not opened.architecture.heads_unsplittable and not refusals(opened.architecture)
+    stage = opened.shape.stages[0]
+    file = tmp_path / "source" / "model.safetensors"
+    state = load_file(file)
+    for spec in opened.specs:
+        if spec.layer is not None and spec.role in ("q", "k"):
+            state[spec.name].reshape(stage.heads, stage.head_dim, -1)[:, stage.head_dim // 2 :] = 0
+    save_file(state, file, metadata={"format": "pt"})
+    before = computed(reloaded(tmp_path / "source", model), config)
+    opened, wanted = open_source(str(tmp_path / "source")), Wanted(heads="2x", head_dim="split")
+    steps = plan(opened, wanted, method=Method(uncalibrated=True))
+    carry_out(decide(steps), tmp_path / "cut", check=False)
+    assert steps.architecture.library == "transformers" and steps.after.stages[0].heads == 2 * stage.heads
+    after = computed(reloaded(tmp_path / "cut", model), config)
+    assert float((before - after).norm() / before.norm()) < 0.2
+
+
+def test_heads_that_rotate_are_not_divided(tmp_path):
+    small_model("gptj", tmp_path / "source")
+    opened = open_source(str(tmp_path / "source"))
+    with pytest.raises(UnsupportedModel, match="queries and keys"):
+        plan(opened, Wanted(heads="2x", head_dim="split"), method=Method(uncalibrated=True))
