@@ -13,8 +13,8 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,22 @@ def save_transformers(model: torch.nn.Module, folder: Path) -> None:
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
         save_model(model, architectures.of(config), config, folder)
         return
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers' own while the block runs: `progress` says who is shown what."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def save_timm(model: torch.nn.Module, folder: Path) -> None:

@@ -122,8 +122,12 @@ def test_texts_are_one_file_of_the_cache_by_their_content(tmp_path, monkeypatch)
     assert given.data([tmp_path / "a", tmp_path / "b"]) == f"{tmp_path / 'a'},{tmp_path / 'b'}"
 
 
-def test_folders_of_models_in_memory_go_with_them():
+def test_folders_of_models_in_memory_go_with_them(capfd, monkeypatch):
+    from transformers.utils import logging
+
+    monkeypatch.setattr(logging, "_tqdm_active", True)  # whatever other tests have left
     kept = given.written(build("bert").bert)
+    assert logging.is_progress_bar_enabled() and capfd.readouterr() == ("", "")
     folder = kept.folder
     assert (folder / "config.json").is_file()
     del kept
