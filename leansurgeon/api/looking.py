@@ -31,6 +31,7 @@ def kappa(
     precision: str = "fp32",
     seed: int = 0,
     tokenizer: object | None = None,
+    tower: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     progress: Progress = True,
@@ -47,11 +48,13 @@ def kappa(
     >>> len(found.layers)
     2
     """
+    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import kappa as command
 
     with ExitStack() as stack:
         name = folder_of(model, tokenizer, stack)
         stack.enter_context(trusting(trust_remote_code))
+        stack.enter_context(meant(tower))
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
         named = given.data(data)
         found = command.kappa(name, named, speaker(progress), **asked, allow_pickle=allow_pickle)
@@ -82,6 +85,7 @@ def heads(
     device: str = "auto",
     force: bool = False,
     tokenizer: object | None = None,
+    tower: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     progress: Progress = True,
@@ -98,6 +102,7 @@ def heads(
     >>> [layer.shape for layer in found.importance]
     [(4,), (4,)]
     """
+    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import heads as command
 
     share = f"{100 * prune:g}%" if isinstance(prune, float) else prune
@@ -111,6 +116,7 @@ def heads(
     with ExitStack() as stack:
         name = folder_of(model, tokenizer, stack)
         stack.enter_context(trusting(trust_remote_code))
+        stack.enter_context(meant(tower))
         found = command.heads(name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle)
         command.keep(name, found, say)
     if given.is_model(model):
@@ -204,6 +210,7 @@ def search(
     workspace: str | os.PathLike[str] = "runs",
     force: bool = False,
     tokenizer: object | None = None,
+    tower: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     progress: Progress = True,
@@ -219,6 +226,7 @@ def search(
     Traceback (most recent call last):
     leansurgeon.errors.UsageError: ...
     """
+    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import search as command
     from leansurgeon.search.space import Budget, Space
 
@@ -243,6 +251,7 @@ def search(
     with ExitStack() as stack:
         name = folder_of(source, tokenizer, stack)
         stack.enter_context(trusting(trust_remote_code))
+        stack.enter_context(meant(tower))
         begun = command.begin(name, space, budget, asked)
         return command.search(begun, space, budget, asked, speaker(progress))
 

@@ -44,6 +44,7 @@ def retrain(
     resume_anyway: bool = False,
     limit_batches: int | None = None,
     tokenizer: object | None = None,
+    tower: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = True,
 ) -> Trained | torch.nn.Module:
@@ -64,6 +65,7 @@ def retrain(
     >>> run.summary.steps, run.summary.task.metric
     (2, 'accuracy')
     """
+    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import healing
     from leansurgeon.commands import retrain as command
 
@@ -77,7 +79,7 @@ def retrain(
     asked = command.Asked(
         gpus, cpu_processes, seed, None if out is None else Path(out), Path(workspace), resume_anyway, limit_batches
     )
-    with trusting(trust_remote_code):
+    with trusting(trust_remote_code), meant(tower):
         ready = command.prepare(folder, how, asked, say)
         found = command.retrain(ready, how, asked, say, began=began, talk=None if progress is True else say)
         made = Trained(found.folder, found.best, found.summary, (source,) if source else ())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 CHOSEN = "LEANSURGEON_TOWER"  # how a command tells the processes that it starts
 SECTIONS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}  # where configs describe them
@@ -20,6 +22,17 @@ def chosen() -> str | None:
     """The tower that the user has named."""
     found = os.environ.get(CHOSEN)
     return found if found in SECTIONS else None
+
+
+@contextmanager
+def meant(tower: str | None) -> Iterator[None]:
+    """This tower is meant as long as this lasts; None: whatever was meant before."""
+    before = chosen()
+    choose(tower or before)
+    try:
+        yield
+    finally:
+        choose(before)
 
 
 def of_section(section: str | None) -> str | None:

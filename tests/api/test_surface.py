@@ -22,15 +22,15 @@ SURFACE = {
     "shrink": f"source {SHAPE} params data judge samples uncalibrated init method keep more_heads heal heal_time fit "
     f"balance compare proof seed out workspace device resume force tokenizer tower {TRUST} progress",
     "retrain": "model data time columns recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
-    "resume_anyway limit_batches tokenizer trust_remote_code progress",
+    "resume_anyway limit_batches tokenizer tower trust_remote_code progress",
     "heal": "model data time options",
-    "kappa": f"model data samples probes precision seed tokenizer {TRUST} progress",
+    "kappa": f"model data samples probes precision seed tokenizer tower {TRUST} progress",
     "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed "
-    f"device force tokenizer {TRUST} progress",
+    f"device force tokenizer tower {TRUST} progress",
     "diff": f"a b {TRUST}",
     "report": "paths workspace",
     "search": "source params memory latency heads layers mlp_dim head_dim data samples fit recipe set share seeds "
-    f"tries batch parallel out workspace force tokenizer {TRUST} progress",
+    f"tries batch parallel out workspace force tokenizer tower {TRUST} progress",
     "load": f"source {TRUST}",
 }
 

@@ -89,7 +89,7 @@ class Kills:
             os._exit(code if isinstance(code, int) else 1)
 
 
-def stand_in(folder: Path, source: Path | None, inputs: Path | None, kind: str) -> tuple[dict, str]:
+def stand_in(folder: Path, source: Path | None, inputs: Path | None, kind: str, families: object) -> tuple[dict, str]:
     """What a fresh process would say of a result, without the seconds that it takes to import torch."""
     time.sleep(0.05)
     config = jsonfile.read_object(folder / "config.json")

@@ -103,7 +103,7 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     asked = {}
 
-    def prove(result, parameters, *, source, exact):
+    def prove(result, parameters, *, source, exact, families):
         asked.update(parameters=parameters, source=source, exact=exact)
         return Proof("a stand-in", parameters)
 
