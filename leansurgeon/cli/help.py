@@ -36,7 +36,7 @@ EXAMPLES = {
     "retrain": ["leansurgeon retrain runs/lean --data texts/ --time 20m", "leansurgeon retrain --recipe digits-vit"],
     "report": ["leansurgeon report", "leansurgeon report --html report.html"],
     "run": ["leansurgeon run digits-vit", "leansurgeon run digits-vit --seeds 0 --set train.duration=3ep"],
-    "search": ["leansurgeon search my-model --params 70% --data texts/"],
+    "search": ["leansurgeon search my-model --params 100M --data texts/"],
     "plan": ["leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40"],
     "kappa": ["leansurgeon kappa my-model --data texts/"],
     "heads": ["leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned"],
