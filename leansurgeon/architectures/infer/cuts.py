@@ -77,12 +77,12 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
         hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
         if not isinstance(out, tuple | list):
             return hidden
-        return type(out)([hidden, *(came(args, i, found) for i, found in enumerate(out) if i)])
+        if len(args) == len(out) and all(map(alike, args, out)):
+            return type(out)(args)  # several streams, all of which pass on
+        return type(out)([hidden, *out[1:]])
 
-    def came(args: tuple, i: int, found: Any) -> Any:
-        """A second stream passes on what came in as well; what else a block gives stays."""
-        alike = i < len(args) and isinstance(args[i], Tensor) and isinstance(found, Tensor)
-        return args[i] if alike and args[i].shape == found.shape and args[i].is_floating_point() else found
+    def alike(given: Any, found: Any) -> bool:
+        return isinstance(given, Tensor) and isinstance(found, Tensor) and given.shape == found.shape
 
     hooks = [
         # Before all other hooks: the library's own, which note hidden states, see what is passed on, too.

@@ -132,6 +132,9 @@ def through_the_product(
     arch, shape = source.architecture, source.shape
     if arch.section:
         found, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
+    if len(found) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
+        layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
+        found = [next(level for level in found if level.layer.endswith(layer)) for layer in layers]
     refused = refusals(arch)
     row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
     keep = kept(arch, small, shape) if "depth" not in refused else None
@@ -174,15 +177,15 @@ def wanted_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str])
     if "heads" not in refused:
         found = {"heads": "2x", "head_dim": "keep"}
     if "mlp_dim" not in refused:
-        pairs = zip(shape.stages, keys_of(arch), strict=False)
+        pairs = zip(shape.stages, keys_of(arch, len(shape.stages)), strict=False)
         more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
         found["mlp_dim"] = ",".join(map(str, more))
     return found
 
 
-def keys_of(arch: Architecture) -> list[Any]:
+def keys_of(arch: Architecture, stages: int) -> list[Any]:
     """The config keys of every stage, those of the architecture where stages have none of their own."""
-    return [blocks.keys or arch.keys for blocks in arch.stages] or [arch.keys]
+    return [blocks.keys or arch.keys for blocks in arch.stages] or [arch.keys] * stages
 
 
 def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:
