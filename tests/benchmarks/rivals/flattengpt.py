@@ -11,14 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, blocks, cosine, keep, least_squares, seen, states
+from tests.benchmarks.rivals.common import Batches, blocks, cosine, keep, least_squares, means, put_blocks, seen
+from tests.benchmarks.rivals.dropping import few
 
+TOKENS = 16_384  # of the closed forms, which want twelve passes and the units of two MLPs for every pair
 LEVERAGE = 1e-2  # ridge of the scores, of the mean diagonal
 
 
 def flattengpt(model: nn.Module, batches: Batches, count: int) -> None:
-    h = states(model, batches)
-    alike = sorted(range(len(blocks(model)) - 1), key=lambda i: -float(cosine(h[i], h[i + 1]).mean()))
+    if not hasattr(blocks(model)[0], "post_attention_layernorm"):
+        raise ValueError("FlattenGPT is rebuilt for blocks of the Llama kind")
+    near = means(model, batches, [(i, i + 1) for i in range(len(blocks(model)) - 1)], cosine)
+    alike = sorted(range(len(near)), key=lambda i: -near[i])
     pairs: list[int] = []
     for i in alike:
         if len(pairs) < count and not {i - 1, i, i + 1} & set(pairs):
@@ -26,14 +30,16 @@ def flattengpt(model: nn.Module, batches: Batches, count: int) -> None:
     if len(pairs) < count:
         raise ValueError(f"{count} of {len(blocks(model))} layers cannot go by pairs")
     for i in sorted(pairs):
-        flatten(model, batches, i)
-    keep(model, (i for i in range(len(blocks(model))) if i - 1 not in pairs))
+        flatten(model, few(batches, TOKENS), i)
+    keep(model, [i for i in range(len(blocks(model))) if i - 1 not in pairs])
 
 
 @torch.no_grad()
 def flatten(model: nn.Module, batches: Batches, at: int) -> None:
     """Layers `at` and the next in the place of `at`; the other is left where it is, to be dropped."""
-    a, b = blocks(model)[at], blocks(model)[at + 1]
+    whole = list(blocks(model))
+    a, b = whole[at], whole[at + 1]
+    put_blocks(model, whole[: at + 2])  # what stands behind is not asked
     found = seen(model, batches, {
         "a.o": (a.self_attn.o_proj, "in"), "b.o": (b.self_attn.o_proj, "in"), "a.sa": (a.self_attn, "out"),
         "b.sa": (b.self_attn, "out"), "a.mlp": (a.mlp, "out"), "b.mlp": (b.mlp, "out"),
@@ -53,6 +59,7 @@ def flatten(model: nn.Module, batches: Batches, at: int) -> None:
     for projection, goal in ((a.self_attn.o_proj, "sa"), (a.mlp.down_proj, "mlp")):  # on what now enters them
         entering = seen(model, batches, {"in": (projection, "in")})["in"]
         projection.weight.copy_(least_squares(entering, found[f"a.{goal}"] + found[f"b.{goal}"]).T)
+    put_blocks(model, whole)
 
 
 def prune(entering_NI: Tensor, size: int, left: int) -> Tensor:

@@ -1,30 +1,45 @@
-"""One judge for all: how far a cut model is from the whole one on windows that nobody was calibrated on. fp32."""
+"""One judge for all: how far a cut model is from the whole one on samples that nobody was calibrated on. fp32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches
+from tests.benchmarks.rivals.common import Batch, Batches, is_causal
 
 Row = dict[str, float]
+IGNORED = -100
 
 
 @torch.no_grad()
 def judged(source: nn.Module, cut: nn.Module, domains: Mapping[str, Batches]) -> dict[str, Row]:
-    """By domain: perplexity of the cut over the source's, and the divergence of its predictions in nats a token."""
+    """By domain: perplexity of the cut over the source's, the divergence of its predictions in nats a prediction, and
+    the share of labels that it gets right.
+    """
     found = {}
     for name, batches in domains.items():
-        losses, divergence, tokens = [0.0, 0.0], 0.0, 0
-        for ids in batches:
-            said = [model(input_ids=ids, use_cache=False).logits[:, :-1].log_softmax(-1) for model in (source, cut)]
-            wanted = ids[:, 1:, None]
-            for i, logs in enumerate(said):
-                losses[i] -= float(logs.gather(-1, wanted).double().sum())
-            divergence += float((said[0].exp() * (said[0] - said[1])).sum(-1).double().sum())
-            tokens += wanted.numel()
-        ratio = float(torch.tensor((losses[1] - losses[0]) / tokens, dtype=torch.float64).exp())
-        found[name] = {"ratio": ratio, "kl": divergence / tokens, "tokens": tokens}
+        losses, divergence, right, count = [0.0, 0.0], 0.0, 0, 0
+        for batch in batches:
+            (first, wanted), (second, _) = (predictions(model, batch) for model in (source, cut))
+            for i, logs in enumerate((first, second)):
+                losses[i] -= float(logs.gather(-1, wanted[:, None]).double().sum())
+            divergence += float((first.exp() * (first - second)).sum(-1).double().sum())
+            right += int((second.argmax(-1) == wanted).sum())
+            count += len(wanted)
+        ratio = float(torch.tensor((losses[1] - losses[0]) / count, dtype=torch.float64).exp())
+        found[name] = {"ratio": ratio, "kl": divergence / count, "right": right / count, "predictions": count}
     return found
+
+
+def predictions(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(N, V) log probabilities where there is a label, and the labels (N,)."""
+    causal = is_causal(model)
+    given = {key: value for key, value in batch.items() if key != "labels"} | ({"use_cache": False} if causal else {})
+    logits, labels = model(**given).logits, batch["labels"]
+    if causal:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    scored = labels != IGNORED
+    return logits[scored].float().log_softmax(-1), labels[scored]

@@ -12,23 +12,25 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, blocks, cosine, seen
+from tests.benchmarks.rivals.common import Batches, blocks, cosine, put_blocks, seen
+from tests.benchmarks.rivals.dropping import few
 
 MERGED = 4  # layers that become one at most (C of the paper)
 APART = 2  # layers between two merges at least (I of the paper)
+Run = int | tuple  # a layer, or layers (merged or not) that become one
 THRESHOLDS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.3, 0.0, -1.0)
+TOKENS = 1_024  # the paper compares on a few sentences
 
 
 def laco(model: nn.Module, batches: Batches, count: int) -> None:
-    few = batches[:2]  # the paper compares on a few sentences
-    target = last(model, few)
-    whole = blocks(model)
+    some = few(batches, TOKENS)
+    target = last(model, some)
+    whole, known = list(blocks(model)), {}
     for threshold in THRESHOLDS:
-        found = collapse(model, whole, few, target, count, threshold)
-        if len(found) == len(whole) - count:
+        runs = collapse(model, whole, some, target, count, threshold, known)
+        if len(runs) == len(whole) - count:
             break
-    model.model.layers = found
-    model.config.num_hidden_layers = len(found)
+    put_blocks(model, built(whole, runs))
 
 
 def last(model: nn.Module, batches: Batches) -> Tensor:
@@ -37,22 +39,34 @@ def last(model: nn.Module, batches: Batches) -> Tensor:
 
 
 def collapse(
-    model: nn.Module, whole: nn.ModuleList, batches: Batches, target: Tensor, count: int, threshold: float
-) -> nn.ModuleList:
-    """The layers that are left at one threshold."""
-    layers, left = list(whole), count
-    at = len(layers) - 2
+    model: nn.Module,
+    whole: list[nn.Module],
+    batches: Batches,
+    target: Tensor,
+    count: int,
+    threshold: float,
+    known: dict[tuple, float],
+) -> list[Run]:
+    """Which layers become one, at one threshold; what a set of runs gave once is `known`."""
+    runs, left = list(range(len(whole))), count
+    at = len(runs) - 2
     while at >= 0 and left:
-        number = min(MERGED - 1, left, len(layers) - 1 - at)
-        tried = [*layers[:at], merged(layers[at : at + number + 1]), *layers[at + number + 1 :]]
-        model.model.layers = nn.ModuleList(tried)
-        if float(cosine(last(model, batches), target).mean()) > threshold:
-            layers, left = tried, left - number
+        number = min(MERGED - 1, left, len(runs) - 1 - at)
+        tried = [*runs[:at], tuple(runs[at : at + number + 1]), *runs[at + number + 1 :]]
+        if tuple(tried) not in known:
+            put_blocks(model, built(whole, tried))
+            known[tuple(tried)] = float(cosine(last(model, batches), target).mean())
+        if known[tuple(tried)] > threshold:
+            runs, left = tried, left - number
             at -= APART
         else:
             at -= 1
-    model.model.layers = whole
-    return nn.ModuleList(layers)
+    return runs
+
+
+def built(whole: list[nn.Module], runs: list[Run]) -> list[nn.Module]:
+    """The layers that runs of layers become."""
+    return [whole[run] if isinstance(run, int) else merged(built(whole, list(run))) for run in runs]
 
 
 @torch.no_grad()

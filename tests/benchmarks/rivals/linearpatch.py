@@ -13,22 +13,25 @@ from scipy.fft import dct
 from scipy.linalg import hadamard
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, blocks, most_alike, states, without_block
+from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike, put_blocks, watched, without_block
 
 
 def linearpatch(model: nn.Module, batches: Batches, count: int) -> None:
     start = most_alike(model, batches, count)
-    h = states(model, batches)
-    turn = rotation(h[0].shape[1])
-    before, behind = (state @ turn for state in (h[start], h[start + count]))
-    scale = behind.abs().mean(0) / before.abs().mean(0).clamp(min=1e-9)
-    patch = turn @ torch.diag(scale) @ turn.T
+    places = list(between(model).items())
+    sums, turn = [0.0, 0.0], None
+    for part in watched(model, batches, dict([places[start], places[start + count]])):
+        for i, state in enumerate(part.values()):
+            turn = rotation(state.shape[1]) if turn is None else turn
+            sums[i] = sums[i] + (state @ turn).abs().double().sum(0)
+    patch = turn @ torch.diag((sums[1] / sums[0].clamp(min=1e-9)).float()) @ turn.T
     without_block(model, start, count)
-    inside = blocks(model)
+    inside = list(blocks(model))
     if start < len(inside):
         inside[start] = Patched(inside[start], patch)
     else:
-        model.model.norm = nn.Sequential(Patch(patch), model.model.norm)
+        inside[-1] = Patched(inside[-1], patch, behind=True)
+    put_blocks(model, inside)
 
 
 def rotation(width: int) -> Tensor:
@@ -51,11 +54,11 @@ class Patch(nn.Module):
 
 
 class Patched(nn.Module):
-    """The matrix before a block, which is asked for what it is as ever."""
+    """The matrix before a block, or behind it; the block is asked for what it is as ever."""
 
-    def __init__(self, block: nn.Module, patch_DD: Tensor) -> None:
+    def __init__(self, block: nn.Module, patch_DD: Tensor, *, behind: bool = False) -> None:
         super().__init__()
-        self.block, self.before = block, Patch(patch_DD)
+        self.block, self.patch, self.is_behind = block, Patch(patch_DD), behind
 
     def __getattr__(self, name: str) -> object:
         try:
@@ -64,4 +67,7 @@ class Patched(nn.Module):
             return getattr(super().__getattr__("block"), name)
 
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> object:
-        return self.block(self.before(hidden_states), *args, **kwargs)
+        if not self.is_behind:
+            return self.block(self.patch(hidden_states), *args, **kwargs)
+        out = self.block(hidden_states, *args, **kwargs)
+        return (self.patch(out[0]), *out[1:]) if isinstance(out, tuple) else self.patch(out)

@@ -16,9 +16,11 @@ from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out, decide
 
 
-def ours(source: Source, data: Calibration, layers: int, heal: str) -> nn.Module:
-    """The result of `shrink --layers N --calibrate DATA --heal closed|local`."""
+def ours(source: Source, data: Calibration, layers: int, heal: str) -> tuple[nn.Module, dict]:
+    """The result of `shrink --layers N --calibrate DATA --heal closed|local`, and its layers and passes."""
     steps = plan(source, Wanted(layers=str(layers)), 0, Method(heal=heal), calibrated=True)
     with tempfile.TemporaryDirectory() as place:
-        carry_out(decide(steps, data), Path(place) / "cut", check=False)
-        return load(Path(place) / "cut").model.eval()
+        decided = decide(steps, data)
+        carry_out(decided, Path(place) / "cut", check=False)
+        told = {key: decided.record[key] for key in ("layers", "passes")}
+        return load(Path(place) / "cut").model.eval(), told

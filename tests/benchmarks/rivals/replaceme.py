@@ -7,33 +7,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, blocks, cosine, least_squares, seen, states, without_block
+from tests.benchmarks.rivals.common import Batches, blocks, cosine, down, least_squares, means, seen, without_block
 
 EPOCHS, RATE, TOKENS = 10, 1e-4, 1024  # of the cosine form
 
 
 def chosen(model: nn.Module, batches: Batches, count: int) -> int:
     """Where the block begins whose ends are nearest by cosine; a layer stays before it."""
-    h = states(model, batches)
-    return max(range(1, len(blocks(model)) - count + 1), key=lambda i: float(cosine(h[i], h[i + count]).mean()))
+    starts = range(1, len(blocks(model)) - count + 1)
+    alike = means(model, batches, [(i, i + count) for i in starts], cosine)
+    return max(starts, key=lambda i: alike[i - 1])
 
 
 def sides(model: nn.Module, batches: Batches, start: int, count: int) -> tuple[Tensor, Tensor]:
     """What the MLP before the block gives (N, D), and what it would have to give instead."""
     before, end = blocks(model)[start - 1], blocks(model)[start + count - 1]
-    found = seen(
-        model, batches, {"mlp": (before.mlp, "out"), "behind": (before, "out"), "end": (end, "out")}
-    )  # fmt: skip
+    if model.config.model_type == "bert":
+        raise ValueError("ReplaceMe is for blocks whose MLP adds to the hidden state; behind this one stands a norm")
+    found = seen(model, batches, {"mlp": (down(before), "out"), "behind": (before, "out"), "end": (end, "out")})
     return found["mlp"], found["end"] - (found["behind"] - found["mlp"])
 
 
 @torch.no_grad()
 def put(model: nn.Module, start: int, count: int, change_DD: Tensor) -> None:
     """The map into the projection before the block, which goes."""
-    down = blocks(model)[start - 1].mlp.down_proj
-    down.weight.copy_(change_DD.T @ down.weight)
-    if down.bias is not None:
-        down.bias.copy_(change_DD.T @ down.bias)
+    last = down(blocks(model)[start - 1])
+    inputs_first = not isinstance(last, nn.Linear)  # GPT-2's
+    last.weight.copy_(last.weight @ change_DD if inputs_first else change_DD.T @ last.weight)
+    if last.bias is not None:
+        last.bias.copy_(change_DD.T @ last.bias)
     without_block(model, start, count)
 
 

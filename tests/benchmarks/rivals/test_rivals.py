@@ -12,7 +12,7 @@ import torch
 
 from tests.benchmarks.rivals import dropping, flattengpt, laco, linearpatch, replaceme
 from tests.benchmarks.rivals.__main__ import OURS, RIVALS, main
-from tests.benchmarks.rivals.common import blocks, keep, states
+from tests.benchmarks.rivals.common import between, blocks, keep, seen
 from tests.benchmarks.rivals.judge import judged
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
@@ -27,7 +27,12 @@ def model():
 
 @pytest.fixture
 def batches():
-    return list(torch.randint(5, 60, (4, 2, 16), generator=torch.Generator().manual_seed(0)))
+    whole = torch.randint(5, 60, (4, 2, 16), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": ids, "labels": ids} for ids in whole]
+
+
+def states(model, batches):
+    return list(seen(model, batches, between(model)).values())
 
 
 def silent(model, *layers: int) -> None:
@@ -40,7 +45,7 @@ def silent(model, *layers: int) -> None:
 
 def difference(a, b, batches) -> float:
     with torch.no_grad():
-        x, y = (torch.cat([m(input_ids=ids, use_cache=False).logits for ids in batches]) for m in (a, b))
+        x, y = (torch.cat([m(**batch, use_cache=False).logits for batch in batches]) for m in (a, b))
     return float((x - y).norm() / x.norm())
 
 
@@ -60,8 +65,7 @@ def test_a_fused_pair_whose_second_layer_is_silent_is_the_first(model, batches):
     silent(model, 3)
     cut = copy.deepcopy(model)
     flattengpt.flatten(cut, batches, 2)
-    inside = blocks(cut)
-    cut.model.layers = torch.nn.ModuleList(block for i, block in enumerate(inside) if i != 3)
+    keep(cut, [i for i in range(DEPTH) if i != 3])
     assert difference(model, cut, batches) < 0.01 and len(blocks(cut)) == DEPTH - 1
     whole = copy.deepcopy(model)
     flattengpt.flattengpt(whole, batches, 2)
@@ -85,7 +89,7 @@ def test_the_patch_gives_turned_channels_the_size_that_they_would_have_had(model
     monkeypatch.setattr(linearpatch, "most_alike", lambda *_: at)
     linearpatch.linearpatch(cut, batches, 2)
     turn = linearpatch.rotation(h[0].shape[1])
-    patched = blocks(cut)[at].before(h[at])
+    patched = blocks(cut)[at].patch(h[at])
     torch.testing.assert_close((patched @ turn).abs().mean(0), (h[at + 2] @ turn).abs().mean(0), rtol=1e-3, atol=1e-4)
 
 
@@ -101,7 +105,7 @@ def test_influence_and_losses_by_hand(model, batches):
     dropping.sleb(cut, batches, 1)
     for gone in range(DEPTH):
         less = copy.deepcopy(model)
-        keep(less, (i for i in range(DEPTH) if i != gone))
+        keep(less, [i for i in range(DEPTH) if i != gone])
         losses.append(dropping.loss(less, batches))
     assert dropping.loss(cut, batches) == pytest.approx(min(losses))
     merged = copy.deepcopy(model)
@@ -116,7 +120,7 @@ def test_influence_and_losses_by_hand(model, batches):
 def test_a_model_is_as_good_as_itself(model, batches):
     found = judged(model, model, {"a": batches})["a"]
     assert found["ratio"] == pytest.approx(1) and found["kl"] == pytest.approx(0, abs=1e-6)
-    assert found["tokens"] == 4 * 2 * 15
+    assert found["predictions"] == 4 * 2 * 15 and 0 <= found["right"] < 0.2
 
 
 def test_the_command_makes_a_table_and_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
@@ -127,13 +131,42 @@ def test_the_command_makes_a_table_and_goes_on_where_it_stopped(tmp_path, monkey
         lines = (" ".join(WORDS[first + (k * k + j * j) % 25] for j in range(9)) for k in range(160))
         (tmp_path / f"{i}.txt").write_text("\n".join(lines))
     out = tmp_path / "rivals.jsonl"
-    call = [str(tmp_path / "model"), "--layers", "3", "--calibrate", str(tmp_path / "0.txt"), "--samples", "8"]
-    call += ["--judge", str(tmp_path / "1.txt"), "--out", str(out)]
+    call = ["--model", str(tmp_path / "model"), "--layers", "3", "--calibrate", str(tmp_path / "0.txt")]
+    call += ["--samples", "8", "--judge", str(tmp_path / "1.txt"), "--windows", "2", "--state", str(out)]
+    main([*call, "--methods", "ShortGPT", "--minutes", "0"])
+    assert not out.exists()
     main(call)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["method"] for row in rows] == [*RIVALS, *OURS] and not any(row["trouble"] for row in rows)
+    rows, names = rows_in(out), [*OURS, *RIVALS]
+    assert [row["method"] for row in rows] == names and not any(row["trouble"] for row in rows)
     assert all(set(row["domains"]) == {"0.txt", "1.txt"} for row in rows)
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows if row["method"] != "ShortGPT"))
     main(call)
-    assert [json.loads(line)["method"] for line in out.read_text().splitlines()] == [*[*RIVALS, *OURS][1:], "ShortGPT"]
+    assert [row["method"] for row in rows_in(out)] == [*(n for n in names if n != "ShortGPT"), "ShortGPT"]
     assert "FlattenGPT" in capsys.readouterr().out
+
+
+def rows_in(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "vit"])
+def test_other_families_are_cut_by_what_is_made_for_them(family):
+    model, draws = build(family).eval(), torch.Generator().manual_seed(0)
+    model.config.num_labels = 2
+    if family == "vit":
+        size = model.config.image_size
+        pixels = torch.randn(4, model.config.num_channels, size, size, generator=draws)
+        batches = [{"pixel_values": p, "labels": torch.tensor([0, 1])} for p in pixels.split(2)]
+    else:
+        ids = torch.randint(5, 60, (4, 16), generator=draws)
+        batches = [{"input_ids": i, "labels": i} for i in ids.split(2)]
+    whole = len(blocks(model))
+    for name, rival in RIVALS.items():
+        cut = copy.deepcopy(model)
+        if name == "FlattenGPT" or ("ReplaceMe" in name and family == "bert"):
+            with pytest.raises(ValueError, match=r"Llama|norm"):
+                rival(cut, batches, 1)
+            continue
+        rival(cut, batches, 1)
+        assert len(blocks(cut)) == whole - 1
+        assert math.isfinite(judged(model, cut, {"a": batches})["a"]["kl"]), name
