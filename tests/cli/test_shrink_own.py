@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.data import own
+from leansurgeon.measure.data.parts import Parts
 from tests.conftest import build
 
 
 @pytest.fixture
 def shrink(tmp_path, monkeypatch):
-    monkeypatch.setattr(own, "WINDOWS", {"fit": 8, "guard": 4, "heldout": 4})
-    monkeypatch.setattr(own, "LINES", {"fit": 8, "guard": 4, "heldout": 4})
+    monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
+    monkeypatch.setattr(own, "LINES", Parts(8, 4, 4))
 
     def run(family, *words, **changes):
         build(family, **changes).save_pretrained(tmp_path / family)

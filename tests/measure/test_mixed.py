@@ -12,6 +12,7 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import mixed, own
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.data.parts import Parts
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
@@ -83,7 +84,7 @@ def test_the_proof_says_how_every_source_fares(gpt):
 
 
 def test_few_texts_are_mixed_with_the_models_own(gpt, monkeypatch):
-    monkeypatch.setattr(own, "WINDOWS", {"fit": 8, "guard": 4, "heldout": 4})
+    monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
     wish = ["--layers", "3", "--calibrate", str(gpt / "0.txt"), "-o", str(gpt / "out")]
     done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), *wish])
     assert done.exit_code == 0, done.output

@@ -16,6 +16,7 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own
+from leansurgeon.measure.data.parts import Parts
 
 LENGTH = 20
 
@@ -23,8 +24,8 @@ LENGTH = 20
 @pytest.fixture
 def few(monkeypatch):
     """Small numbers of short windows."""
-    monkeypatch.setattr(own, "WINDOWS", {"fit": 6, "guard": 2, "heldout": 2})
-    monkeypatch.setattr(own, "LINES", {"fit": 6, "guard": 2, "heldout": 2})
+    monkeypatch.setattr(own, "WINDOWS", Parts(6, 2, 2))
+    monkeypatch.setattr(own, "LINES", Parts(6, 2, 2))
     monkeypatch.setattr(own, "window", lambda source: LENGTH)
     monkeypatch.setattr(own, "LINE_TOKENS", LENGTH)
 

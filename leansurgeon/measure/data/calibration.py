@@ -20,6 +20,7 @@ from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
+from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.text.sentences import of_documents
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 
-TOKENS = {"fit": 32_768, "guard": 8_192, "heldout": 16_384}  # of text, where windows are cut from it
+TOKENS = Parts(fit=32_768, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
 WINDOW = 512
-LINES = {"fit": 1_024, "guard": 256, "heldout": 512}  # sentences, for encoders that embed them one by one
+LINES = Parts(fit=1_024, guard=256, heldout=512)  # sentences, for encoders that embed them one by one
 LINE_TOKENS = 128
-IMAGES = {"fit": 2_048, "guard": 512, "heldout": 2_048}
-SMALL_IMAGES = {"fit": 4_096, "guard": 1_024, "heldout": 2_048}  # up to SMALL pixels a side: they are a few tokens each
+IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
+SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
 SMALL = 64
 LANGUAGE = ("causal-lm", "masked-lm")
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
@@ -124,11 +125,13 @@ def from_names(spec: str, source: Source, *, samples: int | None, seed: int, **r
         if len(names) > 1 or not Path(names[0]).is_dir():
             raise UsageError(f"{source.name} takes images, and --calibrate {spec} is no folder.", "Or give task:NAME.")
         options = images.folder_options(source)
-        if not images.says_normalisation(options):
+        if not options.says_normalisation:
             rest["say"](
                 f"{source.name} does not say how its images are standardised; ImageNet's mean and std are used."
             )
-        return from_task("folder", {"data": names[0], **options}, source, samples=samples, seed=seed, **rest)
+        return from_task(
+            "folder", {"data": names[0], **options.as_options()}, source, samples=samples, seed=seed, **rest
+        )
     if head in LANGUAGE:
         options = {"data": names, "seq_len": window(source)}
         return from_task(head, options, source, samples=samples, seed=seed, **rest)
@@ -198,38 +201,46 @@ def from_task(
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
-    wanted = {part: max(4, count // tokens) for part, count in TOKENS.items()} if tokens else images_wanted(probe)
-    if samples:
-        wanted |= {"fit": samples, "guard": max(1, samples // 4)}
+    usual = TOKENS.each(lambda _, count: max(4, count // tokens)) if tokens else images_wanted(probe)
+    wanted = for_samples(usual, samples)
     rows = choose(task.size("train"), task.size("eval"), wanted, seed, f"task {name}")
     size = max(1, 2_048 // tokens) if tokens else 64
-    parts = {}
-    for part, chosen in rows.items():
+
+    def read(part: str, chosen: np.ndarray) -> list[Batch]:
         split = "eval" if part == "heldout" else "train"
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
         # Keys with "_" are a task's own book-keeping for its metric.
-        parts[part] = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
-        for batch in parts[part]:  # samples differ in length
+        kept = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
+        for batch in kept:  # samples differ in length
             check_length(batch, task, source)
-    counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
+        return kept
+
+    parts, counts = rows.each(read), told(rows.each(lambda _, chosen: len(chosen)))
     source_of = task.describe().get("source", name)
     says = f"{source_of}: {counts} ({'windows of ' + str(tokens) + ' tokens' if tokens else 'samples'})"
     used = digest(parts)  # of the samples, whether the model's head can score them or not
     if not scores(task, source):
         task = None
-        parts = {part: [without_labels(batch) for batch in batches] for part, batches in parts.items()}
-    return Calibration(spell_task(name, options), says, used, **parts, task=task, asked=samples)
+        parts = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
+    return of_parts(spell_task(name, options), says, parts, digest=used, task=task, asked=samples)
 
 
-def images_wanted(probe: Batch) -> dict[str, int]:
+def of_parts(name: str, says: str, parts: Parts[list[Batch]], **rest: Any) -> Calibration:
+    """Calibration that has these parts; `rest` are its other fields."""
+    return Calibration(name, says, fit=parts.fit, guard=parts.guard, heldout=parts.heldout, **rest)
+
+
+def for_samples(usual: Parts[int], samples: int | None) -> Parts[int]:
+    """As many samples as are usual, or as go with so many to fit on."""
+    return replace(usual, fit=samples, guard=max(1, samples // 4)) if samples else usual
+
+
+def images_wanted(probe: Batch) -> Parts[int]:
     """How many images each part gets, by the size of the first, (1, C, S, S); of what is no image, as of
     large ones.
     """
     sides = [value.shape[-1] for value in probe.values() if value.ndim == 4]
-    return dict(SMALL_IMAGES if sides and max(sides) <= SMALL else IMAGES)
-
-
-WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}
+    return SMALL_IMAGES if sides and max(sides) <= SMALL else IMAGES
 
 
 def scores(task: Task, source: Source) -> bool:
@@ -294,18 +305,18 @@ def check_kind(task: Task, source: Source) -> None:
         raise UsageError(f"Task {task.name} has {vocabulary:,} tokens, and {source.name} knows {have:,}.")
 
 
-def choose(train: int, held: int, wanted: dict[str, int], seed: int, what: str) -> dict[str, np.ndarray]:
+def choose(train: int, held: int, wanted: Parts[int], seed: int, what: str) -> Parts[np.ndarray]:
     """Sample numbers of every part: fit and guard from the training split, heldout from the evaluation split."""
     if train < 2 or held < 1:
         raise UsageError(
             f"The {what} has {train} training and {held} evaluation samples; calibration needs at least 2 and 1.",
             "Give more data.",
         )
-    guard = min(wanted["guard"], max(1, train // 5))
-    fit = min(wanted["fit"], train - guard)
+    guard = min(wanted.guard, max(1, train // 5))
+    fit = min(wanted.fit, train - guard)
     order = np.random.default_rng([seed, 1]).permutation(train)
-    judge = np.random.default_rng([seed, 2]).permutation(held)[: wanted["heldout"]]
-    return {"fit": np.sort(order[:fit]), "guard": np.sort(order[fit : fit + guard]), "heldout": np.sort(judge)}
+    judge = np.random.default_rng([seed, 2]).permutation(held)[: wanted.heldout]
+    return Parts(np.sort(order[:fit]), np.sort(order[fit : fit + guard]), np.sort(judge))
 
 
 def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -324,19 +335,16 @@ def from_lines(names: list[str], source: Source, samples: int | None, seed: int)
     data = corpus.find(names, "text")
     vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
     lines = of_documents(data.whole())
-    wanted = LINES | ({"fit": samples, "guard": max(1, samples // 4)} if samples else {})
-    held = min(wanted["heldout"], len(lines) // 5)
+    wanted = for_samples(LINES, samples)
+    held = min(wanted.heldout, len(lines) // 5)
     order = np.random.default_rng([seed, 3]).permutation(len(lines))
     rows = choose(len(lines) - held, held, wanted, seed, "text")
     inner, outer = order[held:], order[:held]
     tokenizer = vocab.load(source.folder)
-    parts = {}
-    for part, chosen in rows.items():
-        texts = [lines[i] for i in (outer if part == "heldout" else inner)[chosen]]
-        parts[part] = tokenised(texts, tokenizer, source)
-    counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
-    says = f"{', '.join(data.names)}: {counts} (sentences)"
-    return Calibration("lines", says, digest(parts), **parts, asked=samples)
+    texts = rows.each(lambda part, chosen: [lines[i] for i in (outer if part == "heldout" else inner)[chosen]])
+    parts = texts.each(lambda _, some: tokenised(some, tokenizer, source))
+    says = f"{', '.join(data.names)}: {told(texts.each(lambda _, some: len(some)))} (sentences)"
+    return of_parts("lines", says, parts, digest=digest(parts), asked=samples)
 
 
 def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
@@ -361,7 +369,7 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
 # -- what was used --------------------------------------------------------------------------------
 
 
-def digest(parts: dict[str, list[Batch]]) -> str:
+def digest(parts: Parts[list[Batch]]) -> str:
     """SHA-256 of every tensor of every batch, in order."""
     found = hashlib.sha256()
     for part, batches in parts.items():

@@ -5,16 +5,40 @@ transformers keeps them in `preprocessor_config.json` beside the weights, timm i
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
 
 
-def folder_options(source: Source) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ImageOptions:
+    """Options of the image tasks; None where the model does not say."""
+
+    image_size: int | list[int] | None = None  # one side of a square, or height and width
+    crop_pct: float | None = None
+    interpolation: str | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    channels: int = 3
+
+    @property
+    def says_normalisation(self) -> bool:
+        """Whether the model said how its pixels are standardised."""
+        return self.mean is not None and self.std is not None
+
+    def as_options(self) -> dict[str, Any]:
+        """What a recipe has under `task`: the model's evaluation, without changes at random."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"augment": False} | {key: value for key, value in said.items() if value is not None}
+
+
+def folder_options(source: Source) -> ImageOptions:
     """Options of the image tasks with which a folder's images look as they did in the model's own evaluation.
 
     Where the model says nothing of mean and standard deviation they are left to the task (ImageNet's). Raises
@@ -22,37 +46,32 @@ def folder_options(source: Source) -> dict[str, Any]:
     """
     options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
     flat = source.architecture.flat(source.config)
-    options["channels"] = flat.get("num_channels", flat.get("in_chans")) or 3
-    size = options["image_size"]
+    options = replace(options, channels=flat.get("num_channels", flat.get("in_chans")) or 3)
+    size = options.image_size
     if isinstance(size, list | tuple):
         if len(set(size)) > 1:
             sides = " x ".join(map(str, size))
             raise UsageError(
                 f"{source.name} takes images of {sides}, and images of a folder are made square.", "Give task:NAME."
             )
-        options["image_size"] = size[0]
-    return {"augment": False} | {key: value for key, value in options.items() if value is not None}
+        options = replace(options, image_size=size[0])
+    return options
 
 
-def says_normalisation(options: dict[str, Any]) -> bool:
-    """Whether the model said how its pixels are standardised."""
-    return "mean" in options and "std" in options
-
-
-def of_timm(source: Source) -> dict[str, Any]:
+def of_timm(source: Source) -> ImageOptions:
     """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`."""
     cfg = source.config.get("pretrained_cfg") or source.config
     sides = cfg.get("input_size")
-    return {
-        "image_size": source.architecture.flat(source.config).get("img_size") or (sides[1:] if sides else None),
-        "mean": cfg.get("mean"),
-        "std": cfg.get("std"),
-        "crop_pct": cfg.get("crop_pct"),
-        "interpolation": cfg.get("interpolation") or None,
-    }
+    return ImageOptions(
+        source.architecture.flat(source.config).get("img_size") or (sides[1:] if sides else None),
+        crop_pct=cfg.get("crop_pct"),
+        interpolation=cfg.get("interpolation") or None,
+        mean=cfg.get("mean"),
+        std=cfg.get("std"),
+    )
 
 
-def of_transformers(source: Source) -> dict[str, Any]:
+def of_transformers(source: Source) -> ImageOptions:
     """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped."""
     said = preprocessor(source)
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
@@ -64,15 +83,11 @@ def of_transformers(source: Source) -> dict[str, Any]:
     if said:
         # A processor without a crop shrinks the whole image; the task's crop then takes all there is.
         crop_pct = min(1.0, cropped[0] / resized[0]) if cropped and resized else 1.0
-    return {
-        "image_size": size,
-        "crop_pct": crop_pct,
-        "interpolation": RESAMPLE.get(said.get("resample")),
-        **normalisation(said, source.config.get("num_channels") or 3),
-    }
+    mean, std = normalisation(said, source.config.get("num_channels") or 3)
+    return ImageOptions(size, crop_pct, RESAMPLE.get(said.get("resample")), mean, std)
 
 
-def preprocessor(source: Source) -> dict[str, Any]:
+def preprocessor(source: Source) -> JsonObject:
     """The image processor's settings; empty where the folder has none. Raises `UnsupportedModel` for damaged ones: the
     model would silently be shown other pixels.
     """
@@ -80,18 +95,20 @@ def preprocessor(source: Source) -> dict[str, Any]:
     return jsonfile.read_object(file, raising=UnsupportedModel) if file and file.exists() else {}
 
 
-def normalisation(said: dict[str, Any], channels: int) -> dict[str, Any]:
-    """Mean and standard deviation for pixels in 0..1, of which the model's input is (pixel - mean) / std."""
+def normalisation(said: JsonObject, channels: int) -> tuple[list[float] | None, list[float] | None]:
+    """Mean and standard deviation for pixels in 0..1, of which the model's input is (pixel - mean) / std; None both
+    where the processor does not say.
+    """
     if said.get("do_normalize") is False:
         mean, std = [0.0] * channels, [1.0] * channels
     elif said.get("image_mean") is None or said.get("image_std") is None:
-        return {}
+        return None, None
     else:
         given = (said["image_mean"], said["image_std"])
         mean, std = (value if isinstance(value, list) else [value] * channels for value in given)
     # The processor multiplies bytes by 1/255 before it standardises, unless its settings say otherwise.
     scale = 255 * (said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1)
-    return {"mean": [value / scale for value in mean], "std": [value / scale for value in std]}
+    return [value / scale for value in mean], [value / scale for value in std]
 
 
 def sides(size: object) -> list[int] | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from leansurgeon.measure.data.batches import rows_of, thin
-from leansurgeon.measure.data.calibration import LINES, TOKENS, WORDS, Batch, Calibration, images_wanted
+from leansurgeon.measure.data.calibration import LINES, TOKENS, Batch, Calibration, images_wanted
+from leansurgeon.measure.data.parts import WORDS
 
 JOIN = " + "
 THIN = 0.5  # of the usual number of samples

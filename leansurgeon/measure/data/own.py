@@ -17,30 +17,31 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data import inputs
-from leansurgeon.measure.data.batches import thin
+from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
     KINDS,
     LINE_TOKENS,
-    WORDS,
     Batch,
     Calibration,
     chunks,
     digest,
     head_of,
+    of_parts,
     only_length,
     refuse_two_inputs,
     tokenised,
     window,
 )
 from leansurgeon.measure.data.images import folder_options
+from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.reading import jsonfile
 from leansurgeon.tasks.text.sentences import of_documents
 
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "own"  # what --calibrate calls them
-WINDOWS = {"fit": 24, "guard": 8, "heldout": 8}  # of text that a language model writes, of 512 tokens
-LINES = {"fit": 512, "guard": 128, "heldout": 128}  # of 128 tokens, for encoders; and images
+WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
+LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
 LEAST = 8  # windows; fewer say too little
 WORK = {"cpu": 1e13, "cuda": 1e15}  # operations that writing may take: minutes on two cores or one GPU
 ROUNDS, AGAIN = 10, 4  # of filling windows of masks, and of hiding a part and filling it anew
@@ -80,15 +81,15 @@ def samples(
         parts, says = fillings(source, seed, device, say), f"masks that {source.name} filled"
     else:
         parts, says = sentences(source, seed), "random tokens"
-        if any("attention_mask" in batch for batch in parts["fit"]):
+        if any("attention_mask" in batch for batch in parts.fit):
             says = "sentences of a novel and random tokens"
     task = None
     if head in KINDS:
         from leansurgeon import tasks
 
         task = tasks.make(head, {})  # scores; it has no data of its own
-    counts = ", ".join(f"{sum(len(next(iter(b.values()))) for b in parts[part])} to {w}" for part, w in WORDS.items())
-    return Calibration(NAME, f"{says}: {counts}", digest(parts), **parts, task=task)
+    counts = told(parts.each(lambda _, batches: sum(map(rows_of, batches))))
+    return of_parts(NAME, f"{says}: {counts}", parts, digest=digest(parts), task=task)
 
 
 # -- what a model says ----------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Drawing:
         return torch.multinomial(logits.softmax(-1), 1, generator=chance)[:, 0]
 
 
-def texts(source: Source, seed: int, device: str, say: Callable[[str], None]) -> dict[str, list[Batch]]:
+def texts(source: Source, seed: int, device: str, say: Callable[[str], None]) -> Parts[list[Batch]]:
     """Windows of tokens that a causal model draws one after the other."""
     import torch
 
@@ -149,7 +150,7 @@ def texts(source: Source, seed: int, device: str, say: Callable[[str], None]) ->
 
     length = window(source)
     counts = affordable(source, WINDOWS, length, device)
-    rows = sum(counts.values())
+    rows = total(counts)
     say(f"Without data, {source.name} writes its own: {rows} windows of {length} tokens (--calibrate takes yours) ...")
     model = load(source.folder).model.eval().to(device)
     chance, drawing = torch.Generator().manual_seed(seed), Drawing.of(source)
@@ -159,11 +160,11 @@ def texts(source: Source, seed: int, device: str, say: Callable[[str], None]) ->
         written(model, first_tokens(source, number, drawing, chance), length, drawing, chance)
         for number in pieces(rows, max(1, CACHE // each))
     ]
-    found = parted(torch.cat(whole), counts, max(1, 2048 // length))
-    return {part: [{"input_ids": ids, "labels": ids.clone()} for ids in batches] for part, batches in found.items()}
+    windows = parted(torch.cat(whole), counts, max(1, 2048 // length))
+    return windows.each(lambda _, some: [{"input_ids": ids, "labels": ids.clone()} for ids in some])
 
 
-def affordable(source: Source, counts: dict[str, int], length: int, device: str) -> dict[str, int]:
+def affordable(source: Source, counts: Parts[int], length: int, device: str) -> Parts[int]:
     """As many windows as can be written in minutes. Raises `UsageError` where that is next to nothing, or where the
     model would hardly fit in memory: writing needs all of it at once, which surgery does not.
     """
@@ -171,10 +172,10 @@ def affordable(source: Source, counts: dict[str, int], length: int, device: str)
     if size > ROOM * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise UsageError(f"{size / 1e9:.1f} GB of weights in fp32 leave no room in memory for writing texts.")
     most = WORK.get(device.split(":")[0], WORK["cuda"]) / (2 * source.parameters.total * length)
-    total = sum(counts.values())
+    asked = total(counts)
     if most < LEAST:
         raise UsageError(f"{source.parameters.total:,} parameters would take too long to write texts on {device}.")
-    return counts if most >= total else {part: max(1, int(n * most / total)) for part, n in counts.items()}
+    return counts if most >= asked else counts.each(lambda _, number: max(1, int(number * most / asked)))
 
 
 def first_tokens(source: Source, rows: int, drawing: Drawing, chance: torch.Generator) -> Tensor:
@@ -204,7 +205,7 @@ def written(model: torch.nn.Module, start_B1: Tensor, length: int, drawing: Draw
     return ids
 
 
-def fillings(source: Source, seed: int, device: str, say: Callable[[str], None]) -> dict[str, list[Batch]]:
+def fillings(source: Source, seed: int, device: str, say: Callable[[str], None]) -> Parts[list[Batch]]:
     """Windows that a masked model fills itself, a part of them hidden again as in its training."""
     import torch
 
@@ -218,7 +219,7 @@ def fillings(source: Source, seed: int, device: str, say: Callable[[str], None])
         raise UsageError(f"The tokenizer of {source.name} has no mask token.")
     length = only_length(source) or min(LINE_TOKENS, window(source))
     counts = affordable(source, LINES, length * (ROUNDS + AGAIN), device)
-    rows = sum(counts.values())
+    rows = total(counts)
     say(f"Without data, {source.name} fills masks: {rows} windows of {length} tokens (--calibrate takes yours) ...")
     model = load(source.folder).model.eval().to(device)
     chance = torch.Generator().manual_seed(seed)
@@ -231,8 +232,8 @@ def fillings(source: Source, seed: int, device: str, say: Callable[[str], None])
     ])  # fmt: skip
     hidden = torch.rand(whole.shape, generator=chance) < HIDDEN
     both = torch.stack([whole.masked_fill(hidden, tokenizer.mask_token_id), whole.masked_fill(~hidden, IGNORED)], 1)
-    found = parted(both, counts, max(1, 2048 // length))
-    return {p: [{"input_ids": b[:, 0].clone(), "labels": b[:, 1].clone()} for b in found[p]] for p in found}
+    pairs = parted(both, counts, max(1, 2048 // length))
+    return pairs.each(lambda _, some: [{"input_ids": b[:, 0].clone(), "labels": b[:, 1].clone()} for b in some])
 
 
 def filled(model: torch.nn.Module, masks_BT: Tensor, drawing: Drawing, chance: torch.Generator) -> Tensor:
@@ -253,7 +254,7 @@ def filled(model: torch.nn.Module, masks_BT: Tensor, drawing: Drawing, chance: t
 # -- what needs no model --------------------------------------------------------------------------
 
 
-def sentences(source: Source, seed: int) -> dict[str, list[Batch]]:
+def sentences(source: Source, seed: int) -> Parts[list[Batch]]:
     """For encoders that predict no tokens: any tokens, and as many sentences of the novel where they read it.
 
     MiniLM with twice the heads has a cosine of 0.979 to the source on sentences of the Brown corpus after random
@@ -270,13 +271,14 @@ def sentences(source: Source, seed: int) -> dict[str, list[Batch]]:
     lines = of_documents(corpus.find("austen", "text").whole())
     if not reads(tokenizer, lines[:READ]):
         return noise
-    order, found, start = np.random.default_rng([seed, 4]).permutation(len(lines)), {}, 0
-    for part, count in LINES.items():
-        chosen = order[start : start + count // 2]
-        start += len(chosen)
-        both = (tokenised([lines[i] for i in chosen], tokenizer, source), thin(noise[part], count - len(chosen)))
-        found[part] = [batch for pair in zip_longest(*both) for batch in pair if batch is not None]
-    return found
+    order = iter(np.random.default_rng([seed, 4]).permutation(len(lines)))
+
+    def both(part: str, count: int) -> list[Batch]:
+        chosen = [lines[i] for i in islice(order, count // 2)]
+        two = (tokenised(chosen, tokenizer, source), thin(noise[part], count - len(chosen)))
+        return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
+
+    return LINES.each(both)
 
 
 def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
@@ -286,7 +288,7 @@ def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
     return len(ids) <= PIECES * words and ids.count(tokenizer.unk_token_id) <= UNKNOWN * len(ids)
 
 
-def random_tokens(source: Source, seed: int) -> dict[str, list[Batch]]:
+def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
     """Rows of any tokens, for encoders that predict none."""
     import torch
 
@@ -294,31 +296,32 @@ def random_tokens(source: Source, seed: int) -> dict[str, list[Batch]]:
     if not isinstance(config.get("vocab_size"), int):
         raise UsageError(f"{source.name} takes neither tokens nor images.")
     length = only_length(source) or min(LINE_TOKENS, window(source)) // 2
-    rows = sum(LINES.values())
+    rows = total(LINES)
     ids = torch.randint(config["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(seed))
-    return {part: [{"input_ids": b} for b in batches] for part, batches in parted(ids, LINES, 32).items()}
+    return parted(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
 
 
-def images(source: Source, seed: int) -> dict[str, list[Batch]]:
+def images(source: Source, seed: int) -> Parts[list[Batch]]:
     """Images whose mean is 0 and deviation 1, as standardised ones: neighbouring pixels and channels are alike."""
     import torch
 
     channels, height, width = inputs.image_size(source.config, source.architecture)
-    if side := folder_options(source).get("image_size"):  # what its processor makes of images
+    if side := folder_options(source).image_size:  # what its processor makes of images
         height = width = side
     rng = np.random.default_rng(seed)
     across = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     falls = 1 / np.maximum(across, 1 / max(height, width))
-    parts = {}
-    for part, count in LINES.items():
+
+    def drawn(_: str, count: int) -> list[Batch]:
         noise = rng.standard_normal((count, channels + 1, height, width))
         noise = np.fft.irfft2(np.fft.rfft2(noise) * falls, s=(height, width))
         mixed = noise[:, :1] + 0.5 * noise[:, 1:]  # what all channels share, and what is their own
         mixed -= mixed.mean((1, 2, 3), keepdims=True)
         mixed /= mixed.std((1, 2, 3), keepdims=True) + 1e-9
         pixels = torch.from_numpy(mixed.astype(np.float32))
-        parts[part] = [{"pixel_values": pixels[rows]} for rows in chunks(np.arange(count), 64)]
-    return parts
+        return [{"pixel_values": pixels[rows]} for rows in chunks(np.arange(count), 64)]
+
+    return LINES.each(drawn)
 
 
 # -- room and parts -------------------------------------------------------------------------------
@@ -330,10 +333,12 @@ def pieces(rows: int, most: int) -> Iterator[int]:
         yield min(most, rows - start)
 
 
-def parted(rows: Tensor, counts: dict[str, int], size: int) -> dict[str, list[Any]]:
+def total(counts: Parts[int]) -> int:
+    """Of all parts."""
+    return sum(count for _, count in counts.items())
+
+
+def parted(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:
     """Rows by part, in batches of `size`."""
-    found, start = {}, 0
-    for part, count in counts.items():
-        found[part] = list(rows[start : start + count].split(size))
-        start += count
-    return found
+    left = iter(rows.split([count for _, count in counts.items()]))
+    return counts.each(lambda *_: list(next(left).split(size)))

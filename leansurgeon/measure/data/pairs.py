@@ -9,6 +9,7 @@ one mask token for each span and writes the whole sentence (Lewis et al., arXiv 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,15 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import WORDS, Batch, Calibration, choose, chunks, digest
+from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, digest, of_parts
+from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.tasks.text.sentences import sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-COUNTS = {"fit": 512, "guard": 64, "heldout": 512}
+COUNTS = Parts(fit=512, guard=64, heldout=512)
 INPUT_TOKENS, ANSWER_TOKENS = 256, 128
 SPAN, HIDDEN = 3, 0.15
 ROWS = 16  # pairs of a batch
@@ -73,23 +75,22 @@ def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: i
     text = "\n".join(text_files.read(file) for file in files)
     rng = np.random.default_rng([seed, 4])
     pairs = list(written_pairs(text, tokenizer) if given else hidden_pairs(text, tokenizer, rng))
-    wanted = COUNTS | ({"fit": samples} if samples else {})
-    held = min(wanted["heldout"], len(pairs) // 5)
+    wanted = replace(COUNTS, fit=samples or COUNTS.fit)
+    held = min(wanted.heldout, len(pairs) // 5)
     rows = choose(len(pairs) - held, held, wanted, seed, "text")
     order = rng.permutation(len(pairs))
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id"))
     pad = tokenizer.pad_token_id or 0
-    parts = {}
-    for part, chosen in rows.items():
+
+    def read(part: str, chosen: np.ndarray) -> list[Batch]:
         of = order[:held] if part == "heldout" else order[held:]
         taken = sorted((pairs[of[i]] for i in chosen), key=lambda pair: len(pair[0]))
-        parts[part] = [
-            batch_of([taken[i] for i in at], pad, int(start or 0)) for at in chunks(np.arange(len(taken)), ROWS)
-        ]
+        return [batch_of([taken[i] for i in at], pad, int(start or 0)) for at in chunks(np.arange(len(taken)), ROWS)]
+
+    parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
-    counts = ", ".join(f"{len(rows[part])} to {word}" for part, word in WORDS.items())
-    says = f"{', '.join(f.name for f in files)}: {counts} ({kind})"
-    return Calibration(kind, says, digest(parts), **parts, task=Seq2Seq())
+    says = f"{', '.join(f.name for f in files)}: {told(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
+    return of_parts(kind, says, parts, digest=digest(parts), task=Seq2Seq())
 
 
 def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Pair]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -30,6 +31,13 @@ BY_HAND = (
 Split = tuple[np.ndarray, np.ndarray]  # (N, 32, 32, 3) uint8 images, (N,) uint8 labels
 
 
+class Splits(NamedTuple):
+    """The published split."""
+
+    train: Split
+    eval: Split
+
+
 class Options(base.Options):
     """`data`: the published archive (python or binary version) or its folder, the hub's parquet files or their folder,
     or `hub:uoft-cs/cifar10`; fewer samples take the first of each split.
@@ -54,18 +62,17 @@ class Cifar10(base.Task):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read the published batches, or an image folder of the same split, into the cache once."""
         self._open(entry(cache, self.options.data, say))
-        for split, limit in self._limits.items():
-            if limit is not None and limit > self._info["sizes"][split]:
-                there = self._info["sizes"][split]
+        for split in ("train", "eval"):
+            limit, there = self._limit(split), self._info["sizes"][split]
+            if limit is not None and limit > there:
                 raise UsageError(f"CIFAR-10 holds {there:,} images where {split}_samples asks for {limit:,}.")
 
-    @property
-    def _limits(self) -> dict[str, int | None]:
-        return {"train": self.options.train_samples, "eval": self.options.eval_samples}
+    def _limit(self, split: str) -> int | None:
+        return self.options.train_samples if split == "train" else self.options.eval_samples
 
     def size(self, split: str) -> int:
         """Number of images of a split, no more than `train_samples` or `eval_samples` asks for."""
-        return min(super().size(split), self._limits[split] or 1 << 62)
+        return min(super().size(split), self._limit(split) or 1 << 62)
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, 3, 32, 32), standardised, and `labels` (B,); training images are shifted and mirrored."""
@@ -108,12 +115,12 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
     def build(folder: Path) -> disk.Info:
         say(f"cifar10: reading {data}")
         splits = _rows(found) if isinstance(found, image_places.ImagePlaces) else _batches(found)
-        for split, (images, labels) in splits.items():
+        for split, (images, labels) in splits._asdict().items():
             if len(labels) and labels.max() > 9:
                 raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
             np.save(folder / f"{split}-images.npy", images)
             np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
-        return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
+        return {"sizes": {split: len(labels) for split, (_, labels) in splits._asdict().items()}}
 
     return disk.entry(cache, "cifar10", key, build)
 
@@ -141,7 +148,7 @@ def find(data: str) -> Path | image_places.ImagePlaces:
 _HUB_SPLITS = (("train", "train"), ("eval", "test"))
 
 
-def _rows(found: image_places.ImagePlaces) -> dict[str, Split]:
+def _rows(found: image_places.ImagePlaces) -> Splits:
     splits = {}
     for split, places in found.places.items():
         rows = image_tables.rows_of(found.kind, places, None)[1]
@@ -155,10 +162,10 @@ def _rows(found: image_places.ImagePlaces) -> dict[str, Split]:
         splits[split] = np.stack(pictures), np.array(labels)
     if "eval" not in splits:
         raise UsageError("The parquet files have no test split ('test' in the name).", BY_HAND)
-    return splits
+    return Splits(**splits)
 
 
-def _batches(place: Path) -> dict[str, Split]:
+def _batches(place: Path) -> Splits:
     """The batches of the python or binary version, in a folder or an archive."""
     contents = _read_all(place)
     splits = {}
@@ -173,7 +180,7 @@ def _batches(place: Path) -> dict[str, Split]:
                 raise UsageError(f"CIFAR-10 in {place} is not complete: {name} is missing.", BY_HAND)
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         splits[split] = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-    return splits
+    return Splits(**splits)
 
 
 def _read_all(place: Path) -> dict[str, bytes]:

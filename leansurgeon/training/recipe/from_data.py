@@ -163,9 +163,10 @@ def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] 
 
 def of_images(source: Source, kind: str, data: UserData) -> Chosen:
     """A folder of images, prepared as the model's own processor prepares them."""
-    options: dict[str, Any] = {"data": data.names[0], **images.folder_options(source)}
+    wanted = images.folder_options(source)
+    options: dict[str, Any] = {"data": data.names[0], **wanted.as_options()}
     says: tuple[str, ...] = ()
-    if not images.says_normalisation(options):
+    if not wanted.says_normalisation:
         says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
     if kind == "features":
         return Chosen("images", options, says)
