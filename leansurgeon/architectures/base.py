@@ -178,8 +178,8 @@ class Architecture:
             return Shape(tuple(self._stage(c, keys, 0, None) for keys in apart))
         several = isinstance(c[self.keys.depth], list | tuple)
         count = len(c[self.keys.depth]) if several else 1
-        if self.stages and count != len(self.stages):
-            raise UnsupportedModel(f"The config names {count} stages, and {self.name} has {len(self.stages)}.")
+        if not count or (self.stages and count != len(self.stages)):
+            raise UnsupportedModel(f"The config names {count} stages, and {self.name} has {len(self.stages) or 1}.")
         return Shape(tuple(self._stage(c, self.keys, s, count if several else None) for s in range(count)))
 
     def _keys_apart(self, config: Config) -> tuple[Keys, ...]:
@@ -360,6 +360,8 @@ class Architecture:
             except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
                 raise UnsupportedModel(f"The config's numbers do not give the size of '{name}'.") from None
             if isinstance(value, list | tuple):
+                if len(value) != len(shape.stages):
+                    raise UnsupportedModel(f"The config says {source} = {value!r} for {len(shape.stages)} stages.")
                 value = value[stage]
             empty = source in self.may_be_zero and value == 0
             if value is not None and not empty and not is_count(value):

@@ -191,3 +191,15 @@ def test_norms_of_opt_stand_where_its_config_says():
     """OPT-350m is post-norm, all other sizes are pre-norm, which is also the library's default."""
     norms = [architectures.of({"model_type": "opt"} | more).norm for more in ({}, {"do_layer_norm_before": False})]
     assert norms == ["pre", "post"]
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [("qwen2", {"num_hidden_layers": []}), ("t5", {"vocab_size": [61]}), ("bert", {"type_vocab_size": []})],
+)
+def test_a_list_of_another_length_than_the_stages_is_refused(family, wrong, saved):
+    """Two of 20,000 malformed configs ended in an IndexError."""
+    folder, _ = saved(family)
+    config = json.loads((folder / "config.json").read_text()) | wrong
+    with pytest.raises(UnsupportedModel):
+        list(architectures.of(config).tensors(config))

@@ -231,6 +231,7 @@ def main() -> None:
         began = time.monotonic()
         malformed_cases.warm(bases)
         told = run(said.seed, said.only or range(said.cases), bases, said.processes)
+    sys.stdout.reconfigure(errors="backslashreplace")  # half a surrogate is one of the inputs
     for outcome in told.faults:
         print(f"\n{outcome.number} {outcome.subject}: {outcome.what[:300]!r}\n  {outcome.command}\n  {outcome.fault}")
     print(f"\n{told.summary()}\n{time.monotonic() - began:.0f} s")
