@@ -211,6 +211,24 @@ def shown_on(screen: Screen) -> Iterator[None]:
         _SCREEN.reset(before)
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """transformers without bars and load reports while the block runs; what matters is said by us. Afterwards it is as
+    talkative as it was, since the process may be somebody else's.
+    """
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def downloads() -> type[tqdm[Any]] | None:
     """What huggingface_hub is to draw its bars with: they are shown where phases are. None, which leaves it to its own,
     where nothing is shown.

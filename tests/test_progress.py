@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from leansurgeon.progress import Piece, Screen, downloads, line, phase, shown_on, track
+from leansurgeon.progress import Piece, Screen, downloads, line, phase, quiet_transformers, shown_on, track
 
 
 class Clock:
@@ -104,3 +104,31 @@ def test_bytes_of_the_hub_are_shown_where_phases_are():
                 one.refresh()
         disk.set_description("Reconstruction complete")
     assert file.getvalue() == "downloading, MB: 10/40  0.5 MB/s  eta 1m00s\n"
+
+
+@pytest.mark.filterwarnings("ignore:Cannot enable progress bars")
+def test_transformers_is_as_talkative_as_before_when_a_model_was_loaded_saved_and_looked_at(saved, tmp_path):
+    """The process may be somebody else's, who wants to hear transformers."""
+    from transformers.utils import logging
+
+    from leansurgeon.checkpoints.blockwise import skeleton
+    from leansurgeon.checkpoints.model import load, save_model
+    from leansurgeon.checkpoints.source import open_source
+
+    folder, _ = saved("llama")
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    try:
+        for bars, level in ((True, logging.INFO), (False, logging.WARNING)):
+            (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
+            logging.set_verbosity(level)
+            source = open_source(str(folder))
+            loaded = load(folder)
+            save_model(loaded.model, source.architecture, source.config, tmp_path / f"again-{bars}")
+            skeleton.built_without_memory(source.config, source.architecture)
+            with pytest.raises(ZeroDivisionError), quiet_transformers():
+                assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (False, logging.ERROR)
+                _ = 1 / 0
+            assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (bars, level)
+    finally:
+        logging.set_verbosity(before[0])
+        (logging.enable_progress_bar if before[1] else logging.disable_progress_bar)()

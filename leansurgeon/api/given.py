@@ -13,13 +13,14 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.api.results import RESULT, Folder
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading import modelcard
 
 if TYPE_CHECKING:
@@ -131,22 +132,8 @@ def save_transformers(model: torch.nn.Module, folder: Path) -> None:
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
         save_model(model, architectures.of(config), config, folder)
         return
-    with without_bars():
+    with quiet_transformers():
         model.save_pretrained(folder)
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """No progress bars of transformers' own while the block runs: `progress` says who is shown what."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def save_timm(model: torch.nn.Module, folder: Path) -> None:

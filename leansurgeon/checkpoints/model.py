@@ -27,6 +27,7 @@ from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, tower_of
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading.jsonfile import JsonObject
 
 AUTO = {
@@ -207,14 +208,6 @@ def buildable(config: Config, architecture: Architecture) -> tuple[Config, Archi
     return convert_config(config, architecture, target), target
 
 
-def quiet() -> None:
-    """No progress bars and no load reports of transformers; what matters is said by us."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # a new head is reported as missing; training says what it starts from
-
-
 def entry_module(name: str) -> str:
     """The module that registers an entry point of ours with timm."""
     if name == architectures.infer.TIMM_LEAN:
@@ -252,7 +245,6 @@ def save_model(
     adds. `stored` is a precision to write all floating-point weights in.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    quiet()
     if architecture.library == "timm":
         from safetensors.torch import save_file
 
@@ -260,7 +252,8 @@ def save_model(
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         write_config(folder, config, architecture)
         return
-    model.save_pretrained(folder, state_dict=None if stored is None else half(model, stored))
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=None if stored is None else half(model, stored))
     for stray in folder.glob("*.py"):
         stray.unlink()
     said = {} if stored is None else {"dtype": str(stored).removeprefix("torch.")}
@@ -360,7 +353,6 @@ def load_transformers(
     dtype: torch.dtype,
 ) -> torch.nn.Module:
     """A transformers model with its weights, of its own class or of that for the task `head`."""
-    quiet()
     name = (config.get("architectures") or [""])[0]
     speaks = head == "causal-lm" and writes_text(architecture.section, name)
     if head in SUFFIX and not name.endswith(SUFFIX[head]) and not speaks:
@@ -377,7 +369,7 @@ def load_transformers(
     if overrides.get("id2label"):
         extra |= {"id2label": overrides["id2label"], "label2id": {v: k for k, v in overrides["id2label"].items()}}
         extra.pop("num_labels", None)
-    with library_builds(cls.__name__):
+    with library_builds(cls.__name__), quiet_transformers():  # a new head is reported as missing, which we say
         return cls.from_pretrained(folder, dtype=dtype, **extra)
 
 

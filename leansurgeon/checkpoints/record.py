@@ -232,7 +232,7 @@ class SurgeryRecord:
     proof: Proof | None = None
     language: bool = False  # whether the scores are those of a language model
     starts: Mapping[str, Comparison] = field(default_factory=dict)
-    judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that had no part in the making, by name
+    judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that was named for it, by name
     source_config: Mapping[str, Any] | None = None
     source_surgery: SurgeryRecord | None = None
     restored: SurgeryRecord | None = None

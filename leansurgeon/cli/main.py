@@ -130,6 +130,7 @@ def main() -> None:
 
     LEANSURGEON_DEBUG=1 shows the traceback of an expected error, too, and lets Python end as ever (for profilers).
     """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of this command and the processes that it starts
     with streams.guarded():
         carry_out()
 

@@ -109,12 +109,22 @@ def on_all(
         harness.named(tasks)
         harness.harness()
     if data:
-        sample = data_to_measure(origin, data, origin.name, "Judging", None, seed, say)
+        sample = data_to_measure(prepares(origin, opened), data, origin.name, "Judging", None, seed, say)
         say(f"Judging on {data} ...")
         found[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total)
     if tasks:
         found |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
     return found
+
+
+def prepares(origin: Source, opened: Source) -> Source:
+    """The one of both that makes samples of data: the source, but where it was found as a copy of the weights without
+    the tokenizer or processor that the result took along from it.
+    """
+    from leansurgeon.checkpoints.foreign import companions
+
+    lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
+    return opened if any(name.startswith(companions.READING) for name in lacks) else origin
 
 
 def predicts_words(opened: Source) -> bool:

@@ -15,6 +15,14 @@ LIMIT = 2**20  # bytes of a model card
 CARD = "README.md"
 HEAD = re.compile(r"\A(?:\ufeff|\s)*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
+TITLE = re.compile(r"#[ \t]+`?([\w./-]+?)`?[ \t]*")
+# How people call the folders that they keep models in.
+OF_A_DISK = (
+    "model", "models", "run", "runs", "out", "output", "outputs", "result", "results", "checkpoint", "checkpoints",
+    "ckpt", "ckpts", "data", "tmp", "temp", "save", "saved", "saves", "saved_model", "saved_models", "weights", "work",
+    "home", "exp", "exps", "experiment", "experiments", "logs", "trained", "trained_models",
+    "pretrained", "pretrained_models",
+)  # fmt: skip
 NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # of a model on the hub
 # Endings that publishers of quantised models give to the name of the model that they started from.
 ENDING = re.compile(
@@ -65,6 +73,33 @@ def cached_name(folder: Path) -> str | None:
     """`org/name` of a folder in the hub's cache; None for any other."""
     found = CACHED.search(folder.as_posix())
     return f"{found[1]}/{found[2]}" if found else None
+
+
+def own_name(folder: Path) -> str | None:
+    """`org/name` by which a card speaks of its own model: its title, or the only name in its text that ends so
+    (of `all-MiniLM-L6-v2` the one that its example loads). None where nothing says it.
+    """
+    try:
+        text = body(folder)
+    except LeanSurgeonError:
+        return None
+    title = next((found[1] for line in text.splitlines() if (found := TITLE.fullmatch(line))), "")
+    if re.fullmatch(NAME, title):
+        return title
+    names = re.findall(rf"(?<![\w./-])([A-Za-z0-9][\w.-]*/{re.escape(title)})(?![\w/-])", text) if title else []
+    return names[0] if len(set(names)) == 1 else None
+
+
+def on_the_hub(name: Json) -> str | None:
+    """A name that a config carries, where it can only be one of the hub: `org/name`, and no folder of somebody's.
+
+    >>> on_the_hub("org/name"), on_the_hub("runs/lean"), on_the_hub("org/checkpoint-500")
+    ('org/name', None, None)
+    """
+    if not isinstance(name, str) or not re.fullmatch(NAME, name) or Path(name).exists():
+        return None
+    org, _, rest = name.partition("/")
+    return None if org.lower() in OF_A_DISK or rest.startswith("checkpoint") else name
 
 
 def base_model(folder: Path, named: Json = None) -> str | None:

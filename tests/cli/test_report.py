@@ -58,11 +58,12 @@ def test_named_runs_and_kappa(tmp_path: Path) -> None:
 
 
 def test_usage_errors_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     for arguments, words in (
         ([], "no workspace"),
         (["nowhere"], "no folder"),
         (["--workspace", str(workspace(tmp_path) / "runs"), "--format", "cvs"], r"'csv'"),
     ):
-        done = report(*arguments, cwd=tmp_path if arguments else tmp_path / "runs" / "broken")
-        assert (done.returncode, done.stdout) == (2, "") or arguments == [], done
+        done = report(*arguments, cwd=tmp_path / "empty")
+        assert (done.returncode, done.stdout) == (2, ""), done
         assert re.search(words, done.stderr) and "Traceback" not in done.stderr

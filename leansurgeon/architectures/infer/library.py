@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.progress import quiet_transformers
 
 LARGEST = 60_000_000  # parameters of a model that inference builds
 # Which class stands for a family where the config names none: the first that there is.
@@ -44,19 +45,14 @@ class Unbuildable(Exception):
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """No talk of the libraries while small models are tried, most of which nobody asked for."""
-    from transformers.utils import logging as talk
-
-    was, level = talk.get_verbosity(), logging.root.manager.disable
-    talk.set_verbosity_error()
-    talk.disable_progress_bar()
+    level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with quiet_transformers(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
-        talk.set_verbosity(was)
 
 
 def config_class(model_type: str) -> type:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.checkpoints.model import quiet, transformers_class
+from leansurgeon.checkpoints.model import transformers_class
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.progress import quiet_transformers
 from leansurgeon.shape import Shape
 
 
@@ -59,10 +60,9 @@ def together(
         name.replace(pattern.format(i=layer), pattern.format(i=0), 1): torch.from_numpy(np.array(values))
         for name, values in tensors.items()
     }
-    quiet()
     cls = transformers_class(architecture, (alone.get("architectures") or ["?"])[0])
     plain = {key: value for key, value in alone.items() if key not in ("torch_dtype", "dtype", "auto_map")}
-    with library_builds(cls.__name__), torch.random.fork_rng(devices=[]):
+    with library_builds(cls.__name__), quiet_transformers(), torch.random.fork_rng(devices=[]):
         made = cls.from_pretrained(
             None, config=cls.config_class.from_dict(plain), state_dict=state, dtype=torch.float32
         )

@@ -32,10 +32,11 @@ from torch.overrides import TorchFunctionMode
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.blockwise import merged
-from leansurgeon.checkpoints.model import buildable, create_timm, quiet, transformers_class
+from leansurgeon.checkpoints.model import buildable, create_timm, transformers_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.progress import quiet_transformers
 
 
 @dataclass
@@ -345,10 +346,9 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
                 path, _, key = name.rpartition(".")
                 model.get_submodule(path)._buffers[key] = real[name]
         return model.eval()
-    quiet()
     cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
-    with library_builds(cls.__name__):
+    with library_builds(cls.__name__), quiet_transformers():
         model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
     # Every parameter was made anew on its way to the meta device, which unties what the constructor had tied.
     model.tie_weights()

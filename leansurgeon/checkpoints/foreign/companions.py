@@ -23,6 +23,17 @@ NAMES = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
     "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
 )  # fmt: skip
+# Beginnings of those that say how data becomes numbers.
+READING = (
+    "tokenizer",
+    "special_tokens_map",
+    "added_tokens",
+    "vocab",
+    "merges",
+    "spiece",
+    "sentencepiece",
+    "preprocessor",
+)
 MODULES, MODULE = "modules.json", ("config.json", "model.safetensors")  # sentence-transformers: a folder a module
 
 

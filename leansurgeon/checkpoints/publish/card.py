@@ -116,11 +116,21 @@ def front(
     return made
 
 
-def base_of(origin: Origin, folder: Path | None) -> str | None:
-    """The source's name on the hub; None for one that the hub does not know."""
-    if origin.kind in ("hub", "timm"):
+def base_of(origin: Origin | None, folder: Path | None, kept: JsonObject) -> str | None:
+    """The source's name on the hub: as it was given, of the hub's cache, or as its own card calls it. Of a model that
+    nothing of these names, that of the one it was made from, which its config carries unless its front matter (`kept`)
+    says it. None where nobody knows one; never a place on this machine.
+    """
+    if origin is not None and origin.kind in ("hub", "timm"):
         return origin.name
-    return modelcard.cached_name(folder) if folder else None
+    if folder is None or (cached := modelcard.cached_name(folder)):
+        return cached if folder else None
+    ours = TAG in (kept.get("tags") or [])  # a result is none of what the hub has
+    if not ours and (own := modelcard.own_name(folder)):
+        return own
+    if kept.get("base_model"):
+        return None
+    return modelcard.on_the_hub(read_config(folder).get("_name_or_path"))
 
 
 def purpose(config: Config) -> tuple[str, str | None]:
@@ -197,7 +207,7 @@ def write_card(
     name = writable(name)
     kept, trouble = kept_from(source)
     measured = list(training.measured) if training else measured_of(made) if made else []
-    base = base_of(made.source, source) if made else modelcard.cached_name(source) if source else None
+    base = base_of(made.source if made else None, source, kept)
     head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.plan.get("init") != FRESH)
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(body(made, name, trouble, training))))
 
@@ -241,7 +251,7 @@ def judge(folder: Path, made: SurgeryRecord) -> None:
         head["model-index"] = [{**new[0], "results": [*kept, *new[0]["results"]]}]
     rest = re.sub(rf"\n*^{JUDGED}\n.*?(?=^## |\Z)", "\n\n", text, flags=re.MULTILINE | re.DOTALL).rstrip("\n")
     lines = [f"- {public(name)}: {sentence(one, made.language)}" for name, one in made.judged.items()]
-    said = "Which had no part in the making; source and result on the same samples."
+    said = "Source and result on the same samples."
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join([rest, "", JUDGED, "", said, "", *lines]) + "\n"))
 
 

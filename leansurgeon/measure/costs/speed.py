@@ -21,7 +21,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
-from leansurgeon.progress import track
+from leansurgeon.progress import quiet_transformers, track
 from leansurgeon.reading.jsonfile import JsonObject
 
 BACKENDS = ("auto", "math", "flash", "efficient", "cudnn", "eager")
@@ -144,10 +144,10 @@ def peaks(benches: list[TimedModel], say: Callable[[str], None] = lambda _: None
 
 def random_model(config: Config, architecture: Architecture) -> nn.Module:
     """The library's model with new weights: speed does not depend on what they say."""
-    from leansurgeon.checkpoints.model import initialise, quiet
+    from leansurgeon.checkpoints.model import initialise
 
-    quiet()
-    model = initialise(config, architecture, seed=0)
+    with quiet_transformers():
+        model = initialise(config, architecture, seed=0)
     if hasattr(model, "config"):
         model.config.use_cache = False
     return model.float()

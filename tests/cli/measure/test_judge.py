@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -76,6 +77,22 @@ def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_c
     assert report.returncode == 0, report.stderr
     assert "perplexity" in report.stdout and other.name in report.stdout
     assert other.name in (place / "page.html").read_text()
+
+
+def test_a_copy_of_the_source_that_has_no_tokenizer_judges_with_that_of_the_result(cut, tmp_path, monkeypatch):
+    """The copy is where the source is found by its digests, and the folder that it was copied from is gone."""
+    place, source, other = cut
+    bare, lean = tmp_path / "bare", shutil.copytree(place / "lean", tmp_path / "lean")
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(source / name, bare)
+    with monkeypatch.context() as patch:
+        patch.setattr("leansurgeon.checkpoints.whereabouts.find", lambda origin: bare)
+        done = leansurgeon("judge", lean, "--data", other, "--json")
+    assert done.returncode == 0, done.stderr
+    whole = leansurgeon("judge", lean, "--data", other, "--json")
+    found, wanted = (json.loads(one.stdout)["judged"][str(other)]["loss"] for one in (done, whole))
+    assert found == pytest.approx(wanted)
 
 
 def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
