@@ -6,10 +6,13 @@ An option's panel is looked up here by its name, so that a word means the same p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_type_hints
 
 import typer
+
+from leansurgeon.errors import readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,8 +57,34 @@ EXAMPLES = {
 }
 
 
+# Options that are mere flags here and take a value in another command, and what to say to who gives them one.
+PLAIN_FLAGS = {
+    "plan": ("--calibrate", "`plan --calibrate` foretells the cost and takes no data; `shrink --calibrate` does."),
+}
+
+
+@contextmanager
+def in_few_words(name: str, args: Sequence[str]) -> Iterator[None]:
+    """What Typer has against the words after the command `name`, without the whole of a long one."""
+    given = list(args)
+    try:
+        yield
+    except Exception as error:
+        flag, said = PLAIN_FLAGS.get(name, ("", ""))
+        message = getattr(error, "message", None)
+        if isinstance(message, str):
+            more = f". {said}" if flag in given and "unexpected extra argument" in message else ""
+            error.message = readable(message + more)  # type: ignore[attr-defined]
+        raise
+
+
 class Group(typer.core.TyperGroup):
     """Commands in panels, the most needed first."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[object, ...]:
+        """The name of the command that `args` begin with, the command, and the rest."""
+        with in_few_words("", args):
+            return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:
         """Print the page; `formatter`, which would collect plain text, is left empty."""
@@ -68,6 +97,11 @@ class Group(typer.core.TyperGroup):
 
 class Command(typer.core.TyperCommand):
     """A command whose help is laid out in panels, with examples."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """The arguments and options of what was typed."""
+        with in_few_words(self.name or "", args):
+            return super().parse_args(ctx, args)
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:
         """Print the page; `formatter`, which would collect plain text, is left empty."""

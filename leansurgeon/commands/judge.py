@@ -81,6 +81,8 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
     from leansurgeon.training.recipe.teacher import at_hand
 
     hint = "Name the model to compare with: --against MODEL."
+    if against is None and opened.record_trouble:
+        raise UsageError(f"What {opened.name} was cut from is not known: {opened.record_trouble}", hint)
     if against is None and opened.record is None:
         raise UsageError(f"{opened.name} holds no surgery.json, so nobody knows what it was cut from.", hint)
     if against is None:

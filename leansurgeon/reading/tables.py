@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def columns(path: Path) -> tuple[str, ...]:
         ) from None
     except csv.Error as error:
         raise UsageError(f"{path}, line 1: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
     row = jsonfile.parse(first, f"{path}, line 1,")
     return tuple(row) if isinstance(row, dict) else ()
 
@@ -83,7 +86,7 @@ def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
     rows = csv.reader(lines(path, ""), delimiter=delimiter(path), quoting=quoting, strict=True)
     try:
         header = next(rows, [])
-        places = [_place(path, column, header) for column in columns]
+        places = _places(path, columns, header)
         for row in rows:
             if not row:
                 continue  # an empty line
@@ -104,8 +107,7 @@ def _jsonl(path: Path, columns: list[str]) -> Iterator[list[Any]]:
         row = jsonfile.parse(line, f"{path}, line {number},")
         if not isinstance(row, dict):
             raise UsageError(f"{path}, line {number}: {jsonfile.a_kind_of(row)} where an object is expected.")
-        for column in columns:
-            _place(path, column, list(row), f", line {number}")
+        _places(path, columns, list(row), f", line {number}")
         yield [row[column] for column in columns]
 
 
@@ -123,8 +125,7 @@ def parquet_parts(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
     files.open_regular(path).close()
     try:
         with parquet.ParquetFile(path) as file:
-            for column in columns:
-                _place(path, column, file.schema_arrow.names)
+            _places(path, columns, file.schema_arrow.names)
             yield from file.iter_batches(rows, columns=columns)
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise _no_parquet(path, error) from None
@@ -147,12 +148,16 @@ def _no_parquet(path: Path, error: Exception) -> UsageError:
     return UsageError(f"{path} is not a readable parquet file: {said}.")
 
 
-def _place(path: Path, column: str, header: list[str], where: str = "") -> int:
-    if column not in header:
-        names = ", ".join(map(quoted, header[:20])) + (", ..." if len(header) > 20 else "") or "none"
-        raise UsageError(f"{path}{where} has no column '{column}'{did_you_mean(column, header)}.", f"Columns: {names}.")
-    if header.count(column) > 1:
-        raise UsageError(
-            f"{path}{where} has {header.count(column)} columns called '{column}'.", "Rename all of them but one."
-        )
-    return header.index(column)
+def _places(path: Path, columns: list[str], header: list[str], where: str = "") -> list[int]:
+    """Where the columns stand. Raises UsageError for one that is not there, or stands there twice."""
+    places, often = {column: place for place, column in enumerate(header)}, Counter(header)
+    for column in columns:
+        if column not in places:
+            names = ", ".join(map(quoted, header[:20])) + (", ..." if len(header) > 20 else "") or "none"
+            said = f"{path}{where} has no column '{column}'{did_you_mean(column, header)}."
+            raise UsageError(said, f"Columns: {names}.")
+        if often[column] > 1:
+            raise UsageError(
+                f"{path}{where} has {often[column]} columns called '{column}'.", "Rename all of them but one."
+            )
+    return [places[column] for column in columns]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import files, jsonfile
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def fingerprint(key: object) -> str:
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content, as 64 hex digits. Raises UsageError where it cannot be read."""
     with files.open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:  # a disk that fails, or a file of the kernel that only looks like one
+            raise UsageError(f"{path} cannot be read: {files.why(error)}.", "Name another file.") from None
 
 
 def file_key(path: Path) -> Any:
@@ -170,5 +173,6 @@ def _writing(cache: Path) -> Iterator[None]:
             raise LeanSurgeonError(message, "Free some, or put the cache elsewhere.") from error
         of_the_cache = isinstance(error.filename, str) and Path(error.filename) in (cache, *cache.parents)
         if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST) or of_the_cache:
-            raise LeanSurgeonError(f"The data cache {cache} cannot be written: {error.strerror}.") from error
+            hint = "LEANSURGEON_CACHE=FOLDER puts it elsewhere."
+            raise UsageError(f"The data cache {cache} cannot be written: {error.strerror}.", hint) from error
         raise

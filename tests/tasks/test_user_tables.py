@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
+from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
-from leansurgeon.tasks import user_data
+from leansurgeon.tasks import cache, user_data
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -23,3 +27,25 @@ def test_a_column_with_spaces_around_its_name_can_be_named(tmp_path, given):
     file.write_text("Stars!, Review \n" + "1,some words here\n" * 9)
     found = user_data.columns_of(user_data.recognise(str(file)), given)
     assert found == {"text": " Review ", "label": "Stars!"}
+
+
+def test_thousands_of_columns_are_looked_through_once(tmp_path):
+    file = tmp_path / "wide.csv"
+    names = [f"c{number}" for number in range(20_000)]
+    file.write_text("\n".join([",".join(names), *[",".join(["1"] * len(names))] * 5]) + "\n")
+    began = time.process_time()
+    with pytest.raises(UsageError, match=r"wide\.csv"):
+        user_data.columns_of(user_data.recognise(str(file)), None)
+    assert time.process_time() - began < 5  # a column at a time it was over a minute
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file here")
+@pytest.mark.parametrize("name", ["broken.csv", "broken.jsonl", "broken.txt"])
+def test_a_file_that_fails_while_it_is_read_is_one_sentence(tmp_path, name):
+    """As one on a broken disk does: the process's memory has nothing at its first address."""
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    with pytest.raises(UsageError, match=name):
+        if name.endswith("txt"):
+            cache.file_key(tmp_path / name)
+        else:
+            tables.columns(tmp_path / name)

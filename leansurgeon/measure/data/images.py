@@ -5,15 +5,55 @@ transformers keeps them in `preprocessor_config.json` beside the weights, timm i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from leansurgeon.checkpoints.config import SWITCH, TEXT, Kind, is_number, whole
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.errors import UnsupportedModel, UsageError, quoted
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import Json, JsonObject
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
+SMALLEST = 1e-6  # of a standard deviation or a factor: pixels are divided by it
+
+
+def each(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A check for one such value, or a short list of them, one for each channel or side."""
+    return lambda value: all(map(test, value)) and 0 < len(value) <= 64 if isinstance(value, list) else test(value)
+
+
+def is_scale(value: Json) -> bool:
+    """Whether the value is a number that something can be divided by."""
+    return is_number(value) and value >= SMALLEST
+
+
+def is_size(value: Json) -> bool:
+    """Whether the value is a side of an image, several, or an object of them by name."""
+    return each(whole(1))([side for side in value.values() if side is not None] if isinstance(value, dict) else value)
+
+
+MEAN = Kind("a finite number, or a list of them", each(is_number))
+SCALE = Kind(f"a number of at least {SMALLEST:g}, or a list of them", each(is_scale))
+SIZE = Kind("a whole number above 0, or several", is_size)
+KINDS = {  # what processors of transformers and configs of timm say of images, as far as it is used here
+    **dict.fromkeys(("image_mean", "mean"), MEAN),
+    **dict.fromkeys(("image_std", "std", "rescale_factor", "crop_pct"), SCALE),
+    **dict.fromkeys(("size", "crop_size", "input_size"), SIZE),
+    **dict.fromkeys(("do_normalize", "do_rescale", "do_center_crop"), SWITCH),
+    "resample": Kind("the number of a filter", whole(0)),
+    "interpolation": TEXT,
+}
+
+
+def checked(said: JsonObject, file: str) -> JsonObject:
+    """The same settings. Raises `UnsupportedModel` naming the first key whose value is of another kind."""
+    for key, value in said.items():
+        kind = KINDS.get(key)
+        if kind and not kind.fits(value):
+            raise UnsupportedModel(f"{file} says {key} = {quoted(value)}, which is not {kind.words}.")
+    return said
 
 
 @dataclass(frozen=True)
@@ -60,10 +100,10 @@ def folder_options(source: Source) -> ImageOptions:
 
 def of_timm(source: Source) -> ImageOptions:
     """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`."""
-    cfg = source.config.get("pretrained_cfg") or source.config
+    cfg = checked(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
     return ImageOptions(
-        source.architecture.flat(source.config).get("img_size") or (sides[1:] if sides else None),
+        source.architecture.flat(source.config).get("img_size") or (sides[1:] if isinstance(sides, list) else sides),
         crop_pct=cfg.get("crop_pct"),
         interpolation=cfg.get("interpolation") or None,
         mean=cfg.get("mean"),
@@ -92,7 +132,7 @@ def preprocessor(source: Source) -> JsonObject:
     model would silently be shown other pixels.
     """
     file = source.folder / "preprocessor_config.json" if source.folder else None
-    return jsonfile.read_object(file, raising=UnsupportedModel) if file and file.exists() else {}
+    return checked(jsonfile.read_object(file, raising=UnsupportedModel), file.name) if file and file.exists() else {}
 
 
 def normalisation(said: JsonObject, channels: int) -> tuple[list[float] | None, list[float] | None]:

@@ -1,0 +1,59 @@
+"""What a model's processor says of images is checked before anything is divided by it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.data import images
+
+WHOLE = {"image_mean": [0.5, 0.4, 0.3], "image_std": 0.25, "size": {"shortest_edge": 8}, "resample": 3}
+WRONG = [
+    {"image_mean": ["a"]},
+    {"image_mean": []},
+    {"image_mean": {}},
+    {"image_std": [0.5, 0, 0.5]},
+    {"image_std": [1e-300] * 3},
+    {"image_std": "0.5"},
+    {"image_std": [float("nan")]},
+    {"image_std": [0.5] * 1000},
+    {"rescale_factor": 0},
+    {"rescale_factor": True},
+    {"size": {"height": -8, "width": 8}},
+    {"size": [8, "8"]},
+    {"crop_size": 0},
+    {"crop_size": {}},
+    {"resample": [2]},
+    {"resample": "bicubic"},
+    {"do_normalize": "no"},
+]
+
+
+def source(folder, said):
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+    takes = SimpleNamespace(any_image_size=False)
+    return SimpleNamespace(folder=folder, config={}, architecture=SimpleNamespace(takes=takes))
+
+
+def test_what_is_whole_is_taken(tmp_path):
+    found = images.of_transformers(source(tmp_path, WHOLE))
+    assert found.mean == pytest.approx([0.5, 0.4, 0.3]) and found.std == pytest.approx([0.25] * 3)
+    assert found.image_size == [8, 8] and found.interpolation == "bicubic"
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_a_value_of_the_wrong_kind_is_named(change, tmp_path):
+    (key,) = change
+    with pytest.raises(UnsupportedModel) as refused:
+        images.of_transformers(source(tmp_path, WHOLE | change))
+    assert key in refused.value.message and len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("change", [{"mean": ["a"]}, {"std": [0]}, {"input_size": "3"}, {"crop_pct": 0}], ids=str)
+def test_timm_s_own_settings_too(change):
+    of = SimpleNamespace(config={"pretrained_cfg": {"mean": [0.5], "std": [0.5]} | change})
+    with pytest.raises(UnsupportedModel, match=next(iter(change))):
+        images.of_timm(of)
