@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads of one would wait for those of others
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,6 +23,31 @@ def pytest_xdist_auto_num_workers() -> int:
     from leansurgeon.experiment.machine import cores
 
     return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", cores() + 1))
+
+
+def settle() -> None:
+    """What is there now (torch and transformers, thousands of tests) stays: looking through all of it takes half a
+    second, and every training ends with a look.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    settle()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        settle()  # what the file has imported
+
+
+@pytest.hookimpl
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries want their objects taken apart before the end
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 
 import pytest
 
@@ -38,6 +40,13 @@ def test_nobody_reads_the_data(tmp_path):
         assert (done.returncode, done.stderr) == (0, b""), arguments
 
 
+@cache
+def whole(*arguments: str) -> bytes:
+    """What a command gives where everything is heard."""
+    with tempfile.TemporaryDirectory() as empty:
+        return subprocess.run([*COMMAND, *arguments], capture_output=True, timeout=60, cwd=empty).stdout
+
+
 @pytest.mark.parametrize("stderr", ["closed", "full", "unread"])
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["recipes", "list"], 0), (["inspect", "./nowhere"], 2), (["plan", "--heads"], 2)]
@@ -48,10 +57,9 @@ def test_nobody_hears_the_talk(stderr, arguments, code, tmp_path):
     done = subprocess.run(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=ends[stderr], preexec_fn=close, timeout=60, cwd=tmp_path
     )
-    whole = subprocess.run([*COMMAND, *arguments], capture_output=True, timeout=60, cwd=tmp_path)
     os.close(ends["full"])
     os.close(ends["unread"])
-    assert (done.returncode, done.stdout) == (code, whole.stdout)
+    assert (done.returncode, done.stdout) == (code, whole(*arguments))
 
 
 def test_a_full_disk_under_the_data_is_an_error():

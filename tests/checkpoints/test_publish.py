@@ -24,6 +24,7 @@ from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.publish.output import output_folder
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
+from tests.support.processes.forks import commanded
 
 OURS = '{"source": "x", "files": ["surgery.json"]}'
 
@@ -352,12 +353,10 @@ def test_of_several_at_once_one_wins(locks, tmp_path, monkeypatch):
 def test_three_shrinks_to_one_name(saved, tmp_path):
     folder, _ = saved("vit")
     words = [folder, "--layers", "2", "--uncalibrated", "--no-proof", "-o", tmp_path / "out"]
-    command = [sys.executable, "-m", "leansurgeon", "shrink", *map(str, words)]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    jobs = [subprocess.Popen(command, **pipes) for _ in range(3)]
-    said = [job.communicate()[1] for job in jobs]
-    assert sorted(job.returncode for job in jobs) == [0, 2, 2], said
-    assert "Traceback" not in "".join(said)
+    jobs = [commanded("shrink", *words, cwd=tmp_path) for _ in range(3)]
+    said = [job.wait() for job in jobs]
+    assert sorted(one.returncode for one in said) == [0, 2, 2], said
+    assert not any("Traceback" in one.stderr for one in said)
     assert names(tmp_path) == ["out", "source-vit"]
 
 

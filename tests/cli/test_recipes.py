@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from leansurgeon.cli.main import app, main
 from leansurgeon.errors import UsageError
 from leansurgeon.report.evidence import collect as evidence
 from leansurgeon.training.recipe import reading as recipefile
+from tests.support.processes.forks import commanded
 
 RUNNER = CliRunner()
 
@@ -117,14 +119,13 @@ def test_sigterm_says_what_was_kept(shrunk, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(shrunk / "cache"))
     run = shrunk / "terminated"
     sets = ["--set", "train.duration=5000st", "--set", "train.eval.every=1st"]
-    command = [sys.executable, "-m", "leansurgeon", "retrain", str(shrunk / "lean"), "-o", str(run), *sets]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = commanded("retrain", shrunk / "lean", "-o", run, *sets, cwd=shrunk)
     end = time.monotonic() + 120
     while not (run / "model").is_dir() and time.monotonic() < end:
         time.sleep(0.1)
-    process.terminate()
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 75 and out == "", err
+    process.send_signal(signal.SIGTERM)
+    code, out, err = process.wait()
+    assert code == 75 and out == "", err
     assert re.search(r"\bafter step \d+", err, re.S) and err.endswith(f"--resume {run}\n")
     assert "Traceback" not in err and (run / "model" / "config.json").is_file()
 

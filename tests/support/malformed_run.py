@@ -230,7 +230,10 @@ def main() -> None:
         torch.set_num_threads(1)
         began = time.monotonic()
         malformed_cases.warm(bases)
+        gc.collect()
+        gc.freeze()  # a process that looked through all of it would copy it
         told = run(said.seed, said.only or range(said.cases), bases, said.processes)
+        gc.unfreeze()
     sys.stdout.reconfigure(errors="backslashreplace")  # half a surrogate is one of the inputs
     for outcome in told.faults:
         print(f"\n{outcome.number} {outcome.subject}: {outcome.what[:300]!r}\n  {outcome.command}\n  {outcome.fault}")

@@ -19,7 +19,7 @@ from unittest import mock
 
 SCRIPT = "reload_check.py"
 SERVER = """
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
 import safetensors.torch, timm, torch, transformers
 from transformers import AutoModel, dynamic_module_utils
 
@@ -34,6 +34,8 @@ def become(asked):
     sys.argv[0] = script
     exec(compile(open(script).read(), script, "exec"), {"__name__": "__main__", "__file__": script})
 
+gc.collect()
+gc.freeze()  # a child that looked through all of it would copy it
 for line in sys.stdin:
     child = os.fork()
     if not child:
@@ -44,6 +46,7 @@ for line in sys.stdin:
             os._exit(1)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
 """
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 own_process = subprocess.run  # as it is without any of this

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints import load, weights
+from leansurgeon.checkpoints.publish import durable, leftovers, output
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UnsupportedModel
 from leansurgeon.surgery import shrink
@@ -21,6 +24,7 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out, decide
 from tests import conftest
+from tests.support.processes.forks import forked
 
 
 def cut(folder, out, method=None, **wanted):
@@ -141,33 +145,28 @@ def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_pat
 
 # -- SIGKILL ---------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from leansurgeon.checkpoints import weights; from leansurgeon.checkpoints.publish import output
-from leansurgeon.checkpoints.publish import durable, leftovers
-from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+MOMENTS = [
+    (weights, "copy_range", 0),
+    (weights, "write_array", 7),
+    (durable, "sync", 1),
+    (output, "publish", 0),
+    (leftovers.shutil, "rmtree", 0),
+]
 
-at, left = sys.argv[3], int(sys.argv[4])
-module, name = {"copy": (weights, "copy_range"), "make": (weights, "write_array"), "sync": (durable, "sync"),
-                "moved": (leftovers.shutil, "rmtree"), "rename": (output, "publish")}[at]
-real = getattr(module, name)
 
-def deadly(*args, **kwargs):
-    global left
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left -= 1
-    return real(*args, **kwargs)
+def killed_at(module: ModuleType, name: str, left: int, work: Callable[[], object]) -> None:
+    """Do `work`, and be killed where it calls this function after `left` calls."""
+    real = getattr(module, name)
 
-setattr(module, name, deadly)
-source = open_source(sys.argv[1])
-carry_out(plan(source, Wanted(heads="8")), Path(sys.argv[2]), force=True, check=False)
-"""
-MOMENTS = [("copy", 0), ("make", 7), ("sync", 1), ("rename", 0), ("moved", 0)]
+    def deadly(*arguments, **options):
+        nonlocal left
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return real(*arguments, **options)
+
+    setattr(module, name, deadly)
+    work()
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "over an old one"])
@@ -176,11 +175,12 @@ def test_sigkill_leaves_the_folder_absent_or_complete(there, saved, tmp_path):
     out = tmp_path / "out"
     cut(folder, tmp_path / "whole", heads="8")
     whole = load_file(tmp_path / "whole/model.safetensors")
-    for at, left in MOMENTS:
+    for module, name, left in MOMENTS:
         if there and not out.exists():
             cut(folder, out, layers="2")
-        command = [sys.executable, "-c", KILLED, str(folder), str(out), at, str(left)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        steps = plan(open_source(str(folder)), Wanted(heads="8"))
+        again = partial(carry_out, steps, out, force=True, check=False)
+        done = forked(partial(killed_at, module, name, left, again), tmp_path)
         assert done.returncode == -signal.SIGKILL, done.stderr
         if out.exists():  # the old one, or the new one whole
             found = load_file(out / "model.safetensors")
@@ -188,7 +188,7 @@ def test_sigkill_leaves_the_folder_absent_or_complete(there, saved, tmp_path):
             assert (found.keys() == whole.keys()) == (depth == 4) and open_source(str(out)).shape.depth == depth
             assert (out / "surgery.json").exists() and (out / "README.md").exists()
         else:
-            assert at in ("rename", "moved") or not there
+            assert name in ("publish", "rmtree") or not there
     cut(folder, tmp_path / "again", heads="8")
     assert weights.Weights.open(tmp_path / "again").entries.keys() == whole.keys()
     with pytest.raises(LeanSurgeonError):
