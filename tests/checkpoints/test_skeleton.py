@@ -32,8 +32,6 @@ DECOUPLED = ["lean-bert", "lean-roberta", "lean-gpt2"]
 CASES = [*TRANSFORMERS, *TIMM, *OURS, *DECOUPLED]
 # Families that cannot be run block by block, and what the error must say.
 REFUSED = {
-    "t5": "passes on 2 tensors",  # the first block makes the position bias of all others
-    "mt5": "passes on 2 tensors",
     "timm-tnt": "passes on 2 tensors",  # pixels and patches
 }
 # transformers 5.23 adds a mask of the tokens to scores between landmarks, and fails by itself.

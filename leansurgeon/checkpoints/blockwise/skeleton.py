@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,10 @@ class Skeleton:
         """Blocks of all stages together."""
         return self.shape.depth
 
+    def stage(self, layer: int) -> int:
+        """The stage that a block belongs to."""
+        return [s for s, at in enumerate(self.shape.stages) for _ in range(at.depth)][layer]
+
     # -- names -----------------------------------------------------------------------------------
 
     def bare(self, name: str) -> str:
@@ -86,9 +91,24 @@ class Skeleton:
         prefix = next((p for p in self.architecture.prefixes if p and name.startswith(p)), "")
         return name.removeprefix(prefix)
 
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """Tables that the first block of a stack holds for all its blocks (T5's relative positions), by bare file name.
+        They stand outside the blocks, since the others need them when the first is not there.
+        """
+        stages = (self.architecture.blocks(s) for s in range(len(self.shape.stages)))
+        return frozenset(
+            stage.layer.format(i=0) + tensor.name
+            for stage in stages
+            for tensor in stage.block
+            if tensor.role == "head_param" and not tensor.in_others
+        )
+
     def layer_of(self, bare: str) -> int | None:
         """Which block a file tensor belongs to, counted through all stages; None outside the blocks."""
         start = 0
+        if bare in self.shared:
+            return None
         for s, stage in enumerate(self.shape.stages):
             pattern = re.escape(self.architecture.blocks(s).layer).replace(r"\{i\}", r"(\d+)")
             if found := re.match(pattern, bare):
@@ -124,14 +144,15 @@ class Skeleton:
         paths = [slot.memory[0].split(".") for slot in self._in_block(layer)]
         if not paths:
             raise UnsupportedModel(f"The built {type(self.model).__name__} has no tensors for layer {layer}.")
-        stages = [s for s, at in enumerate(self.shape.stages) for _ in range(at.depth)]
-        pattern = self.architecture.blocks(stages[layer]).layer.format(i=0)
+        pattern = self.architecture.blocks(self.stage(layer)).layer.format(i=0)
         deep = sum(part.isdigit() for part in pattern.split("."))
         numbers = [i for i, part in enumerate(paths[0]) if part.isdigit()]
         path = ".".join(paths[0][: numbers[deep - 1] + 1]) if len(numbers) >= deep > 0 else ""
         inside = {n.startswith(path + ".") for slot in self._in_block(layer) for n in slot.memory}
         if inside != {True} or any(
-            slot.layer != layer and any(n.startswith(path + ".") for n in slot.memory) for slot in self.slots.values()
+            slot.layer != layer and any(n.startswith(path + ".") for n in slot.memory)
+            for slot in self.slots.values()
+            if slot.file not in self.shared
         ):
             raise UnsupportedModel(
                 f"The tensors of layer {layer} of {type(self.model).__name__} are in no module of their own, "
@@ -203,7 +224,7 @@ class Skeleton:
         Raises `UnsupportedModel` where one is missing, has another size, or belongs elsewhere.
         """
         wanted = {file: slot for slot in self._in_block(layer) for file in slot.parts or (slot.file,)}
-        given = {self.bare(name): name for name in tensors}
+        given = {bare: name for name in tensors if (bare := self.bare(name)) not in self.shared}
         missing = [file for file, slot in wanted.items() if file not in given and not slot.buffer]
         strange = [name for bare, name in given.items() if bare not in wanted]
         if missing or strange:
@@ -352,7 +373,9 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
         model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
     # Every parameter was made anew on its way to the meta device, which unties what the constructor had tied.
     model.tie_weights()
-    model.config.use_cache = False
+    for module in model.modules():  # the stacks of an encoder and a decoder have configs of their own
+        if hasattr(config_of := getattr(module, "config", None), "use_cache"):
+            config_of.use_cache = False
     return model.float().eval()
 
 

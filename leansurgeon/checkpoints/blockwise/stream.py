@@ -61,7 +61,7 @@ class Stream:
         self.skeleton, self.at = skeleton, 0
         self.batches = [{k: v.to(skeleton.device) for k, v in batch.items() if k != "labels"} for batch in batches]
         self.calls: list[list[Call]] = []  # by batch and block
-        self.wraps: dict[int, Callable[[Tensor], Any]] = {}  # what a block returns, made from a tensor
+        self.wraps: list[dict[int, Callable[[Tensor], Any]]] = []  # what a block returns of a batch, made from a tensor
         self.beside: list[Tensor] = []  # what blocks give besides hidden states
         self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
         self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
@@ -71,6 +71,13 @@ class Stream:
         """The same hidden states and calls, made of the blocks of another skeleton of the same model."""
         other = copy(self)
         other.skeleton = skeleton
+        return other
+
+    def some(self, chosen: slice) -> Stream:
+        """The same for some of the batches."""
+        other = copy(self)
+        other.batches, other.calls, other.hidden = self.batches[chosen], self.calls[chosen], self.hidden[chosen]
+        other.wraps = self.wraps[chosen]
         return other
 
     # -- through the blocks ----------------------------------------------------------------------
@@ -117,30 +124,34 @@ class Stream:
         calls: list[Call] = []
         first: list[Tensor] = []
         passed: list[Tensor] = []
+        # What blocks hand on beside hidden states depends on the batch's length; else one batch shows it for all.
+        wraps = self.wraps[0] if self.wraps and not self.skeleton.shared else {}
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: note its arguments and run it; the last one ends the forward."""
             hidden, call = Call.of(args, kwargs)
             if layer != len(calls):
                 raise UnsupportedModel(f"{self._name} calls block {layer} where block {len(calls)} is due.")
-            if any(value is other for value in (*call.args, *call.kwargs.values()) for other in self.beside):
+            given = (*call.args, *call.kwargs.values())
+            if not self.skeleton.shared and any(value is other for value in given for other in self.beside):
                 raise UnsupportedModel(self._passes_on(1 + len(self.beside)))
             calls.append(call)
             if not layer:
                 first.append(hidden)
             elif hidden is not passed[-1]:
                 self.crossings.add(layer)
-            if layer not in self.wraps:
-                self.wraps[layer] = self._wrap(layer, call, hidden)
+            if layer not in wraps:
+                wraps[layer] = self._wrap(layer, call, hidden, wraps)
             if layer == self.skeleton.depth - 1:
                 raise Enough
             passed[:] = [hidden.detach()]  # an object of its own, known again by the next block
-            return self.wraps[layer](passed[-1])
+            return wraps[layer](passed[-1])
 
         self._forward(batch, stand_in)
         if len(calls) != self.skeleton.depth:
             raise UnsupportedModel(f"{self._name} calls {len(calls)} of its {self.skeleton.depth} blocks.")
         self.calls.append(calls)
+        self.wraps.append(wraps)
         return first[0].to(self.skeleton.home)
 
     def _cross(self, batch: int, hidden: Tensor) -> Tensor:
@@ -160,7 +171,7 @@ class Stream:
                 self.calls[batch][layer] = call
             if layer == self.skeleton.depth - 1:
                 raise Enough
-            return self.wraps[layer](hidden if layer == self.at - 1 else state)
+            return self.wraps[batch][layer](hidden if layer == self.at - 1 else state)
 
         self._forward(self.batches[batch], stand_in)
         return found[0].to(self.skeleton.home)
@@ -174,7 +185,7 @@ class Stream:
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: the last one gives the hidden states at hand."""
-            return self.wraps[layer](hidden if layer == last else Call.of(args, kwargs)[0])
+            return self.wraps[batch][layer](hidden if layer == last else Call.of(args, kwargs)[0])
 
         out = self._forward(self.batches[batch], stand_in)
         if isinstance(out, Tensor):  # timm, whose models without a classifier give features
@@ -207,15 +218,18 @@ class Stream:
             for block in blocks:
                 del block.forward
 
-    def _wrap(self, layer: int, call: Call, hidden: Tensor) -> Callable[[Tensor], Any]:
-        """What a block returns as a function of its hidden states: itself, or a tuple around it.
+    def _wrap(self, layer: int, call: Call, hidden: Tensor, known: dict[int, Callable]) -> Callable[[Tensor], Any]:
+        """What a block returns as a function of its hidden states: itself, or a tuple around it. `known` are those of
+        earlier blocks.
 
-        Found by one call of the first block of a kind, with zeros where it is not filled.
+        Found by one call of the first block of a kind (and of a stack, where that makes what all its blocks read), with
+        zeros where it is not filled: a table that the stack shares is.
         """
-        block = self.skeleton.block(layer)
-        alike = next((i for i in self.wraps if type(self.skeleton.block(i)) is type(block)), None)
+        block, shared = self.skeleton.block(layer), bool(self.skeleton.shared)
+        same = (i for i in known if not shared or self.skeleton.stage(i) == self.skeleton.stage(layer))
+        alike = next((i for i in same if type(self.skeleton.block(i)) is type(block)), None)
         if alike is not None and not isinstance(block, nn.Sequential):
-            return self.wraps[alike]
+            return known[alike]
         empty = not self.skeleton.filled(layer)
         if empty:
             self.skeleton.fill_zeros(layer)
@@ -227,7 +241,7 @@ class Stream:
         several = isinstance(out, tuple | list)
         tensors = [part for part in out if isinstance(part, Tensor)] if several else [out]
         looks = (hidden.shape[-2],) * 2  # attention weights, of every token for every token
-        others = any(t.dim() != 4 or t.shape[-2:] != looks for t in tensors[1:])
+        others = not shared and any(t.dim() != 4 or t.shape[-2:] != looks for t in tensors[1:])
         if not tensors or tensors[0].shape != hidden.shape or (several and out[0] is not tensors[0]) or others:
             raise UnsupportedModel(self._passes_on(len(tensors)))
         if not several:

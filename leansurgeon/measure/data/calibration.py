@@ -40,6 +40,7 @@ LINE_TOKENS = 128
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
 SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
 SMALL = 64
+IGNORED = -100  # a label that does not count
 LANGUAGE = ("causal-lm", "masked-lm")
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
@@ -65,6 +66,12 @@ class Calibration:
         """(batch, tokens) bool, True at real tokens; None where all are."""
         mask = batch.get("attention_mask")
         return None if mask is None or mask.dim() != 2 else mask.bool()
+
+    def answer_mask(self, batch: Batch) -> Tensor | None:
+        """The same of what a decoder beside an encoder reads and says; of other models it is `mask`."""
+        if "decoder_input_ids" not in batch:
+            return self.mask(batch)
+        return batch["labels"] != IGNORED if "labels" in batch else None
 
     def score(self, logits: Tensor, batch: Batch) -> tuple[float, float] | None:
         """Loss sum and count of a batch; None where the data has no labels for this head."""

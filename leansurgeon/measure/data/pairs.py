@@ -17,7 +17,7 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, digest, of_parts
+from leansurgeon.measure.data.calibration import IGNORED, Batch, Calibration, choose, chunks, digest, of_parts
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.tasks.text.sentences import sentences
 
@@ -29,7 +29,6 @@ COUNTS = Parts(fit=512, guard=64, heldout=512)
 INPUT_TOKENS, ANSWER_TOKENS = 256, 128
 SPAN, HIDDEN = 3, 0.15
 ROWS = 16  # pairs of a batch
-IGNORED = -100
 
 Pair = tuple[list[int], list[int]]
 

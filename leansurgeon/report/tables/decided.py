@@ -36,7 +36,7 @@ def tried(decided: dict[str, Any]) -> str:
     for i, c in enumerate(found):
         also = [word for word in ("attention", "later") if c[word]]
         mark = "*" if same and i == same[-1] else ""
-        judged_on = c.get("data", "all")
+        judged_on = "less" if c.get("left_out") else c.get("data", "all")
         rows.append(
             [mark, short(ranges(c["kept"]), 15), c["criterion"], ", ".join(also), judged_on, f"{c['judged_by']:.4f}"]
         )
@@ -45,6 +45,8 @@ def tried(decided: dict[str, Any]) -> str:
     note = f"{judged.capitalize()} of the {what} on guard samples after the refit; * is taken."
     if {c.get("data") for c in found} == {"part", "all"}:
         note += " The sets first compete on a part of the data, the best ones again on all of it."
+    if any(c.get("left_out") for c in found):
+        note += " Those judged on less could not have won."
     told = criteria(c["criterion"] for c in found)
     note += f" {told[0].upper()}{told[1:]}." if told else ""
     return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])

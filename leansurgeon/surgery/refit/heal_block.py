@@ -69,6 +69,17 @@ class BlockFit:
         return self.run(self.guard, 0)
 
 
+@dataclass(frozen=True)
+class Healed:
+    """What a refit decided, the guard's error before it, and what the block gives of the guard now where that had to be
+    found out (on the skeleton's home).
+    """
+
+    record: JsonObject
+    before: float
+    guard: list[Tensor] | None = None
+
+
 def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
     """Root mean square over real tokens of |output - target| / |target|. `outputs` are the block's, where they are at
     hand; else it is run.
@@ -114,7 +125,7 @@ def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> heal.R
     return found
 
 
-def heal_pre_norm(site: BlockFit, *, attention: bool) -> JsonObject | None:
+def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
     """Refit the MLP's output (experts stay as they are), and before it the attention's where `attention` says so. None
     where the block is no pre-norm block.
     """
@@ -132,7 +143,8 @@ def heal_pre_norm(site: BlockFit, *, attention: bool) -> JsonObject | None:
                 record["o"] = refit_attention(site, module, direct)
     if down is not None:
         record["down"] = refit_projection(site, down, scale).as_dict()
-    return record or None
+    # The sums of the first refit know how far the block was from its goal.
+    return Healed(record, next(iter(record.values()))["guard_before"]) if record else None
 
 
 def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> JsonObject:
@@ -142,7 +154,7 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> JsonObj
     found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
     record = found.as_dict()
     if found.kept:
-        before, restore = error(site, site.guard), way_back(module)
+        before, restore = found.before, way_back(module)
         add_to(module, found.weight, found.bias)
         after = error(site, site.guard)
         record |= {"block_before": round(before, 6), "block_after": round(after, 6)}
@@ -169,25 +181,29 @@ class Norm:
         return cls(module.weight.detach().clone(), shift.detach().clone())
 
 
-def absorb(site: BlockFit, closing: Norm) -> JsonObject | None:
+def absorb(site: BlockFit, closing: Norm) -> Healed | None:
     """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
     block is no post-norm block; everything stays as it was where the guard does not gain.
     """
     norm = handles.closing_norm(site.block, site.first)
     if norm is None:
         return None
-    before, down = error(site, site.guard), site.fit.stream.skeleton.mlp_down(site.layer)
+    down = site.fit.stream.skeleton.mlp_down(site.layer)
     restore = way_back(norm, down)
+    fit, _ = norm_moments(site, site.fit, down, norm, closing)
+    guard, plain = norm_moments(site, site.guard, down, norm, closing, outputs=True)
+    before = error(site, site.guard, plain)
     set_norm(norm, closing)
-    fit, guard = (norm_moments(site, part, down, norm, closing) for part in (site.fit, site.guard))
     found = heal.refit(fit, guard, site.ridges)
     add_to(down, found.weight, found.bias)
-    after = error(site, site.guard)
+    healed = site.guard.stream.run(site.layer, site.guard.hidden)
+    after = error(site, site.guard, healed)
     kept = after < before
     if not kept:
         restore()
-    return {"down": found.as_dict() | {"kept": kept and found.kept}, "norm": "taken over" if kept else "own",
-            "block_before": round(before, 6), "block_after": round(after, 6)}  # fmt: skip
+    record = {"down": found.as_dict() | {"kept": kept and found.kept}, "norm": "taken over" if kept else "own",
+              "block_before": round(before, 6), "block_after": round(after, 6)}  # fmt: skip
+    return Healed(record, before, healed if kept else plain)
 
 
 def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
@@ -198,17 +214,19 @@ def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
 
 
 def norm_moments(
-    site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm
-) -> heal.NormalEquations:
-    """The sums of the post-norm form (see above)."""
-    sums = equations(down, closing.gain.device, exact=site.exact)
+    site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm, *, outputs: bool = False
+) -> tuple[heal.NormalEquations, list[Tensor]]:
+    """The sums of the post-norm form (see above), whatever the block's own norm is; its `outputs` where asked for."""
+    sums, found = equations(down, closing.gain.device, exact=site.exact), []
     gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
     for b in range(len(samples)):
         with inputs_of(down) as seen, inputs_of(norm) as summed:
-            site.run(samples, b)
+            out = site.run(samples, b)
+        if outputs:
+            found.append(out.to(samples.stream.skeleton.home))
         mask = samples.masks[b]
         r = flat(summed[0], mask)
         z = (flat(samples.target[b].to(r.device), mask) - closing.shift) / gain
         std, mean = r.std(1, keepdim=True, correction=0).clamp(min=1e-12), r.mean(1, keepdim=True)
         sums.add(flat(seen[0], mask), std * z + mean - r, 1 / std[:, 0].double().pow(2) / r.shape[1])
-    return sums
+    return sums, found

@@ -39,10 +39,10 @@ from leansurgeon.surgery.walk.edits import edits_in
 from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View
 from leansurgeon.surgery.walk.grow import fit_locally
 from leansurgeon.surgery.walk.judge import judge
+from leansurgeon.surgery.walk.race import CLOSE, race
 from leansurgeon.surgery.walk.student import Student
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
-CLOSE = 1.05  # a set of layers within this factor of the best one's trial score is tried on all of the data, too
 CHOICE = "choice"  # what the step of a cut is called that is kept
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 
@@ -112,9 +112,11 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], dict[str,
     with ground.fast(contest=plan.before.depth != plan.after.depth and ground.options.keep is None):
         chosen, evidence = choose(ground, part)
         if len(chosen) > 1:
-            winner, *_ = compete(ground, part, chosen, held, tried, f"trying {len(chosen)} sets of layers")
-            winner.edits.close()
-            chosen = finalists(chosen, [t["judged_by"] for t in tried])
+            students = enrolled(ground, part, chosen, held)
+            teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
+            chosen = finalists(race(ground, part, students, teacher, tried))
+            for student in students:
+                student.edits.close()
     found = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": tried}
     ground.options.kept.put(CHOICE, {}, found)
     return chosen, evidence, tried
@@ -143,12 +145,12 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any
         return make_fused.candidates(ground, view)
     if criterion in ("greedy", "leave-one-out"):
         kept, rounds = choose_layers.by_output(
-            ground.teacher, ground.fill, batches[:4], masks[:4], before, after, period,
+            ground.teacher, ground.fill, batches, masks, before, after, period,
             greedy=criterion == "greedy", say=ground.say,
         )  # fmt: skip
         drop_layers.refuse_misplaced(ground.source, ground.plan.init, kept)
         return [Candidate(kept, criterion)], {"rounds": rounds}
-    evidence = choose_layers.measure(ground.teacher, ground.fill, batches, masks, before, after)
+    evidence = choose_layers.measure(ground.teacher, ground.fill, batches, masks, before, after, view.answers["guard"])
     sets = {
         "angular": choose_layers.by_angle(evidence, period),
         "angular, second": choose_layers.by_angle(evidence, period, rank=1),
@@ -185,10 +187,10 @@ def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:
     return found
 
 
-def finalists(chosen: list[Candidate], scores: list[float]) -> list[Candidate]:
-    """The best, and one more that a trial on part of the data cannot tell from it."""
-    order = sorted(range(len(chosen)), key=lambda i: (scores[i], i))[:2]
-    return [chosen[i] for i in order if scores[i] <= scores[order[0]] * CLOSE]
+def finalists(left: list[tuple[Student, float]]) -> list[Candidate]:
+    """The best of those that a trial has left, and one more that a part of the data cannot tell from it."""
+    ordered = sorted(left, key=lambda found: found[1])[:2]
+    return [student.candidate for student, score in ordered if score <= ordered[0][1] * CLOSE]
 
 
 # -- the walk --------------------------------------------------------------------------------------
@@ -200,9 +202,7 @@ def compete(
     """Carry out the candidates side by side. The best on the guard stays, with its score and the teacher's stream of
     the guard behind the last block; the changes of the others are let go.
     """
-    students = [
-        Student(ground, view, c, edits_in(ground.options.scratch, held), number) for number, c in enumerate(chosen)
-    ]
+    students = enrolled(ground, view, chosen, held)
     teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
     tried += [asdict(s.candidate) | score | {"data": view.seen} for s, score in zip(students, scores, strict=True)]
@@ -211,6 +211,12 @@ def compete(
         if i != best:
             student.edits.close()
     return students[best], scores[best], teacher
+
+
+def enrolled(ground: Ground, view: View, chosen: list[Candidate], held: ExitStack) -> list[Student]:
+    """A student for every candidate."""
+    places = (edits_in(ground.options.scratch, held) for _ in chosen)
+    return [Student(ground, view, c, edits, i) for i, (c, edits) in enumerate(zip(chosen, places, strict=True))]
 
 
 def walk(ground: Ground, view: View, students: list[Student], title: str) -> Stream:
@@ -228,8 +234,11 @@ def _through(ground: Ground, streams: dict[str, Stream], layer: int, students: l
     lesson = teach(ground, streams, layer, due)
     for part in PARTS:
         check_finite(lesson.outputs[part], f"behind layer {layer}")
-    for student in due:
+    for student in sorted(due, key=lambda s: s.makes):  # all that only pass through it share one block
+        if student.makes:
+            ground.give_back()
         student.take(lesson)
+    ground.give_back()
     ground.teacher.empty(layer)
     for part, stream in streams.items():
         stream.advance(lesson.outputs[part])

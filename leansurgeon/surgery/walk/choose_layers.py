@@ -77,9 +77,17 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(size > 1e-299, (a * b).sum(-1) / size, 1.0).clamp(-1, 1)
 
 
-def measure(teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, before: Shape, after: Shape) -> Evidence:
+def measure(
+    teacher: Skeleton,
+    fill: Fill,
+    batches: list[dict],
+    masks: Masks,
+    before: Shape,
+    after: Shape,
+    answers: Masks | None = None,
+) -> Evidence:
     """One pass of the source over `batches`, one block in memory, and the hidden states of as many layers as a stage
-    is to lose.
+    is to lose. `answers` are the masks of what a decoder beside an encoder reads, where it has other ones.
     """
     stages = ranges(before)
     lost = [a.depth - b.depth for a, b in zip(before.stages, after.stages, strict=True)]
@@ -92,6 +100,7 @@ def measure(teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, be
         n = lost[stage_of[layer]]
         if layer == stages[stage_of[layer]].start:
             kept.clear()
+            masks = answers if answers is not None and stage_of[layer] else masks
         if n:
             kept[layer] = stream.hidden
         fill(layer)

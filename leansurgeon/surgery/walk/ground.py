@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,20 +21,22 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
-from leansurgeon.measure.data.batches import Batch, inner, rows_of
+from leansurgeon.measure.data.batches import Batch, inner, rows_of, some_rows
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.refit.span_fit import products
-from leansurgeon.surgery.walk.changes import is_near
+from leansurgeon.surgery.walk.changes import is_near, stages_of
 from leansurgeon.surgery.walk.kept import Kept
 
 Say = Callable[[str], None]
 PARTS = ("fit", "guard")
+PIECES = 4  # of the guard, which sets of layers are judged on one after the other
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
 SPANS = 0.6  # of the memory of a GPU beside what stands outside the blocks
@@ -75,14 +78,22 @@ class View:
     seen: str  # "part" or "all"
     batches: Mapping[str, list[Batch]]
     masks: Mapping[str, list[Tensor | None]]
+    answers: Mapping[str, list[Tensor | None]]  # of what a decoder beside an encoder reads; else the same
     kept: dict[int, dict[str, Stream]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> View:
         """So many tokens of every part, in whole batches (None: all)."""
         batches = {part: some(getattr(calibration, part), tokens and tokens[part]) for part in PARTS}
+        if tokens:
+            batches["guard"] = in_pieces(batches["guard"])
         masks = {part: [calibration.mask(b) for b in batches[part]] for part in PARTS}
-        return cls("part" if tokens else "all", batches, masks)
+        answers = {part: [calibration.answer_mask(b) for b in batches[part]] for part in PARTS}
+        return cls("part" if tokens else "all", batches, masks, answers)
+
+    def masks_at(self, part: str, stage: int) -> list[Tensor | None]:
+        """The masks of hidden states in a stage."""
+        return self.answers[part] if stage else self.masks[part]
 
     def streams(self, skeleton: Skeleton) -> Streams:
         """New streams of all parts before the first block of a skeleton."""
@@ -124,6 +135,7 @@ class Ground:
         self.teacher = self.skeleton_of(self.source.config, self.source.architecture)
         self.teacher.fill_outer(self.source.weights.float32)
         self.results: dict[tuple[int, ...], Skeleton] = {}
+        self.lent: tuple[Skeleton, int, int] | None = None  # a filled block of a result, and the source's layer in it
         self.result(plan.layers)
         # BERT's classes are causal where their config makes them decoders.
         arch = self.source.architecture
@@ -194,7 +206,7 @@ class Ground:
             rounded.advance(rounded.run())
             self.cast = nullcontext
             self.teacher.empty(layer)
-        mask = self.calibration.mask(batch)
+        mask = self.calibration.answer_mask(batch)
         error = relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded))).mean()
         return float(error) < AGREES
 
@@ -239,6 +251,22 @@ class Ground:
             self.results[key] = self.beside(self.target, kept)
         return self.results[key]
 
+    def lend(self, skeleton: Skeleton, at: int, layer: int, tensors: Callable[[], Arrays]) -> None:
+        """Fill a block of a result that is source layer `layer` as it is, if it is not: all candidates behind their
+        cuts need the same one. It stays so until `give_back`.
+        """
+        alike = replace(stages_of(self.plan, layer)[0], depth=0) == replace(stages_of(self.plan, layer)[1], depth=0)
+        if self.lent != (skeleton, at, layer) or not alike:
+            self.give_back()
+            skeleton.fill(at, tensors())
+            self.lent = skeleton, at, layer
+
+    def give_back(self) -> None:
+        """Empty the block that was lent."""
+        if self.lent is not None:
+            self.lent[0].empty(self.lent[1])
+            self.lent = None
+
     @cached_property
     def workshop(self) -> Skeleton:
         """The source once more, its blocks for those who change them."""
@@ -281,6 +309,19 @@ class Ground:
 def tokens_of(batch: Batch) -> int:
     """Tokens of a batch; an image counts as 64."""
     return batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
+
+
+def in_pieces(batches: list[Batch]) -> list[Batch]:
+    """The samples of some batches in at least PIECES batches, where there are so many samples. Neighbouring samples
+    may be alike, so every piece takes from all of its batch.
+    """
+    each = -(-PIECES // len(batches))
+    found = []
+    for batch in batches:
+        rows = np.arange(rows_of(batch))
+        whole = any(isinstance(v, Tensor) and v.dim() and len(v) != len(rows) for v in batch.values())
+        found += [batch] if whole else [some_rows(batch, rows[i::each]) for i in range(min(each, len(rows)))]
+    return found
 
 
 def some(batches: list[Batch], tokens: int | None) -> list[Batch]:

@@ -165,8 +165,13 @@ class Pieces:
 
     @classmethod
     def of(cls, growing: Growing, mark: Mark, part: str) -> Pieces:
-        """The part's batches cut into small ones of a few rows."""
+        """The part's batches cut into small ones of a few rows. A decoder is called with what its encoder made of a
+        whole batch, so those of two stacks stay whole.
+        """
         batches, before = growing.view.batches[part], mark.streams[part]
+        if "decoder_input_ids" in batches[0]:
+            masks = growing.view.masks_at(part, growing.skeleton.stage(mark.first))
+            return cls(before, [[rows_of(batch)] for batch in batches], list(before.hidden), masks)
         sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
         small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]
         masks = [growing.ground.calibration.mask(batch) for batch in small]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,11 +22,21 @@ def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream
     labels, else relative error (of hidden states, of a regression).
     """
     tallies = [Tally() for _ in students]
+    tell(ground, view, teacher, students, tallies)
+    return [tally.as_dict() for tally in tallies]
+
+
+def tell(
+    ground: Ground, view: View, teacher: Stream, students: Sequence[Stream], tallies: Sequence[Tally], first: int = 0
+) -> None:
+    """Add to the tallies what the students' streams say, which hold the guard's batches from `first` on; the teacher's
+    holds all.
+    """
     config = ground.source.architecture.flat(ground.source.config)
     regression = config.get("problem_type") == "regression"
-    for b, batch in enumerate(view.batches["guard"]):
-        mask = view.masks["guard"][b]
-        target = output(teacher, b)
+    for b in range(len(students[0].hidden) if students else 0):
+        batch, mask = view.batches["guard"][first + b], view.answers["guard"][first + b]
+        target = output(teacher, first + b)
         said = None  # the teacher's log probabilities, the same for all students
         for student, tally in zip(students, tallies, strict=True):
             logits = output(student, b)
@@ -35,7 +45,6 @@ def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream
             if score is not None and said is None:
                 said = torch.log_softmax(flat(target, mask).float(), -1)
             tally.add(logits, target, mask, score, said)
-    return [tally.as_dict() for tally in tallies]
 
 
 def output(stream: Stream, b: int) -> Tensor:
@@ -60,8 +69,8 @@ def classes_of(logits: Tensor, batch: Batch) -> bool:
 class Tally:
     """Sums over guard samples for one candidate."""
 
-    divergence: float = 0.0
-    error: float = 0.0
+    divergences: list[Tensor] = field(default_factory=list)  # of every token
+    errors: list[Tensor] = field(default_factory=list)
     rows: int = 0
     loss: float = 0.0
     scored: float = 0.0
@@ -84,18 +93,27 @@ class Tally:
         for start, (x, y) in enumerate(zip(a.split(rows), b.split(rows), strict=True)):
             if self.predicts:
                 p, q = said[start * rows : (start + 1) * rows], torch.log_softmax(x.float(), -1)
-                self.divergence += float((p.exp() * (p - q)).sum(-1).double().sum())
-            self.error += float(relative_error(y, x).sum())
+                self.divergences.append((p.exp() * (p - q)).sum(-1).double().cpu())
+            self.errors.append(relative_error(y, x).cpu())
         self.rows += len(a)
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
+    def judged(self) -> Tensor:
+        """What judges, of every token (N,) in float64."""
+        return torch.cat(self.divergences if self.predicts else self.errors)
+
     def as_dict(self) -> JsonObject:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
-        found = {"guard_error": self.error / self.rows}
+        found = {"guard_error": total(self.errors) / self.rows}
         if self.predicts:
-            found["guard_divergence"] = self.divergence / self.rows
+            found["guard_divergence"] = total(self.divergences) / self.rows
         if self.scored:
             found["guard_loss"] = self.loss / self.scored
         key = "guard_divergence" if self.predicts else "guard_error"
         return {k: round(v, 6) for k, v in found.items()} | {"judged_by": round(found[key], 6)}
+
+
+def total(parts: Sequence[Tensor]) -> float:
+    """The sum of all values."""
+    return sum(float(part.sum()) for part in parts)

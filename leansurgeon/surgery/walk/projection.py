@@ -22,6 +22,7 @@ CONVERTED = 2e9  # bytes of weights a second that the host turns into fp32
 MORE_SETS = 3  # sets of layers beside the blocks of neighbours
 WAYS = 3  # candidates on all of the data: two ways of healing and another finalist
 FIRST = 2_048  # tokens of a batch
+RACED = 0.5  # of the guard of the trial, which a set of layers is judged on before it is left out
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,11 @@ def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs:
     before = (depth - lost) // 2
     behind = depth - lost - before
 
-    def candidate(fit: int, guard: int) -> float:
-        """One candidate: its scale, its sums, errors and outputs at the cut, the guard alone behind it."""
-        return 2 * min(FIRST, guard) + fit + 3 * guard + guard * behind
+    def candidate(fit: int, guard: int, share: float = 1.0) -> float:
+        """One candidate: its scale, its sums and outputs at the cut, a share of the guard alone behind it."""
+        return 2 * min(FIRST, guard) + fit + 2 * guard + share * guard * behind
 
-    trial = candidate(samples.trial_fit, samples.trial_guard)
+    trial = candidate(samples.trial_fit, samples.trial_guard, RACED)
     tokens = depth * samples.trial_guard + depth * (samples.trial_fit + samples.trial_guard) + sets * trial
     tokens += depth * (samples.fit + samples.guard) + WAYS * candidate(samples.fit, samples.guard)
     fills = 3 * depth + (sets + WAYS) * (behind + 1)

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.weights import Arrays, to_float32
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit import heal_block, local_fit
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
-from leansurgeon.surgery.refit.heal_block import BlockFit, Norm, Samples
+from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
 from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
 from leansurgeon.surgery.walk.edits import Edits
@@ -48,6 +49,7 @@ class Student:
             layer = self.skeleton.layer_of(self.skeleton.bare(name))
             self.names.setdefault(layer, []).append(name)
         self.at = 0
+        self.waiting: tuple[int, Stream] | None = None  # pieces of the guard that others go before, and where they are
         self.cut = False  # whether layers went before here
         self.faithful = True  # its hidden states are the teacher's
         self.record: list[dict[str, Any]] = []
@@ -110,6 +112,32 @@ class Student:
         for part, stream in self.streams.items():
             stream.advance(list(outputs[part]))
         self.at += 1
+        if self.at > self.last_healed and self.view.seen == "part" and self.waiting is None:
+            self.wait()
+
+    @property
+    def makes(self) -> bool:
+        """Whether the next layer is made, or passed through where it changes its input."""
+        kept, cut = self.kept[self.at], self.is_cut(self.at)
+        near = is_near(self.ground.plan, kept)
+        return cut or near or self.heals(cut, near)
+
+    def wait(self) -> None:
+        """Only the first piece of the guard goes on."""
+        whole = self.streams["guard"]
+        self.waiting = self.at, whole.some(slice(1, None))
+        self.streams["guard"] = whole.some(slice(1))
+
+    def go_on(self, pieces: int) -> None:
+        """So many of the pieces that wait are the guard now, where they wait; the others wait on."""
+        self.at, rest = self.waiting
+        self.waiting = self.at, rest.some(slice(pieces, None))
+        self.streams = {"guard": rest.some(slice(pieces))}
+
+    def pass_on(self) -> None:
+        """Take the guard through the next layer, which is as it was, once more."""
+        self.streams["guard"].advance(self.passed()["guard"])
+        self.at += 1
 
     def mark(self, lesson: Lesson) -> None:
         """Note what a local fit around the cuts will need."""
@@ -121,11 +149,15 @@ class Student:
 
     def pass_through(self) -> Mapping[str, list[Tensor]]:
         """What the next layer gives as it is, with nothing to heal."""
-        self.skeleton.fill(self.at, self.tensors(self.at))
-        outputs = {part: stream.run(self.at) for part, stream in self.streams.items()}
-        self.skeleton.empty(self.at)
-        check_finite(outputs["guard"], f"behind new layer {self.at}")
+        outputs = self.passed()
         self.keep_split()
+        return outputs
+
+    def passed(self) -> Mapping[str, list[Tensor]]:
+        """What the source's layer gives in this place."""
+        self.ground.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
+        outputs = {part: stream.run(self.at) for part, stream in self.streams.items()}
+        check_finite(outputs["guard"], f"behind new layer {self.at}")
         return outputs
 
     def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
@@ -135,8 +167,9 @@ class Student:
         if self.name and (step := options.kept.get(name)):
             return self.taken(step)
         plain = self.fill_plain()
+        stage = self.skeleton.stage(self.at)
         samples = {
-            part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks[part])
+            part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
             for part, stream in self.streams.items()
         }
         exact = self.view.seen == "all" and self.skeleton.device.type == "cpu"
@@ -145,13 +178,18 @@ class Student:
         if kept in self.candidate.fused or near:
             decided |= self.make(lesson, site, kept)
         healed = self.heals(cut, near)
+        guard = None  # what the block gives of the guard, once that is known
         if healed:
-            decided["error_before"] = round(heal_block.error(site, site.guard), 6)
-            decided["refit"] = self.refit(lesson, site, cut, near) or "no linear way to the output"
+            refitted = self.refit(lesson, site, cut, near)
+            before = heal_block.error(site, site.guard) if refitted is None else refitted.before
+            decided["error_before"] = round(before, 6)
+            decided["refit"] = "no linear way to the output" if refitted is None else refitted.record
+            guard = refitted and refitted.guard
         if options.fit and (cut or near):
+            guard = None
             with torch.enable_grad():
                 decided["fit"] = local_fit.fit_block(site, options.fit)
-        outputs = self.outputs()
+        outputs = self.outputs(guard)
         decided["error_after"] = round(heal_block.error(site, site.guard, outputs["guard"]), 6)
         self.keep_changes(plain)
         self.skeleton.empty(self.at)
@@ -161,10 +199,11 @@ class Student:
             options.kept.put(name, changed, decided)
         return outputs
 
-    def outputs(self) -> Mapping[str, list[Tensor]]:
-        """What the filled layer gives, as far as it is needed."""
-        parts = [part for part in self.streams if part == "guard" or self.at < self.last_healed]
-        found = {part: self.streams[part].run(self.at) for part in parts}
+    def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
+        """What the filled layer gives, as far as it is needed; `guard` where it is known."""
+        found = {"guard": self.streams["guard"].run(self.at) if guard is None else guard}
+        if self.at < self.last_healed:
+            found["fit"] = self.streams["fit"].run(self.at)
         for states in found.values():
             check_finite(states, f"behind new layer {self.at}")
         return found
@@ -191,7 +230,7 @@ class Student:
         way = cut or self.ground.source.architecture.norm == "pre"
         return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
-    def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> JsonObject | None:
+    def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> Healed | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
         if found is None and cut and (closing := teacher_norm(lesson)) is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,11 +39,14 @@ def sample_data(
     opened: Source, named: str | None, task: TaskChoice | None, samples: int | None, seed: int, say: Say
 ) -> Calibration:
     """What the user has `named`, else data of the `task`. Raises `UsageError` for data that is not there or unfit."""
-    from leansurgeon.measure.data import calibration, own
+    from leansurgeon.measure.data import calibration, own, pairs
 
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named == own.NAME:
         return own.samples(opened, seed=seed, say=say)
+    if named and pairs.has_two_stacks(opened):
+        with under_its_flag("--calibrate"):
+            return pairs.open_pairs(named, opened, samples=samples, seed=seed)
     if named:
         return calibration.open_calibration(named, opened, **settings)
     say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
@@ -61,7 +65,7 @@ def sample_data_of_all(
     """What the user has named, several sources evenly mixed; texts that are too few to be safe elsewhere, with samples
     that the model makes itself. Raises what `sample_data` raises.
     """
-    from leansurgeon.measure.data import own
+    from leansurgeon.measure.data import own, pairs
     from leansurgeon.measure.data.mixed import is_thin, mixed
     from leansurgeon.measure.data.task_spec import PREFIX
 
@@ -73,11 +77,22 @@ def sample_data_of_all(
         return sample_data(opened, None, task, samples, seed, say)
     found = [sample_data(opened, name, None, samples, seed, say) for name in named]
     whole = mixed(found)
-    if own.NAME in named or any(name.startswith(PREFIX) for name in named) or not is_thin(whole):
+    has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
+    if has_own or pairs.has_two_stacks(opened) or not is_thin(whole):
         return whole
     say(f"{whole.says}: few samples, so what the model makes itself is mixed in.")
     made = own_samples(opened, seed, device, say, BY_YOURS)
     return mixed([*found, made]) if made else whole
+
+
+@contextmanager
+def under_its_flag(flag: str) -> Iterator[None]:
+    """Data is named by `flag` where an error says --data."""
+    try:
+        yield
+    except UsageError as error:
+        hint = error.hint and error.hint.replace("--data", flag)
+        raise UsageError(error.message.replace("--data", flag), hint) from error
 
 
 def reason(error: Exception) -> str:
@@ -90,7 +105,7 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
     from leansurgeon.measure.data import own, pairs
 
     if pairs.has_two_stacks(opened):
-        say(f"{opened.name} has an encoder and a decoder, which no sample data is run through: the weights decide.")
+        say(f"{opened.name} has an encoder and a decoder and makes no samples of its own. {otherwise}")
         return None
     try:
         found = own.samples(opened, seed=seed, device=device, say=say)
