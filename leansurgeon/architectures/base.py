@@ -51,6 +51,7 @@ from leansurgeon.architectures.tensors import (
     exists,
     fill,
     is_count,
+    like,
     read_key,
     sizes_of,
     write_key,
@@ -229,11 +230,10 @@ class Architecture:
         # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
         rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}
         lists = {key: c.get(key) or (rules[key](c) if key in rules else None) for key in self.per_layer}
-
         for stage in shape.stages:
             self._check_heads(stage)
         if not apart:
-            c.update(self._numbers(self.keys, shape, several))
+            c |= {key: like(c.get(key), n) for key, n in self._numbers(self.keys, shape, several).items()}
         written: dict[str, Any] = {}
         for keys, stage in zip(apart, shape.stages, strict=True) if apart else ():
             for key, value in self._numbers(keys, Shape((stage,)), several=False).items():
@@ -242,10 +242,10 @@ class Architecture:
                     said = f"{self.name} has one {key} for {every}; it cannot hold {written[key]} and {value}."
                     raise UsageError(said, "Give numbers that fit one.")
         for key, value in written.items():
-            write_key(c, key, value)
+            write_key(c, key, like(read_key(c, key), value))
         if self.class_follows:
             c.update({key: getattr(shape.stages[-1], name) for key, name in self.class_keys.items()})
-        if not self.keys.head_dim:
+        if not self.keys.head_dim and "heads" not in self.refused:
             c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
         for key, values in lists.items():
             if values:

@@ -218,6 +218,11 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def like(old: Any, new: Any) -> Any:
+    """A number as the old one is written: libraries may insist on 5.0 where 4.0 stood."""
+    return float(new) if isinstance(old, float) and isinstance(new, int) else new
+
+
 def exact_ratio(mlp_dim: int, width: int) -> float | int:
     """A ratio r with int(width * r) == mlp_dim; rounding is checked, since libraries truncate."""
     if mlp_dim % width == 0:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 CHOSEN = "LEANSURGEON_TOWER"  # how a command tells the processes that it starts
 SECTIONS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}  # where configs describe them
+MORE_SECTIONS = {"text": ("decoder",), "audio": ("encoder_config",)}  # in models of other forms
 
 
 def choose(tower: str | None) -> None:
@@ -37,7 +38,8 @@ def meant(tower: str | None) -> Iterator[None]:
 
 def of_section(section: str | None) -> str | None:
     """The tower that a part of a config describes."""
-    return next((tower for tower, key in SECTIONS.items() if key == section), None)
+    keys = {tower: (key, *MORE_SECTIONS.get(tower, ())) for tower, key in SECTIONS.items()}
+    return next((tower for tower, known in keys.items() if section in known), None)
 
 
 def writes_text(section: str, cls: str) -> bool:

@@ -29,14 +29,21 @@ class Kind:
     words: str
     test: Callable[[Any], bool]
     several: bool = False
+    branches: bool = False  # a stage may have a list of its own, with 0 for what it lacks
 
     def fits(self, value: Json) -> bool:
         """Whether a value is of this kind. None says nothing, and always fits."""
         if value is None:
             return True
         if self.several and isinstance(value, list | tuple):
-            return len(value) <= STAGES and all(item is not None and self.test(item) for item in value)
+            return len(value) <= STAGES and all(item is not None and self.fits_one(item) for item in value)
         return self.test(value)
+
+    def fits_one(self, item: Json) -> bool:
+        """Whether an entry of a list is of this kind."""
+        if self.branches and isinstance(item, list | tuple):
+            return len(item) <= STAGES and all(part == 0 or self.test(part) for part in item)
+        return self.test(item)
 
 
 def whole(least: int, most: int = LARGEST) -> Callable[[Any], bool]:
@@ -65,11 +72,12 @@ def is_labels(value: Json) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values())
 
 
-DEPTH = Kind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=True)
+DEPTH = Kind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=True, branches=True)
 COUNT = Kind(f"a whole number from 1 to {LARGEST:,}", whole(1), several=True)
 COUNT_OR_NONE = Kind(f"a whole number from 0 to {LARGEST:,}", whole(0), several=True)
 NUMBER = Kind("a finite number", is_number, several=True)
 ONE_COUNT, ONE_COUNT_OR_NONE, ONE_NUMBER = (replace(kind, several=False) for kind in (COUNT, COUNT_OR_NONE, NUMBER))
+WHOLE = replace(ONE_COUNT, test=lambda value: is_number(value) and value % 1 == 0 and ONE_COUNT.test(int(value)))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool) or value in (0, 1))
 TOKEN = Kind("the number of a token", is_token)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
@@ -94,11 +102,13 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys((*WIDTHS, *HEADS), COUNT),
     **dict.fromkeys(
         (
-            "max_position_embeddings", "n_positions", "block_size", "num_channels", "in_chans",
-            "relative_attention_num_buckets", "num_landmarks", "conv_kernel_size", "global_attn_every_n_layers",
+            "n_positions", "block_size", "num_channels", "in_chans", "relative_attention_num_buckets",
+            "num_landmarks", "global_attn_every_n_layers",
         ),
         ONE_COUNT,
     ),
+    "max_position_embeddings": WHOLE,  # 1200.0, too
+    "conv_kernel_size": COUNT,
     **dict.fromkeys(("image_size", "img_size", "patch_size"), COUNT),
     **dict.fromkeys(
         (
@@ -119,16 +129,17 @@ KINDS: dict[str, Kind] = {
         ),
         ONE_NUMBER,
     ),
-    **dict.fromkeys(("mlp_ratio", "mlp_ratios"), NUMBER),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios"), replace(NUMBER, branches=True)),
     **dict.fromkeys(
         (
-            "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "norm_bias", "use_cache",
+            "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_bias", "use_cache",
             "is_encoder_decoder", "is_decoder", "add_cross_attention", "scale_decoder_outputs", "use_gated_mlp",
             "do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_by_inverse_layer_idx",
             "use_sliding_window", "output_attentions", "output_hidden_states", "return_dict",
         ),
         SWITCH,
     ),
+    "qkv_bias": replace(SWITCH, several=True),
     **dict.fromkeys(
         ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id"),
         TOKEN,
@@ -194,6 +205,14 @@ def check_kinds(config: Mapping[str, Any]) -> None:
                 raise UnsupportedModel(f"config.json says {where}{key} = {quoted(value)}, which is not {kind.words}.")
 
 
+def flat(value: Json) -> Iterator[Json]:
+    """What lists within lists hold; a value itself."""
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from flat(part)
+    if not isinstance(value, list | tuple):
+        yield value
+
+
 def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
     """Raises `UnsupportedModel`, with both numbers, where the config asks for more layers than there are tensors,
     or for something wider than the widest of them: before any library builds it.
@@ -202,7 +221,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) ->
     widest = max((size for shape in shapes for size in shape), default=0)
     for where, values in sections(config):
         for key, value in values.items():
-            numbers = [number for number in (value if isinstance(value, list | tuple) else [value]) if number]
+            numbers = [number for number in flat(value) if number]
             said = f"config.json says {where}{key} = {quoted(value)}"
             if key in DEPTHS and sum(numbers) > len(shapes):
                 raise UnsupportedModel(

@@ -53,6 +53,9 @@ def config_of(base):
                 numbers, section = found.pop("lean_numbers", {}), self.decoupled.get("section")
                 (found[section] if section else found).update(numbers)
                 found["model_type"] = MODEL_TYPE
+                lean = found.pop("lean_class", None)
+                if lean and found.get("architectures"):
+                    found["architectures"] = [lean]
             return found
 
         def to_diff_dict(self):
@@ -164,12 +167,13 @@ class Lean:
         base = getattr(transformers, name)
 
         def __init__(self, config, *args, **kwargs):
+            config.lean_class = cls.__name__  # what files say of it
             base.__init__(self, config, *args, **kwargs)
             widen(self, config)
 
-        # To transformers it is a class of its own, whose names in files it translates as ever.
+        # Names in files are translated as ever, which transformers decides by the name of the class.
         own = {"__init__": __init__, "config_class": type(config), "is_custom_code": classmethod(lambda cls: False)}
-        return type(cls.__name__, (base,), own)
+        return type(base.__name__, (base,), own)
 
 
 class LeanModel(Lean):

@@ -36,6 +36,9 @@ WRONG = [
     {"sliding_window": [8, 8]},  # of a pyramid each stage may have a number; of these nothing has several
     {"rms_norm_eps": [1e-5]},
     {"max_position_embeddings": [64]},
+    {"max_position_embeddings": 64.5},
+    {"hidden_size": [[32, 0]]},
+    {"model_args": {"depth": [[2, -1]]}},
     {"num_labels": 10**9},  # a library would make a name for each
     {"model_args": {"num_classes": 10**9}},
     {"text_config": {"num_hidden_layers": 10**9}},
@@ -49,6 +52,23 @@ def test_a_value_of_the_wrong_kind_is_named(change):
         check_kinds({"model_type": "bert", "hidden_size": 32} | change)
     key = next(iter(change))
     assert key in refused.value.message and len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_position_embeddings": 1200.0},  # MusicFlamingo
+        {"qkv_bias": [True, True, True]},  # CvT
+        {"model_args": {"depth": [[2, 3, 0]]}},  # CrossViT: branches beside each other, one of which has no block
+        {"model_args": {"mlp_ratios": [4, [4, 3, 3]]}},  # EfficientFormerV2
+    ],
+    ids=str,
+)
+def test_what_some_libraries_write_is_of_the_right_kind(change):
+    check_kinds({"model_type": "bert", "hidden_size": 32} | change)
+    check_sizes(change, [(3000,)] * 5)
+    with pytest.raises(UnsupportedModel):
+        check_sizes({"depth": [[2, 3, 0], [1]]}, [(3000,)] * 5)
 
 
 @pytest.mark.parametrize("family", conftest.FAMILIES)

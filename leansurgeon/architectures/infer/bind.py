@@ -198,7 +198,7 @@ class Bound:
         keys = Keys(
             s.depth_key,
             s.heads_key or "",
-            s.width_key or f"={self.width}",
+            s.width_key if s.width_key and self.full.get(s.width_key) == self.width else f"={self.width}",
             mlp_dim=None if s.mlp_ratio else s.mlp_key,
             mlp_ratio=s.mlp_key if s.mlp_ratio else None,
             head_dim=s.head_dim_key,

@@ -77,8 +77,8 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
         hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
         if not isinstance(out, tuple | list):
             return hidden
-        if len(args) == len(out) and all(map(alike, args, out)):
-            return type(out)(args)  # several streams, all of which pass on
+        if 1 < len(out) <= len(args) and all(map(alike, args, out)):
+            return type(out)(args[: len(out)])  # several streams, all of which pass on
         return type(out)([hidden, *out[1:]])
 
     def alike(given: Any, found: Any) -> bool:
@@ -197,3 +197,28 @@ def proven_depth(library: Library, config: Config, level: Level, make_inputs: An
     except Unbuildable as error:
         again = f"at depth {depth} no model of it runs: {error}"
     return (why or again, 0) if again else ("", first)
+
+
+def droppable(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int, int]:
+    """Why no layer of a stage can be dropped (empty: they can), how many of the first ones have to stay, and in groups
+    of how many the others go, where kinds of layers take turns by a rule that no list of the config says.
+    """
+    trouble, first = proven_depth(library, config, level, make_inputs)
+    if not trouble or level.outside or level.lists:
+        return trouble, first, 1
+    for group in sorted({2, 3, period(config)}):
+        counts = (3, 4) if group < 5 else (2, 3)
+        if not any(group_trouble(library, config, level, make_inputs, group, count) for count in counts):
+            return "", 0, group
+    return trouble, first, 1
+
+
+def group_trouble(
+    library: Library, config: Config, level: Level, make_inputs: Any, group: int, count: int
+) -> str | None:
+    """Why whole groups cannot be dropped of `count` of them."""
+    other = replace(level, depth=group * count)
+    try:
+        return depth_trouble(library, deeper(config, level, group * count), other, make_inputs, count, group)
+    except Unbuildable as error:
+        return str(error)

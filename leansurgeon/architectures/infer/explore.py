@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,21 +30,25 @@ from leansurgeon.architectures.infer.library import (
     whole,
 )
 from leansurgeon.architectures.infer.tiny import Config, aliases
-from leansurgeon.architectures.infer.units import Trial, conv1d, explained, heads_kind, mlp_kind, proof
+from leansurgeon.architectures.infer.units import Kind, Trial, conv1d, explained, heads_kind, mlp_kind, proof
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
-from leansurgeon.architectures.towers import SECTIONS
+from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
 
 SHARED = "=1"  # the number 1 itself, in the place of a key
 
 
 def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
-    """The parts of a config that describe towers: the one asked for, or all and at last the config itself, whose name
-    is empty.
+    """The parts of a config that describe towers: the one asked for, or all, then the config itself, whose name is
+    empty, and at last parts that are rarely towers of their own.
     """
-    parts = [SECTIONS[tower]] if tower else list(SECTIONS.values())
-    found = [k for k in parts if isinstance(config.get(k), dict)]
-    return found if tower and found else [*found, ""]
+
+    def there(keys: Iterable[str]) -> list[str]:
+        return [k for k in keys if isinstance(config.get(k), dict)]
+
+    if tower:
+        return there((SECTIONS[tower], *MORE_SECTIONS.get(tower, ()))) or [""]
+    return [*there(SECTIONS.values()), "", *there(k for keys in MORE_SECTIONS.values() for k in keys)]
 
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
@@ -57,19 +61,21 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
             small, attempt = built(library, full)
         except Unbuildable as error:
             return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
+        best: Finding | None = None
         for section in sections_of(small, tower):
             part, own = (
                 (replace(library, outer=small, section=section), small[section]) if section else (library, small)
             )
-            found = Search(part, probed(part, own)).finding()
+            found = replace(Search(part, probed(part, own)).finding(), section=section)
             if found.proven["depth"]:
+                best = found
                 break
-        if tower and not section:
-            found = replace(found, stages=(), trouble=f"it has no tower of its own for {tower}")
+            best = best if best and not (best.trouble and found.stages) else found
+        if tower and not best.section:
+            best = replace(best, stages=(), trouble=f"it has no tower of its own for {tower}")
     return replace(
-        found,
+        best,
         model_type=full["model_type"],
-        section=section,
         attempt=attempt,
         seconds=round(time.monotonic() - started, 2),
     )
@@ -97,6 +103,7 @@ class Search:
         self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
         self.turned = conv1d(self.trial.model)
         self.known: dict[tuple, Effect | None] = {}
+        self.joint: dict[str, tuple[dict[str, list[Place]], str | None]] = {}  # of numbers that several stages share
 
     def example(self, model: torch.nn.Module, config: Config) -> dict[str, torch.Tensor]:
         """Inputs that a model of this config runs on."""
@@ -146,6 +153,9 @@ class Search:
             for step in dict.fromkeys((1, 2, first)):
                 changes = {key: self.config[key] + step * by[key] for key in at}
                 axes = effect(self.library, self.config, self.base, changes)
+                if axes is None and set(at) <= set(tiny.HEAD_DIMS):  # rotary positions may have to fit
+                    turned = {k: tiny.rope(self.config[k], changes[at[0]]) for k in tiny.ROTARY if k in self.config}
+                    axes = effect(self.library, self.config | turned, self.base, changes) if turned else None
                 if axes is not None:
                     self.known[at] = Effect(step, axes)
                     break
@@ -159,12 +169,18 @@ class Search:
         found = [k for k in found if not k.startswith(other)] or found
         return sorted(found, key=lambda k: (not (side and k.startswith(side)), names.index(self.general(k))))
 
-    def inside(self, effect: Effect | None, level: Level) -> dict[Axis, int]:
-        """The part of an effect that lies in the blocks of a stage."""
-        number = self.levels.index(level)
+    def inside(self, effect: Effect | None, level: Level | None) -> dict[Axis, int]:
+        """The part of an effect that lies in the blocks of a stage; of all stages where none is given."""
+        number = self.levels.index(level) if level else None
         if effect is None:
             return {}
-        return {at: d for at, d in effect.axes.items() if (p := self.trial.placed(at[0])) and p[0] == number}
+        placed = {at: self.trial.placed(at[0]) for at in effect.axes}
+        return {at: effect.axes[at] for at, p in placed.items() if p and number in (None, p[0])}
+
+    def is_shared(self, effect: Effect | None, level: Level) -> bool:
+        """Whether an effect lies in the blocks of several stages, and nowhere else."""
+        inside = self.inside(effect, None)
+        return effect is not None and len(inside) == len(effect.axes) > len(self.inside(effect, level)) > 0
 
     # -- stages --------------------------------------------------------------------------------------
 
@@ -179,22 +195,8 @@ class Search:
         shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
         if shared:
             return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
-        trouble, first = cuts.proven_depth(self.library, self.config, level, self.example)
-        if not trouble or level.outside or level.lists:
-            return replace(stage, depth_trouble=trouble, stay=first)
-        for group in sorted({2, 3, cuts.period(self.config)}):
-            if not any(self.group_trouble(level, group, count) for count in ((3, 4) if group < 5 else (2, 3))):
-                return replace(stage, period=group)
-        return replace(stage, depth_trouble=trouble)
-
-    def group_trouble(self, level: Level, group: int, count: int) -> str | None:
-        """Why whole groups cannot be dropped of `count` of them."""
-        config = cuts.deeper(self.config, level, group * count)
-        try:
-            other = replace(level, depth=group * count)
-            return cuts.depth_trouble(self.library, config, other, self.example, count, group)
-        except Unbuildable as error:
-            return str(error)
+        trouble, first, group = cuts.droppable(self.library, self.config, level, self.example)
+        return replace(stage, depth_trouble=trouble, stay=first, period=group)
 
     # -- heads ---------------------------------------------------------------------------------------
 
@@ -210,6 +212,7 @@ class Search:
         plain = kv == heads
         effect = self.changed(**({key: 1, kv_key: 1} if plain and kv_key else {key: kv if not plain else 1}))
         axes = self.inside(effect, level)
+        shared = self.is_shared(effect, level)
         head_dim_key = self.head_dim_key(level, heads, axes)
         sinks = [at for at in axes if self.is_inner(at, axes[at] * heads // self.step(effect, plain, kv))]
         if not axes or not sinks or not head_dim_key:
@@ -217,7 +220,8 @@ class Search:
         stage = replace(stage, head_dim_key=head_dim_key)
         now = Numbers(heads, kv, self.config[head_dim_key], 1)
         options = {}
-        per_kv = {} if plain else self.inside(self.changed(**{kv_key: heads}), level)
+        axes = dict(effect.axes) if shared else axes
+        per_kv = {} if plain else self.inside(self.changed(**{kv_key: heads}), None if shared else level)
         if not plain and self.changed(**{kv_key: heads}) is None:
             return replace(stage, heads_trouble="the number of key/value heads cannot change")
         whole_effect = dict(axes)
@@ -234,16 +238,30 @@ class Search:
         kind = heads_kind(now, key, kv_key, more, heads - (2 if plain else kv))
         if not plain and heads <= kv:
             return replace(stage, heads_trouble="every key/value head has one head")
-        more_trouble = self.outside_axes(effect, level, "the heads")
+        more_trouble = "" if shared else self.outside_axes(effect, level, "the heads")
         if more_trouble:
             return replace(stage, heads_trouble=more_trouble)
-        places, trouble = explained(self.trial, options, kind)
+        places, trouble = self.placed(key, options, kind, level, shared)
         if trouble and "Error" in trouble:  # the library may want heads that divide the width
             whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)
-            again, still = explained(self.trial, options, whole)
+            again, still = self.placed(f"{key}, dividing", options, whole, level, shared)
             if still is None:
                 return replace(stage, heads=self.part(key, again), heads_divide_width=True)
+            trouble = still if "Error" not in still else trouble
         return replace(stage, heads=self.part(key, places), heads_trouble=self.in_words(trouble, options))
+
+    def placed(
+        self, name: str, options: Mapping[Axis, list[str]], kind: Kind, level: Level, shared: bool
+    ) -> tuple[dict[str, list[Place]], str | None]:
+        """Where a stage's units of a kind stand, and why they cannot change. A number that several stages share is
+        looked into once, for all of them together.
+        """
+        if not shared:
+            return explained(self.trial, options, kind)
+        if name not in self.joint:
+            self.joint[name] = explained(self.trial, options, kind)
+        (places, trouble), number = self.joint[name], self.levels.index(level)
+        return {n: found for n, found in places.items() if self.trial.placed(n)[0] == number}, trouble
 
     def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
@@ -277,7 +295,8 @@ class Search:
                 trouble = trouble or failed
         except Unbuildable as error:
             trouble = str(error)
-        trouble = self.in_words(trouble, {(n, 0): [] for n in self.trial.state if "q_norm" in n or "q_layernorm" in n})
+        over_all = {n for n, t in self.trial.state.items() if t.shape == (now.value("inner"),) and heads > 1}
+        trouble = self.in_words(trouble, {(n, 0): [] for n in over_all if "q_norm" in n or "q_layernorm" in n})
         if "missing keys" in trouble:
             trouble = f"our modelling file does not load it by the names in its files ({trouble})"
         return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
@@ -316,20 +335,9 @@ class Search:
         for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
             found = self.changed(**{key: 1})
             for at, by in self.inside(found, level).items():
-                size = self.base[at[0]][at[1]]
-                if (
-                    at in axes
-                    and at[1] == len(self.base[at[0]]) - 1
-                    and by == found.step * heads
-                    and size == heads * self.config[key]
-                ):
-                    return key
-                if (
-                    at in axes
-                    and by == found.step * heads
-                    and size == heads * self.config[key]
-                    and len(self.base[at[0]]) == 2
-                ):
+                shape = self.base[at[0]]
+                ends = len(shape) in (2, at[1] + 1)  # a matrix, or the last axis
+                if at in axes and ends and by == found.step * heads and shape[at[1]] == heads * self.config[key]:
                     return key
         return None
 
@@ -349,18 +357,19 @@ class Search:
         trouble = "its config has no number of MLP units"
         for key in [*self.named(tiny.MLPS, level), *self.named((*tiny.EXPERT_MLPS, *tiny.SHARED_MLPS), level)]:
             effect = self.changed(**{key: 1})
-            axes = self.inside(effect, level)
+            axes, shared = self.inside(effect, level), self.is_shared(effect, level)
             if not axes:
                 continue
+            axes = dict(effect.axes) if shared else axes
             now = Numbers(1, 1, 1, self.config[key])
             options = {at: mlp_words(self.base[at[0]][at[1]], by // effect.step, now) for at, by in axes.items()}
             if any(not words for words in options.values()):
                 trouble = trouble if stage.mlp_key else f"{key} also stands in axes of other meaning"
                 continue
-            if outside := self.outside_axes(effect, level, f"'{key}', too"):
+            if not shared and (outside := self.outside_axes(effect, level, f"'{key}', too")):
                 return replace(stage, mlp_key=key, mlp_trouble=outside)
             kind = mlp_kind(now, lambda n, key=key: {key: n}, now.mlp + 16, now.mlp - 16)
-            places, trouble_here = explained(self.trial, options, kind)
+            places, trouble_here = self.placed(key, options, kind, level, shared)
             if trouble_here is None:
                 return replace(stage, mlp_key=key, mlp=self.part(key, places), mlp_trouble="")
             stage = replace(stage, mlp_key=stage.mlp_key or key)

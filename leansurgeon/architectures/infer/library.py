@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import io
 import logging
@@ -76,7 +77,28 @@ def class_name(model_type: str) -> str | None:
 
     found = [getattr(auto, name, {}).get(model_type) for name in MAPPINGS]
     names = [f if isinstance(f, str) else f[0] for f in found if f]
-    return next((name for name in names if takes(name, model_type)), next(iter(names), None))
+    return next((name for name in names if takes(name, model_type)), next(iter(names), None)) or own_class(model_type)
+
+
+def own_class(model_type: str) -> str | None:
+    """The class of a type that no mapping names, as parts of models are: one in the library's file for it that takes
+    its configs, a whole model before others.
+    """
+    import transformers
+
+    config = config_class(model_type)
+    try:
+        room = importlib.import_module(config.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return None
+    names = [name for name in vars(room) if hasattr(transformers, name) and not name.endswith("PreTrainedModel")]
+    kinds = [getattr(transformers, name) for name in names]
+    fit = [
+        kind.__name__
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class is config
+    ]
+    return min(fit, key=lambda name: (not name.endswith(("Model", "Transformer", "Encoder")), len(name)), default=None)
 
 
 def takes(name: str, model_type: str) -> bool:

@@ -15,6 +15,7 @@ from leansurgeon.architectures.limits import BEHIND_LAYERS, HIDDEN_STATES, ONCE_
 Config = dict[str, Any]
 
 DEPTH = 5
+VOCAB = 200  # more than any other size: real vocabularies are the longest axis of a model
 LEAST_MLP = 16  # units; so many are taken away to see what follows
 LEAST = 2  # with one layer nothing tells a list of blocks from a single module
 LAYERS = (
@@ -25,6 +26,7 @@ LAYERS = (
 HEADS = (
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
     *("attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads"),
+    *("num_encoder_attention_heads", "num_decoder_attention_heads"),
 )
 KV_HEADS = (
     *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_heads"),
@@ -34,7 +36,7 @@ WIDTHS = (
     *("hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "dim", "emb_dim", "decoder_hidden_size"),
     *("encoder_hidden_size", "hidden_width", "width", "embed_size", "n_embed", "input_hidden_size", "embedding_dim"),
     *("word_embed_proj_dim", "rnn_hidden_size", "attention_hidden_size", "encoder_hidden_dim", "qkv_dim"),
-    *("output_hidden_size", "out_hidden_size", "projection_size"),
+    *("output_hidden_size", "out_hidden_size", "projection_size", "patch_embeds_hidden_size"),
 )
 HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size", "d_head", "swa_head_dim")
 MLPS = (
@@ -50,7 +52,7 @@ MLPS = (
         "inner_dim",
     ),
     *("decoder_intermediate_size", "encoder_intermediate_size", "dense_intermediate_size", "ffn_intermediate_size"),
-    *("feed_forward_size", "intermediate_dim"),
+    *("feed_forward_size", "intermediate_dim", "dff", "dim_ff", "ffn_size"),
 )
 EXPERT_MLPS = (
     *("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_size", "moe_ffn_hidden_size", "expert_dim"),
@@ -68,7 +70,7 @@ WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_atte
 # Lists of layers' numbers: they follow the layers that stay.
 INDEX_LISTS = (
     *("attn_layer_indices", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "global_attn_layers"),
-    *("dense_layers", "fullatt_block_indexes"),
+    *("dense_layers", "fullatt_block_indexes", "moe_layers"),
 )
 SMALL = {
     **dict.fromkeys(MLPS, 112),
@@ -89,7 +91,7 @@ SMALL = {
     **{"linear_num_key_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4},
     **{"mamba_chunk_size": 8, "chunk_size": 8, "mamba_d_ssm": 192, "lru_width": 96},
     # All else that is large by default.
-    **{"attention_window": 4, "vocab_size_per_layer_input": 80, "hidden_size_per_layer_input": 12},
+    **{"attention_window": 4, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12},
     **{"altup_num_inputs": 2, "num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
     **{"classifier_proj_size": 32, "codebook_size": 32, "projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32},
     **{"num_codevectors_per_group": 8, "codevector_dim": 32, "temporal_patch_size": 2, "spatial_merge_size": 2},
@@ -97,19 +99,19 @@ SMALL = {
         "num_global_layers": 2,
         "mm_tokens_per_image": 4,
         "moe_num_shared_experts": 1,
-        "audio_vocab_size": 80,
+        "audio_vocab_size": VOCAB,
         "pooler_hidden_size": 96,
     },
     **{"max_source_positions": 32, "relation_transformer_layers": 1},
 }
 # What a default config leaves open and a model needs.
-OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": 80}
-VOCAB = 80
+OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": VOCAB}
 # What a picture or a sound becomes follows from these.
 GEOMETRY = (
     *("image_size", "img_size", "mm_tokens_per_image", "num_mel_bins", "n_mels", "max_source_positions"),
     *("temporal_patch_size", "spatial_merge_size"),
 )
+ROTARY = ("rope_parameters", "rope_scaling")
 IDS = ("_token_id", "_token_index", "_id", "_token_ids")
 
 
@@ -188,8 +190,8 @@ class Sizes:
                 return value
             own = self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads
             return sectioned(rope(value, own), own) if self.attempt else rope(value, own)
-        if not number or value <= 0 or key in self.kept:
-            return value
+        if not number or value <= 0 or key in self.kept or (name == "num_mel_bins" and "spec_size" in self.c):
+            return value  # spectrograms that are cut to pictures keep their height
         if name in LAYERS:
             return min(max(value, LEAST), DEPTH)
         if name in HEADS:
@@ -197,7 +199,7 @@ class Sizes:
         if name in KV_HEADS:
             return self.key_value_heads(value)
         if name in WIDTHS:
-            return self.width
+            return self.width * self.widening(value)
         if name in HEAD_DIMS:
             kept = {5: self.head_dim, 6: value}
             return self.head_dim if self.attempt < 2 else kept.get(self.attempt, self.width // self.n_heads)
@@ -221,6 +223,12 @@ class Sizes:
         if value == self.heads or self.attempt in (1, 2, 3):
             return self.n_heads
         return self.kv
+
+    def widening(self, value: int) -> int:
+        """How many times the first width of a pyramid its last one is, if that is what `value` says; else 1."""
+        stages = self.c.get("depths")
+        times = 2 ** (len(stages) - 1) if isinstance(stages, list | tuple) else 1
+        return times if any(self.c.get(k) == value / times for k in ("embed_dim", "patch_embeds_hidden_size")) else 1
 
     def image(self, value: int) -> int:
         patch = self.c.get("patch_size")

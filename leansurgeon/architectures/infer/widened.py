@@ -45,6 +45,7 @@ class LeanLibrary(Library):
 
 def lean_class(name: str) -> Any:
     """The class of our modelling file for a class of the library. Raises `Unbuildable`."""
+    import transformers
     from transformers.models.auto import modeling_auto as auto
 
     from leansurgeon.models import decoupled_any
@@ -54,6 +55,9 @@ def lean_class(name: str) -> Any:
             found = getattr(auto, lean.mapping).values()
             if any(name == f or (not isinstance(f, str) and name in f) for f in found):
                 return lean
+    own = getattr(transformers, name, None)
+    if own is not None and own.config_class.model_type not in auto.MODEL_MAPPING_NAMES:  # a part of a model, by itself
+        return decoupled_any.LeanModel
     raise Unbuildable(f"the modelling file with a head_dim of its own has no form of {name}")
 
 

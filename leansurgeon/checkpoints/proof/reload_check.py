@@ -129,7 +129,7 @@ def example(model, torch) -> dict:
     if model.main_input_name == "input_values":
         return {"input_values": noise(4, 16, config.input_size, torch=torch)}
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
-    tokens = min(64, room - room // 4)  # RoBERTa's positions start behind the padding token's
+    tokens = int(min(64, room - room // 4))  # RoBERTa's positions start behind the padding token's
     tokens = getattr(config, "segment_means_seq_len", None) or tokens  # Nystromformer takes one length only
     # Any tokens but the first eighth, where special ones (padding, end) usually stand.
     ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seeded(torch))

@@ -114,8 +114,6 @@ def _checked(name: str) -> Row:
 
 def through_the_product(name: str, library: TimmLibrary, small: Config, scratch: Path) -> Row:
     """Cut a small model of this name as a user would, and compare it with a cut by hand."""
-    from timm.models import save_for_hf
-
     from leansurgeon.architectures.infer.differences import levels
     from leansurgeon.architectures.infer.library import difference, outputs
     from leansurgeon.architectures.infer.timm_models.library import args_of
@@ -126,7 +124,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     from leansurgeon.surgery.shrink import carry_out
 
     model = library.build(small, SEED)
-    save_for_hf(model, scratch / "source", model_args=args_of(small), safe_serialization=True)
+    save(model, scratch / "source", args_of(small))
     source = open_source(str(scratch / "source"))
     arch, shape = source.architecture, source.shape
     refused = refusals(arch)
@@ -146,6 +144,19 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     gone = [i for i in range(shape.depth) if keep and i not in keep]
     by_hand = by_hooks(model, found, shape, gone, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
+
+
+def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
+    """A folder as `timm.models.save_for_hf` writes it, also where modules share tensors, as published ones hold them:
+    once under each name.
+    """
+    from safetensors.torch import save_file
+    from timm.models._hub import save_config_for_hf
+
+    folder.mkdir()
+    state = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors")
+    save_config_for_hf(model, folder / "config.json", model_args=args)
 
 
 def loaded(folder: Path) -> torch.nn.Module:

@@ -35,7 +35,7 @@ SIGLIP = 'siglip?architectures=["SiglipModel"]'
     [
         ("llava", "text", "depth heads mlp_dim"),
         ("llava", "vision", "depth heads mlp_dim"),  # features are taken before its last layer
-        ("qwen2_vl", "text", "depth mlp_dim"),
+        ("qwen2_vl", "text", "depth heads mlp_dim"),
         ("qwen2_5_vl", "vision", "depth mlp_dim"),  # windows but for listed layers
         ("qwen3_vl", "text", "depth heads mlp_dim"),  # its first layers take in features of the picture
         ("qwen3_vl", "vision", "depth heads mlp_dim"),  # features are taken behind listed layers

@@ -132,6 +132,43 @@ def test_units_of_two_entries_each():
     assert checked("gpt_oss").can("mlp_dim")
 
 
+@pytest.mark.parametrize(
+    ("name", "able"),
+    [
+        ("longt5", "depth heads mlp_dim"),  # one number of heads, and one of MLP units, for both stacks
+        ("laguna", "depth mlp_dim"),  # a head_dim that is refused stays as it is
+        ("lilt", "depth"),  # two streams, each as wide as it likes
+        ("blip_text_model", "depth heads mlp_dim"),  # a part of a model, which no mapping names
+        ("parakeet_ctc", "depth heads mlp_dim"),  # all numbers stand under `encoder_config`
+        ("radio", "depth heads mlp_dim"),  # insists on 5.0 where 4.0 stood
+        ("cosmos3_edge_text", "depth heads mlp_dim"),  # rotary sections that have to fit head_dim
+        ("qwen3_moe", "depth heads mlp_dim"),  # a number of units that no layer has
+    ],
+)
+def test_what_may_change(name, able):
+    row = checked(name)
+    assert row.built and row.right, row
+    assert {kind for kind in ("depth", "heads", "mlp_dim") if row.can(kind)} == set(able.split()), row
+
+
+def test_a_widened_model_is_saved_as_one(tmp_path):
+    """By transformers itself, as after a training: under the name of our class, whatever the library's names in files
+    hang on.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _, config = small_model("gptj", tmp_path / "source")
+    shrunk(tmp_path / "source", tmp_path / "cut", heads="2x")
+    first = AutoModelForCausalLM.from_pretrained(tmp_path / "cut", trust_remote_code=True).eval()
+    first.save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert again["architectures"] == ["LeanForCausalLM"] and again["n_head"] == 2 * config["n_head"]
+    assert "lean_class" not in again
+    opened = open_source(str(tmp_path / "again"))
+    assert opened.shape == open_source(str(tmp_path / "cut")).shape
+    assert load_file(tmp_path / "again" / "model.safetensors").keys() == opened.weights.shapes.keys()
+
+
 def test_layers_of_several_sizes(tmp_path):
     """A name that stands for other sizes in other layers."""
     row = checked("inkling_text")

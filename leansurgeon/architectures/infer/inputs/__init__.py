@@ -52,6 +52,8 @@ def example(
     both = config.get("vision_config") and config.get("text_config") and paired
     if "pixel_values" in takes and "pixel_values" not in found and both:
         found["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
+    if "input_features" in takes and config.get("audio_config") and config.get("text_config") and paired:
+        found["input_features"] = features(config["audio_config"], noise)  # sound beside text
     if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
         found["input_ids"] = ids()
     if isinstance(model, nn.Module) and several_kinds(model, config):
@@ -89,6 +91,8 @@ def features(config: Mapping[str, Any], noise: Any) -> Tensor:
         or config.get("input_feat_per_channel")
         or 16
     )
+    if "spec_size" in config:  # spectrograms as pictures: one, or one and three parts of it
+        return noise(2, 4 if config.get("enable_fusion") else 1, 2 * bins, bins)
     if config.get("model_type") in ("whisper", "qwen2_audio_encoder"):
         return noise(2, bins, 2 * config.get("max_source_positions", 32))
     return noise(2, 40, bins)
