@@ -7,7 +7,7 @@ size that its word says takes its kind of surgery away.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
@@ -49,14 +49,11 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     base = getattr(model, "base_model_prefix", "")
     prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
-    bound = [Bound(stage, block_of(stage, shapes, own), own) for stage in finding.stages]
+    beside = {n: s for n, s in shapes.items() if not any(matches(stage, n) for stage in finding.stages)}
+    bound = [Bound(stage, block_of(stage, shapes, own), own, beside) for stage in finding.stages]
     stages = [each.blocks(prefix) for each in bound]
     refused = {what: why for each in bound for what, why in each.refused.items()}
-    outer = [
-        outer_tensor(n, s, prefix, n in finding.buffers)
-        for n, s in shapes.items()
-        if not any(matches(st, n) for st in finding.stages)
-    ]
+    outer = [outer_tensor(n, s, prefix, n in finding.buffers, bound) for n, s in beside.items()]
     prefixes = (prefix, "") if prefix else ("", f"{base}.") if base else ("",)
     uneven = any(len(layers) != own[b.stage.depth_key] for b in bound for layers in b.block.layers.values())
     first = finding.stages[0]
@@ -124,8 +121,8 @@ def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
 class Bound:
     """One stage of a finding at its real size."""
 
-    def __init__(self, stage: Stage, block: Block, full: Config) -> None:
-        self.stage, self.block, self.full, self.refused = stage, block, full, {}
+    def __init__(self, stage: Stage, block: Block, full: Config, beside: Shapes) -> None:
+        self.stage, self.block, self.full, self.beside, self.refused = stage, block, full, beside, {}
         self.heads, self.mlp = stage.heads, stage.mlp
         self.numbers()
         if stage.depth_trouble:
@@ -156,7 +153,7 @@ class Bound:
     def check(self) -> None:
         """Take away what the real sizes contradict."""
         for name, part in (("heads", self.heads), ("mlp_dim", self.mlp)):
-            for template, size in self.block.layers:
+            for template, size in (*self.block.layers, *self.beside.items()):
                 for axis, word in self.words(template, part):
                     if self.size(word, size[axis]) != size[axis]:
                         self.refused[name] = f"axis {axis} of '{template}' has {size[axis]} entries, not {word}"
@@ -232,7 +229,12 @@ class Bound:
         return Tensor(template, role, " ".join(axes), group=group, layers=None if whole else tuple(layers))
 
 
-def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool) -> Tensor:
+def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bound: Sequence[Bound]) -> Tensor:
+    """A tensor outside the blocks, which may have as many MLP units as they have."""
     inside = name.startswith(prefix)
     role = "buffer" if buffer else roles.of_outer(name, len(size), head=bool(prefix) and not inside)
-    return Tensor(name.removeprefix(prefix) if inside else "/" + name, role, " ".join(map(str, size)))
+    words = next((dict(b.words(name, b.mlp)) for b in bound if b.words(name, b.mlp)), {})
+    if words:
+        role = roles.of_mlp_tensor(name, any(name in b.mlp.sinks for b in bound if b.mlp))
+    axes = " ".join(words.get(axis, str(n)) for axis, n in enumerate(size))
+    return Tensor(name.removeprefix(prefix) if inside else "/" + name, role, axes)

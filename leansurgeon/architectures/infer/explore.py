@@ -30,7 +30,7 @@ from leansurgeon.architectures.infer.library import (
     whole,
 )
 from leansurgeon.architectures.infer.tiny import Config, aliases
-from leansurgeon.architectures.infer.units import Kind, Trial, conv1d, explained, heads_kind, mlp_kind, proof
+from leansurgeon.architectures.infer.units import Kind, Trial, conv1d, explained, heads_kind, mlp_kind, proof, unreached
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
@@ -259,9 +259,10 @@ class Search:
         if not shared:
             return explained(self.trial, options, kind)
         if name not in self.joint:
-            self.joint[name] = explained(self.trial, options, kind)
+            places, trouble = explained(self.trial, options, kind)
+            self.joint[name] = places, trouble or unreached(self.trial, places)
         (places, trouble), number = self.joint[name], self.levels.index(level)
-        return {n: found for n, found in places.items() if self.trial.placed(n)[0] == number}, trouble
+        return {n: found for n, found in places.items() if (self.trial.placed(n) or (0,))[0] == number}, trouble
 
     def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
@@ -360,6 +361,7 @@ class Search:
             axes, shared = self.inside(effect, level), self.is_shared(effect, level)
             if not axes:
                 continue
+            shared = shared or len(self.levels) == 1  # a module beside the blocks may be as wide as they
             axes = dict(effect.axes) if shared else axes
             now = Numbers(1, 1, 1, self.config[key])
             options = {at: mlp_words(self.base[at[0]][at[1]], by // effect.step, now) for at, by in axes.items()}

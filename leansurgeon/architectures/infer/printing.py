@@ -6,9 +6,9 @@ import re
 from dataclasses import MISSING, fields
 
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.limits import CAN, CANNOT
 from leansurgeon.architectures.tensors import Blocks, Keys, Tensor
 
-KINDS = {"depth": "layers", "heads": "heads", "mlp_dim": "MLP"}
 # What a module says in another way, or what only an inferred declaration has.
 ELSEWHERE = ("name", "library", "model_types", "keys", "outer", "stages", "evidence", "decoupled", "shared")
 
@@ -18,7 +18,7 @@ def as_source(made: Architecture) -> str:
     name = re.sub(r"\W", "_", made.name).upper()
     block = [blocks_text(blocks) for blocks in made.stages]
     lines = [
-        f'"""{made.name}: inferred from the library\'s own model.',
+        f'"""{made.name}: {verdict(made)}.',
         "",
         *said(made),
         '"""',
@@ -49,24 +49,31 @@ def told(made: Architecture) -> list[str]:
     return [*needed, *(name for name, value in plain.items() if getattr(made, name) != value)]
 
 
+def verdict(made: Architecture) -> str:
+    """What may change, in one sentence without its full stop."""
+    able = [text for kind, text in CAN.items() if kind not in made.refused]
+    return ", ".join(able) or "nothing may change"
+
+
 def said(made: Architecture) -> list[str]:
-    """What was proven, what is refused and why, line by line."""
-    found = []
-    for kind, word in KINDS.items():
-        reason = made.refused.get(kind)
-        found.append(f"{word}: {'refused: ' + reason if reason is not None else 'proven'}")
-    found.append(f"Proven on random {' and '.join(made.evidence.get('proven_on_inputs') or ['inputs'])}.")
+    """What is refused and why, and on what all else was proven, line by line."""
+    found = [f"{CANNOT[kind]}: {why}." for kind, why in made.refused.items()]
+    inputs = " and ".join(made.evidence.get("proven_on_inputs") or ["inputs"])
+    proven = f"proven on a small random model of the library's {made.evidence['class']}, given random {inputs}."
+    found.append(f"Inferred and {proven}" if len(made.refused) < len(CAN) else f"Tried, not {proven}")
     if made.section:
         found.append(
             f"Of the model's towers it is the one that '{made.section}' describes; the others stay as they are."
         )
     if made.decoupled:
         found.append(
-            "The library derives head_dim from width // heads; other heads of the same size take the modelling"
+            "The library derives head_dim from width // heads: more heads of the same size take the modelling file"
         )
-        found.append("file that travels, which knows this family by inference (this text alone cannot name it).")
+        found.append(
+            "that travels with a result, which knows this family by inference (this text alone cannot name it)."
+        )
         why = made.heads_unsplittable
-        found.append(f"heads of half the size: {'refused: it ' + why if why else 'proven'}")
+        found.append(f"Heads cannot be divided: it {why}." if why else "Heads of half the size were proven as well.")
     if made.taps:
         found.append(f"Other parts listen behind its layers: {', '.join(made.taps)} follows those that are left.")
     if any(made.stay):

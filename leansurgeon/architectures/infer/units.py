@@ -97,6 +97,16 @@ def joint_proof(trial: Trial, parts: Sequence[tuple[Kind, Mapping[str, list[Plac
     return None
 
 
+def unreached(trial: Trial, at: Mapping[str, list[Place]]) -> str | None:
+    """A module beside the blocks whose units nobody listens to here, so that nothing is proven of them."""
+    for name, places in at.items():
+        if trial.placed(name) is None and any(place.sink for place in places):
+            silent = dict(trial.state) | {name: torch.zeros_like(trial.state[name])}
+            if difference(trial.output, trial.run(trial.config, silent)) < ALIVE:
+                return f"'{name}' beside the blocks is not reached"
+    return None
+
+
 # -- where the units stand ------------------------------------------------------------------------
 
 

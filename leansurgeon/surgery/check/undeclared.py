@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from leansurgeon import architectures
 from leansurgeon.architectures.limits import move_taps, refusals
 from leansurgeon.checkpoints.config import read_config
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
@@ -142,7 +142,14 @@ def through_the_product(
     if not keep and not asked:
         return Row(**(row.as_dict() | {"why": "nothing may change"}))
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
-    made = plan(source, Wanted(**asked), method=method)
+    try:
+        made = plan(source, Wanted(**asked), method=method)
+    except UnsupportedModel as error:  # what another form of the family, with more heads, cannot change beside them
+        if not {"heads", "mlp_dim"} <= asked.keys():
+            raise
+        asked = {key: value for key, value in asked.items() if key != "mlp_dim"}
+        row = replace(row, refused=dict(row.refused) | {"mlp_dim": f"beside heads: {error.message}"})
+        made = plan(source, Wanted(**asked), method=method)
     carry_out(made, scratch / "cut", check=False)
     given = inputs.example(model, small, seed=SEED)
     theirs = outputs(by_plain_library(model, scratch / "cut", made.architecture), given)

@@ -16,7 +16,7 @@ from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildabl
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 from leansurgeon.architectures.infer.tiny import HEADS, WIDTHS, Config
-from leansurgeon.architectures.infer.units import Kind, guesses, joint_proof, mlp_kind
+from leansurgeon.architectures.infer.units import Kind, guesses, joint_proof, mlp_kind, unreached
 from leansurgeon.architectures.infer.widened import Heads
 from leansurgeon.architectures.infer.words import Numbers, Place, mlp_words
 
@@ -145,7 +145,7 @@ class TimmSearch(Search):
             return {}, f"timm does not build it with another {key}"
         by_stage: dict[int, dict[Axis, int]] = {}
         for at, by in grown.items():
-            placed = self.trial.placed(at[0])
+            placed = self.trial.placed(at[0]) or ((0, at[0]) if len(self.levels) == 1 else None)
             if placed is None:
                 return {}, f"'{at[0]}' outside the blocks follows the MLP"
             by_stage.setdefault(placed[0], {})[at] = by
@@ -169,11 +169,12 @@ class TimmSearch(Search):
         for places in guesses(self.trial, options):
             apart: dict[int, dict[str, list[Place]]] = {}
             for name, found in places.items():
-                apart.setdefault(self.trial.placed(name)[0], {})[name] = found
+                apart.setdefault((self.trial.placed(name) or (0,))[0], {})[name] = found
             if any(not any(p.sink for f in own.values() for p in f) for own in apart.values()):
                 trouble = "no projection leads from the units to the stream"
                 continue
-            trouble = joint_proof(self.trial, [(kinds[n], own) for n, own in apart.items()]) or ""
+            trouble = joint_proof(self.trial, [(kinds[n], own) for n, own in apart.items()])
+            trouble = trouble or unreached(self.trial, places) or ""
             if not trouble:
                 break
         return {n: self.part(key, own) for n, own in apart.items()} if options else {}, trouble
