@@ -144,7 +144,7 @@ def shrink(
             decided.close()
             return Shrunk(decided, None, folder)
         made = carried_out(decided, folder, wanted if asked.compare else None, asked, say)
-        for name, part in (domains(data) if asked.proof else {}).items():
+        for name, part in (domains(decided.calibration) if asked.proof else {}).items():
             made = judged_on(name, part.heldout, part, folder, made, opened, say)
         if other and asked.judge:
             made = judged_on(asked.judge, [*other.guard, *other.heldout], other, folder, made, opened, say)

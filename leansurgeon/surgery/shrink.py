@@ -64,9 +64,9 @@ def decide(
         edits = SplitTensors(steps) if resizes_heads(steps) else {}
         record = {"calibration": calibration.as_dict()} if calibration else {}
         return Decided(steps, edits, record, calibration)
-    from leansurgeon.surgery.walk.calibrated import calibrate
     from leansurgeon.surgery.walk.ground import Options
     from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
+    from leansurgeon.surgery.walk.safe import calibrate_safely
 
     kept = Kept()
     if output is not None:
@@ -84,7 +84,7 @@ def decide(
     say(f"Calibrating on {calibration.says}{'' if device == 'cpu' else f', on {device}'} ...")
     try:
         with blaming_weights(source):
-            outcome = calibrate(steps, calibration, options, say)
+            outcome, calibration = calibrate_safely(steps, calibration, options, say)
     except Interrupted:
         raise
     except LeanSurgeonError:

@@ -61,6 +61,8 @@ class Calibration:
     task: Task | None = field(default=None, repr=False, compare=False)
     asked: int | None = None  # samples to fit on, where somebody said how many
     sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
+    guards: tuple[int, ...] = ()  # and which source every batch of the guard is of
+    beside: Calibration | None = field(default=None, repr=False, compare=False)  # to be mixed in where it is too little
 
     def mask(self, batch: Batch) -> Tensor | None:
         """(batch, tokens) bool, True at real tokens; None where all are."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
+from typing import TypeVar
 
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import LINES, TOKENS, Batch, Calibration, images_wanted
 from leansurgeon.measure.data.parts import WORDS
 
+T = TypeVar("T")
 JOIN = " + "
 THIN = 0.5  # of the usual number of samples
 
@@ -30,6 +33,8 @@ def mixed(sources: Sequence[Calibration]) -> Calibration:
         counts[part] = evenly_filled(rows, min(sum(rows), most))
         each = [thin(getattr(s, part), count) for s, count in zip(sources, counts[part], strict=True)]
         parts[part] = [batch if alike else unlabelled(batch) for batch in in_turns(each)]
+        if part == "guard":
+            guards = tuple(in_turns([[i] * len(batches) for i, batches in enumerate(each)]))
     names = [s.name for s in sources]
     told = "; ".join(
         f"{name}: " + ", ".join(f"{counts[part][i]} to {word}" for part, word in WORDS.items())
@@ -38,12 +43,23 @@ def mixed(sources: Sequence[Calibration]) -> Calibration:
     used = hashlib.sha256("".join(s.digest for s in sources).encode() + str(counts).encode()).hexdigest()
     asked = next((s.asked for s in sources if s.asked is not None), None)
     task = sources[0].task if alike else None
-    return Calibration(JOIN.join(names), told, used, **parts, task=task, asked=asked, sources=tuple(sources))
+    return Calibration(
+        JOIN.join(names), told, used, **parts, task=task, asked=asked, sources=tuple(sources), guards=guards
+    )
+
+
+def with_own(data: Calibration, rows: int | None, *, alone: bool = False) -> Calibration:
+    """Thin data with so many of the samples to fit that stand `beside` it (None: all), or with those `alone`. All of
+    both guard and judge.
+    """
+    own = replace(data.beside, fit=thin(data.beside.fit, rows) if rows != 0 else [])
+    given = [replace(part, fit=[]) if alone else part for part in data.sources or (data,)]
+    return mixed([*given, own])
 
 
 def usual(data: Calibration, part: str) -> int:
     """Samples that a part has where there is enough data of this kind."""
-    first = data.fit[0]
+    first = next(iter(data.fit or data.guard))
     if "input_ids" not in first:
         return images_wanted(first)[part]
     if "attention_mask" in first:
@@ -71,10 +87,10 @@ def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
     return found
 
 
-def in_turns(sources: Sequence[Sequence[Batch]]) -> Iterator[Batch]:
+def in_turns(sources: Sequence[Sequence[T]]) -> Iterator[T]:
     """The first batch of each source, then the second of each, and so on."""
-    for batches in zip_longest(*sources):
-        yield from (batch for batch in batches if batch is not None)
+    for found in zip_longest(*sources):
+        yield from (one for one in found if one is not None)
 
 
 def unlabelled(batch: Batch) -> Batch:

@@ -23,7 +23,8 @@ def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream
     """
     tallies = [Tally() for _ in students]
     tell(ground, view, teacher, students, tallies)
-    return [tally.as_dict() for tally in tallies]
+    guards = ground.calibration.guards if view.seen == "all" else ()
+    return [tally.as_dict() | ({"by_source": tally.by_source(guards)} if guards else {}) for tally in tallies]
 
 
 def tell(
@@ -72,6 +73,7 @@ class Tally:
     divergences: list[Tensor] = field(default_factory=list)  # of every token
     errors: list[Tensor] = field(default_factory=list)
     rows: int = 0
+    batches: list[int] = field(default_factory=list)  # tokens of every batch
     loss: float = 0.0
     scored: float = 0.0
     predicts: bool = True  # every batch has had a score
@@ -96,12 +98,19 @@ class Tally:
                 self.divergences.append((p.exp() * (p - q)).sum(-1).double().cpu())
             self.errors.append(relative_error(y, x).cpu())
         self.rows += len(a)
+        self.batches.append(len(a))
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
     def judged(self) -> Tensor:
         """What judges, of every token (N,) in float64."""
         return torch.cat(self.divergences if self.predicts else self.errors)
+
+    def by_source(self, guards: Sequence[int]) -> list[float]:
+        """The mean of what judges over the batches of each source; `guards` are the batches' sources."""
+        values = self.judged().split(self.batches)
+        of = [[v for v, g in zip(values, guards, strict=True) if g == i] for i in range(max(guards) + 1)]
+        return [round(float(torch.cat(found).mean()), 6) if found else 0.0 for found in of]
 
     def as_dict(self) -> JsonObject:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""

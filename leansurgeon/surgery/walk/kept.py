@@ -42,7 +42,7 @@ class Kept:
     """
 
     def __init__(self, folder: Path | None = None, key: str = "", *, resume: bool = False) -> None:
-        self.folder, self.key = folder, key
+        self.folder, self.key, self.resume = folder, key, resume
         if folder is not None and not (resume and self.goes_on):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -64,9 +64,7 @@ class Kept:
         """Keep a finished step."""
         if self.folder is None:
             return
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True)
-            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
+        self.begin()
         aside = self.folder / f"{name}.{os.getpid()}.unfinished"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
@@ -76,6 +74,19 @@ class Kept:
         sync_tree(aside)
         shutil.rmtree(self.folder / name, ignore_errors=True)
         aside.rename(self.folder / name)
+
+    def begin(self) -> None:
+        """The folder, with what it belongs to."""
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
+
+    def inside(self, name: str) -> Kept:
+        """Steps of one of several cuts that this one takes."""
+        if self.folder is None:
+            return Kept()
+        self.begin()
+        return Kept(self.folder / name, f"{self.key} {name}", resume=self.resume)
 
     def remove(self) -> None:
         """Nothing is kept any more: the result is published."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,8 @@ def sample_data_of_all(
     say: Say,
     device: str = "cpu",
 ) -> Calibration:
-    """What the user has named, several sources evenly mixed; texts that are too few to be safe elsewhere, with samples
-    that the model makes itself. Raises what `sample_data` raises.
+    """What the user has named, several sources evenly mixed; beside texts that are too few to be safe elsewhere, what
+    the model makes itself. Raises what `sample_data` raises.
     """
     from leansurgeon.measure.data import own, pairs
     from leansurgeon.measure.data.mixed import is_thin, mixed
@@ -80,9 +81,8 @@ def sample_data_of_all(
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
     if has_own or pairs.has_two_stacks(opened) or not is_thin(whole):
         return whole
-    say(f"{whole.says}: few samples, so what the model makes itself is mixed in.")
-    made = own_samples(opened, seed, device, say, BY_YOURS)
-    return mixed([*found, made]) if made else whole
+    say(f"{whole.says}: few samples, so what the model makes itself guards, too.")
+    return replace(whole, beside=own_samples(opened, seed, device, say, BY_YOURS))
 
 
 @contextmanager
