@@ -227,7 +227,8 @@ def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) ->
                 raise UnsupportedModel(
                     f"{said}, and the weights hold {len(shapes):,} tensors.", "The config does not fit its weights."
                 )
-            if key in (*WIDTHS, *HEADS) and max(numbers, default=0) > widest:
+            unread = key == "vocab_size" and "image_size" in values  # BEiT's words are those of its pretraining
+            if key in (*WIDTHS, *HEADS) and not unread and max(numbers, default=0) > widest:
                 raise UnsupportedModel(
                     f"{said}, and the largest size of any tensor is {widest:,}.", "The config does not fit its weights."
                 )
