@@ -1,6 +1,6 @@
 """SHA-256 of files, beside other work: hashing is bound by a processor, importing and copying mostly by other things.
 
-`begin` starts it early for files that `sha256` will be asked for; the thread ends with the process when nobody asks.
+`early` starts it for files that `sha256` will be asked for, and ends what nobody asked for.
 Standard library only, so that it can begin before anything else is imported.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,24 +22,26 @@ class Hashing(threading.Thread):
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
-        self.path, self.digest = path, None
+        self.path, self.digest, self.wanted = path, None, True
         self.start()
 
     def run(self) -> None:
-        """Hash the file; one that cannot be read leaves no digest."""
+        """Hash the file; one that cannot be read, or that nobody wants any more, leaves no digest."""
         try:
-            self.digest = digest(self.path)
+            self.digest = digest(self.path, lambda: self.wanted)
         except OSError:  # `sha256` meets it again where somebody hears it
             return
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file in hex, read in chunks."""
-    found, buffer = hashlib.sha256(), bytearray(CHUNK)
+def digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
+    """SHA-256 of a file in hex, read in chunks. Raises `InterruptedError` where it is not `wanted` to its end."""
+    sha, buffer = hashlib.sha256(), bytearray(CHUNK)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
-            found.update(memoryview(buffer)[:size])
-    return found.hexdigest()
+            if not wanted():
+                raise InterruptedError
+            sha.update(memoryview(buffer)[:size])
+    return sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,30 @@ def changed_since(path: Path, before: Identity) -> bool:
     return begun.digest is None or digest(path) != begun.digest
 
 
-def begin(source: str) -> None:
-    """Start hashing the weights of a folder; whatever else `source` may be, nothing happens."""
+@contextmanager
+def early(source: str | None) -> Iterator[None]:
+    """Hash the weights of a folder meanwhile; whatever else `source` may be, nothing happens. What is not done at the
+    end, as after an error, is given up: a sparse file may have terabytes.
+    """
+    begun = begin(source) if source is not None else {}
+    try:
+        yield
+    finally:
+        for key, hashing in begun.items():
+            hashing.wanted = False
+            running.pop(key, None)
+
+
+def begin(source: str) -> dict[Identity, Hashing]:
+    """Start hashing the weights of a folder."""
     folder = Path(source).expanduser()
     folder = folder if (folder / "config.json").is_file() else folder / "model"
+    begun = {}
     for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
         if path.is_file():
-            running[identity(path)] = Hashing(path)
+            begun[identity(path)] = Hashing(path)
+    running.update(begun)
+    return begun
 
 
 def sha256(path: Path) -> str:

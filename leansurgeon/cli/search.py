@@ -128,13 +128,12 @@ def search(
     )
     if plots:
         check_plots(plots)
-    if not dry_run:
-        digests.begin(source)
-    begun = command.begin(source, space, budget, asked)
-    if dry_run:
-        print(listed(begun.source, begun.found, as_json=as_json))
-        return
-    show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
+    with digests.early(None if dry_run else source):
+        begun = command.begin(source, space, budget, asked)
+        if dry_run:
+            print(listed(begun.source, begun.found, as_json=as_json))
+            return
+        show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
 
 
 def listed(opened: Source, found: Shapes, *, as_json: bool) -> str:

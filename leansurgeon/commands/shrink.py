@@ -105,8 +105,13 @@ def shrink(
     """
     from leansurgeon.checkpoints import digests
 
-    if not asked.dry_run:
-        digests.begin(source)
+    with digests.early(None if asked.dry_run else source):
+        return _shrink(source, wanted, how, asked, say, unchanged)
+
+
+def _shrink(
+    source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, unchanged: Callable[[str], None] | None
+) -> Shrunk:
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.surgery.plan.planning import plan
     from leansurgeon.surgery.shrink import decide

@@ -24,3 +24,15 @@ def test_what_is_no_folder_begins_nothing(tmp_path):
     for source in ("vit-b", "timm/vit_base", str(tmp_path / "none"), str(tmp_path)):
         digests.begin(source)
     assert len(digests.running) == before
+
+
+def test_what_nobody_asked_for_is_given_up(tmp_path):
+    """A command that ends early must not leave a processor busy: this file would take an hour."""
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(4 << 40)
+    with digests.early(str(tmp_path)):
+        begun = digests.running[digests.identity(tmp_path / "model.safetensors")]
+        assert begun.is_alive()
+    begun.join(timeout=10)
+    assert not begun.is_alive() and begun.digest is None and begun not in digests.running.values()
