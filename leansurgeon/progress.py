@@ -211,6 +211,12 @@ def shown_on(screen: Screen) -> Iterator[None]:
         _SCREEN.reset(before)
 
 
+def on_a_terminal() -> bool:
+    """Whether phases are drawn as a bar that rewrites itself, so that looking often is worth while."""
+    screen = _SCREEN.get()
+    return screen.rewrites and not screen.quiet
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """transformers without bars and load reports while the block runs; what matters is said by us. Afterwards it is as

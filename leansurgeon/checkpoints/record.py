@@ -160,6 +160,14 @@ class Proof:
             compared=take.part("compared", Comparison.from_dict),
         )
 
+    @property
+    def tensors(self) -> str:
+        """What was found of the names of tensors, in words."""
+        if not self.missing:
+            return "no missing and no unexpected tensors"
+        names = ", ".join(self.missing[:2]) + (", ..." if len(self.missing) > 2 else "")
+        return f"no unexpected tensors; what the source lacks, too, is initialised anew ({names})"
+
     def as_dict(self) -> JsonObject:
         """The proof for `surgery.json`."""
         found = {key: plain(value) for key, value in named(self).items()}

@@ -10,46 +10,57 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.machine import fresh_processes
+from leansurgeon.progress import on_a_terminal, phase
 from leansurgeon.streams import guard
+from leansurgeon.training.plan import Plan
 from leansurgeon.training.plan import make as make_plan
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
 
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
+LOOK_EVERY = 1.0  # seconds between two looks at them for a bar
 SAVING = 60.0  # seconds that a training has for its last checkpoint
+LOGGED = 65_536  # bytes at the end of a log in which its last line lies
 NAMED = 4  # so many trainings are named in a line
+
+Key = tuple[str, int]  # arm and seed
 
 
 def drive(
-    jobs: dict[tuple[str, int], Job],
-    done: dict[tuple[str, int], Summary | None],
+    jobs: dict[Key, Job],
+    done: dict[Key, Summary | None],
     first: str,
     parallel: int,
     samples: int,
     say: Callable[[str], None],
     library: str,
+    title: str = "trainings",
 ) -> None:
     """Start every job whose original is trained, until all are done; the first failure ends the experiment. What is
-    `done` already may have no job. `library` (transformers or timm) is loaded before trainings fork.
+    `done` already may have no job. `library` (transformers or timm) is loaded before trainings fork. Side by side they
+    are one bar on a terminal, a line now and then elsewhere; a training that runs alone speaks for itself.
     """
     waiting = [key for key in jobs if key not in done]
     context = fresh_processes(parallel * max((jobs[key].processes for key in waiting), default=1), library)
-    running: dict[Connection, tuple[tuple[str, int], multiprocessing.Process]] = {}
+    running: dict[Connection, tuple[Key, multiprocessing.Process]] = {}
     with ExitStack() as ends:
         # Nothing is ever sent through it; it closes when this process ends, however it ends.
         alive, life = context.Pipe(duplex=False)
         ends.callback(life.close)
         started: list[multiprocessing.Process] = []
         ends.callback(end_all, started)  # an interrupt must not wait for hours of training
-        tell = time.monotonic() + TELL_EVERY
+        side_by_side = parallel > 1
+        look = ends.enter_context(as_a_bar(title, jobs, done, samples)) if side_by_side else None
+        every = LOOK_EVERY if look else TELL_EVERY
+        tell = time.monotonic() + every
         while waiting or running:
             ready = [k for k in waiting if k[0] == first or jobs[k].wanted.init == "fresh" or (first, k[1]) in done]
             for key in ready[: parallel - len(running)]:
@@ -60,15 +71,39 @@ def drive(
                 end.close()
                 running[answer] = key, process
                 waiting.remove(key)
-            side_by_side = parallel > 1  # a training that runs alone speaks for itself
             for answer in wait(list(running), max(0.0, tell - time.monotonic()) if side_by_side else None):
                 key, process = running.pop(answer)
                 done[key] = received(answer, jobs[key])
                 process.join()
                 say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {result_line(done[key])}")
-            if side_by_side and running and time.monotonic() >= tell:
+            if look:
+                look()
+            elif side_by_side and running and time.monotonic() >= tell:
                 say(f"{len(done)} of {len(jobs)} done, {running_line([jobs[k] for k, _ in running.values()], samples)}")
-                tell = time.monotonic() + TELL_EVERY
+            tell = time.monotonic() + every if time.monotonic() >= tell else tell
+
+
+@contextmanager
+def as_a_bar(
+    title: str, jobs: Mapping[Key, Job | None], done: Mapping[Key, Summary | None], samples: int
+) -> Iterator[Callable[[], None] | None]:
+    """A bar of all trainings that are not done, in steps, with their rate and the time that is left; what is given
+    looks how far they are. None where there is no terminal, and for trainings of a time, whose steps nobody knows.
+    """
+    plans = {key: plan_of(job, samples) for key, job in jobs.items() if job is not None and key not in done}
+    if not plans or not on_a_terminal() or any(plan.timed for plan in plans.values()):
+        yield None
+        return
+    counted = 0
+    with phase(f"{title}, steps", sum(plan.steps for plan in plans.values()), "steps/s") as advance:
+
+        def look() -> None:
+            nonlocal counted
+            now = sum(plan.steps if key in done else min(step_of(jobs[key]), plan.steps) for key, plan in plans.items())
+            advance(now - counted)
+            counted = now
+
+        yield look
 
 
 def end_all(processes: list[multiprocessing.Process]) -> None:
@@ -89,14 +124,27 @@ def running_line(jobs: list[Job], samples: int) -> str:
 
 def how_far(job: Job, samples: int) -> str:
     """`step 330 of 660`; a training that has logged no step yet is `starting`."""
+    step, plan = step_of(job), plan_of(job, samples)
+    if not step:
+        return "starting"
+    return f"step {step}" if plan.timed else f"step {step} of {plan.steps}"
+
+
+def step_of(job: Job) -> int:
+    """The last step that a training has logged; 0 before the first."""
     try:
-        *lines, _ = (job.run / runfolder.METRICS).read_text().split("\n")  # the last piece may still be written
+        with (job.run / runfolder.METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOGGED))
+            *lines, _ = file.read().split(b"\n")  # the last piece may still be written
         step = json.loads(lines[-1])["step"]
     except (OSError, ValueError, LookupError):
-        return "starting"
-    training = job.experiment.training(transferred=job.transferred)
-    plan = make_plan(training.train, samples, 1)
-    return f"step {step}" if plan.timed else f"step {step} of {plan.steps}"
+        return 0
+    return step if isinstance(step, int) else 0
+
+
+def plan_of(job: Job, samples: int) -> Plan:
+    """How long a training is, on a data set of so many samples."""
+    return make_plan(job.experiment.training(transferred=job.transferred).train, samples, 1)
 
 
 def result_line(summary: Summary) -> str:

@@ -60,7 +60,8 @@ class Trainings:
             done = given | {key: old for key, job in left.items() if (old := finished(job))}
             try:
                 known = left | dict.fromkeys(given)
-                drive(known, done, ORIGINAL, parallel, samples, self.say, self.source.architecture.library)
+                library, title = self.source.architecture.library, f"rung {rung.number}"
+                drive(known, done, ORIGINAL, parallel, samples, self.say, library, title)
             except Diverged as error:  # a shape may not learn at this rate; the others may
                 name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
                 if name is None:

@@ -204,4 +204,5 @@ def proved(decided: Decided, folder: Path) -> Proof:
         kind="causal-lm" if causal else "plain",
         exact=steps.exactness == "exact",
         families=(steps.architecture, source.architecture),
+        origin=source.folder if source.learned else None,
     )

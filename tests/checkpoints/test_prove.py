@@ -9,9 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
+from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.record import Both
 from leansurgeon.errors import LeanSurgeonError
+from tests.conftest import build
 from tests.support.command_line import leansurgeon
 from tests.support.processes import proofs
 
@@ -50,6 +52,35 @@ def test_an_exact_plan_may_err_by_rounding_only():
     assert prove.against(far, RESULT, "noise", exact=False).done
     with pytest.raises(LeanSurgeonError, match=r"0\.0003.*\b2\b"):
         prove.against(far, RESULT, "noise", exact=True)
+
+
+def test_what_the_source_lacks_too_is_no_fault_of_the_result():
+    """An encoder that was saved without its pooler, whose 1,056 parameters the library makes anew."""
+    pooler = ["pooler.dense.bias", "pooler.dense.weight"]
+    account = {"missing": pooler, "unexpected": [], "parameters": 3056, "missing_parameters": 1056, "finite": True}
+    prove.check(account, 2000, pooler)
+    for lacking, parameters, wrong in (
+        (pooler[:1], 3056, r"1 tensors.*pooler\.dense\.weight"),
+        (pooler, 2001, "3,056.*3,057"),
+    ):
+        with pytest.raises(LeanSurgeonError, match=wrong):
+            prove.check(account, parameters, lacking)
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_an_encoder_without_a_pooler_is_cut(depth, tmp_path):
+    import transformers
+
+    torch.manual_seed(1)
+    source = transformers.BertModel(build("bert").config, add_pooling_layer=False)
+    source.save_pretrained(tmp_path / "source")
+    wanted = ("--layers", depth) if depth < 4 else ("--heads", 8, "--head-dim", "keep")
+    done = leansurgeon("shrink", tmp_path / "source", *wanted, "--uncalibrated", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    proof = record.read(tmp_path / "out").proof
+    assert proof.missing == ("pooler.dense.bias", "pooler.dense.weight") and "pooler.dense.bias" in done.stdout
+    if depth == 4:
+        assert proof.compared.max_difference <= 1e-4 * proof.compared.spread
 
 
 def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -21,7 +22,8 @@ from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_of, wanted_shapes
 from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
-from leansurgeon.experiment.side_by_side import drive, running_line
+from leansurgeon.experiment.side_by_side import as_a_bar, drive, plan_of, running_line
+from leansurgeon.progress import Screen, duration_text, rate_text, shown_on
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.training.recipe.reading import load, shipped
 from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -223,3 +225,36 @@ def test_a_line_comes_while_trainings_run(tmp_path):
 def test_a_failing_training_ends_the_experiment_with_its_own_error(tmp_path):
     done = leansurgeon("run", "digits-vit", "--debug", "--set", "train.batch=100000", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_trainings_side_by_side_are_one_bar_on_a_terminal(tmp_path, monkeypatch):
+    """Steps of all that are to be trained, without those of an earlier call; elsewhere nothing is drawn."""
+    monkeypatch.setenv("COLUMNS", "100")
+    whole = recipe(train={"duration": "30ep", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
+    jobs = make_jobs(whole, tmp_path, wanted_shapes(whole, open_source("digits-vit")), "original", parallel=2)
+    first, second, *_, fourth = jobs
+    done, now = {fourth: None}, [0.0]
+    jobs[second].run.mkdir(parents=True)
+    (jobs[second].run / "metrics.jsonl").write_text(json.dumps({"type": "train", "step": 330}) + "\n{")  # of 660
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = Terminal()
+    with shown_on(Screen(stream=file, clock=lambda: now[0])), as_a_bar("rung 2", jobs, done, 1437) as look:
+        now[0] = 100.0
+        look()
+        done[first] = None
+        now[0] = 200.0
+        look()
+    whole_length = sum(plan_of(jobs[key], 1437).steps for key in jobs if key != fourth)
+    for steps, seconds in ((330, 100), (330 + 660, 200)):
+        left = duration_text(seconds * (whole_length - steps) / steps)
+        assert f"rung 2, steps: {steps:,}/{whole_length:,}  {rate_text(steps / seconds, 'steps/s')}  eta {left}" in (
+            file.getvalue()
+        )
+    plain = io.StringIO()
+    with shown_on(Screen(stream=plain)), as_a_bar("rung 2", jobs, done, 1437) as look:
+        assert look is None
+    assert plain.getvalue() == ""

@@ -394,7 +394,8 @@ def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
     numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
     with scratch() as folder:
         try:
-            model.save_pretrained(folder, state_dict=numbers)
+            with quiet_transformers():
+                model.save_pretrained(folder, state_dict=numbers)
         except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
             return merged.file_names(model)
         saved = load_file(Path(folder) / "model.safetensors")

@@ -40,12 +40,14 @@ def prove(
     kind: str = "plain",
     exact: bool = False,
     families: Families = (None, None),
+    origin: Path | None = None,
 ) -> Proof:
     """Reload `folder` and check parameter count, missing and unexpected keys, and the outputs.
 
     `source` is the folder that the result is compared with, on held-out `batches` (without them, on noise). `exact`
     says that the plan promises the same function. `families` are those of the result and the source, where they are
-    known: a family that nobody declared need not be inferred once more. Returns the account of the fresh process, with
+    known: a family that nobody declared need not be inferred once more. `origin` is what the result was made from, also
+    where nothing is compared: what it lacks the result may lack. Returns the account of the fresh process, with
     `compared` where a source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
     """
     with scratch() as place:
@@ -55,7 +57,10 @@ def prove(
     if "result" not in found:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
     account = found["result"]
-    check(account, parameters)
+    original = found.get("source")
+    if account["missing"] and original is None and origin is not None:
+        original = run(folder, origin, None, kind, families)[0].get("source")
+    check(account, parameters, (original or {}).get("missing", ()))
     proof = Proof.from_dict(account)
     if source is None:
         return proof
@@ -71,11 +76,15 @@ def undeclared_sample(folder: Path) -> list[dict[str, Any]]:
     return [infer.sample(config)] if inferred else []
 
 
-def check(account: dict[str, Any], parameters: int) -> None:
-    """What must hold of every result, whatever its source. Raises `LeanSurgeonError`."""
-    problems = []
-    if account["missing"]:
-        problems.append(f"{len(account['missing'])} tensors are missing, the first is {account['missing'][0]}")
+def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
+    """What must hold of every result. `lacking` are tensors that its source has not got either, and that the library
+    initialises anew in both (the pooler of an encoder that was saved without one). Raises `LeanSurgeonError`.
+    """
+    problems, missing = [], [name for name in account["missing"] if name not in lacking]
+    if missing:
+        problems.append(f"{len(missing)} tensors are missing, the first is {missing[0]}")
+    else:
+        parameters += account.get("missing_parameters", 0)
     if account["unexpected"]:
         problems.append(f"{len(account['unexpected'])} tensors have no place, the first is {account['unexpected'][0]}")
     if account.get("mismatched"):

@@ -55,6 +55,7 @@ def load_transformers(folder: Path, config: dict, how: dict):
     auto = next((a for a, full in remote.items() if full.endswith("." + name)), None)
     home = importlib.import_module(how["module"]) if "module" in how else transformers
     cls = getattr(home, auto or name)
+    torch.manual_seed(0)  # what a folder lacks is drawn: the same for the result and its source
     model, info = cls.from_pretrained(folder, output_loading_info=True, trust_remote_code=trusted, dtype=torch.float32)
     account = {
         "missing": sorted(info["missing_keys"]),
@@ -173,7 +174,9 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     sums, outputs = run(model, batches, kind, torch)
-    return account | {"parameters": sum(p.numel() for p in model.parameters())} | sums, outputs
+    lacking = [p.numel() for name, p in model.named_parameters() if name in account["missing"]]
+    counts = {"parameters": sum(p.numel() for p in model.parameters()), "missing_parameters": sum(lacking)}
+    return account | counts | sums, outputs
 
 
 def differences(source: list, result: list, torch) -> dict:

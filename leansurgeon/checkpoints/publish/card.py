@@ -315,8 +315,7 @@ def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
     """What the fresh process found that loaded the result."""
     proof = made.proof
     proved = (
-        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, "
-        "no missing and no unexpected tensors."
+        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, {proof.tensors}."
         if proof
         else "Not reloaded after writing."
     )

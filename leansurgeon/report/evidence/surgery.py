@@ -158,7 +158,7 @@ def proven(record: SurgeryRecord) -> str:
         return ""
     return (
         f"Proof: reloaded in a fresh process with {text(record.proof.loaded_with, '?')}; "
-        f"{record.proof.parameters:,} parameters, no missing and no unexpected tensors."
+        f"{record.proof.parameters:,} parameters, {record.proof.tensors}."
     )
 
 

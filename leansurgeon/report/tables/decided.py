@@ -95,7 +95,5 @@ def weighed(kept: dict[str, list[int]]) -> str:
 def closing(folder: Path, proof: Proof) -> str:
     """Where a result is, and what its reload has shown."""
     lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof.loaded_with}:")
-    lines += wrap(
-        f"{proof.parameters:,} parameters, no missing and no unexpected tensors, output {list(proof.output)} is finite."
-    )
+    lines += wrap(f"{proof.parameters:,} parameters, {proof.tensors}, output {list(proof.output)} is finite.")
     return "\n".join(["", *lines])
