@@ -9,6 +9,7 @@ a copy of the model; whoever needed source and result at once would hold nearly 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import time
 
 import pytest
 
+from tests.benchmarks.memory import large
 from tests.benchmarks.streaming_models import llama
 from tests.benchmarks.test_streaming import anonymous
 
@@ -63,3 +65,10 @@ def test_a_model_of_which_two_copies_do_not_fit_can_be_calibrated(tmp_path):
     shutil.rmtree(folder)
     print(f"\nmodel {size / 1e9:.2f} GB; " + ", ".join(f"{k}: {v / 1e6:.0f} MB" for k, v in peaks.items()))
     assert peaks["calibration"] < size / 2 + peaks["torch alone"]
+
+
+def test_the_command_for_large_models_measures(tmp_path, capsys):
+    large.main(["--size", "tiny", "--lose", "2", "--tokens", "256", "--folder", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert found["layers"] == 4 and 0 < found["anonymous"] <= found["peak"] < found["machine"]
+    assert [f.name for f in tmp_path.iterdir()] == ["llama-tiny"] and found["disk"] > 0
