@@ -223,11 +223,19 @@ class Ground:
         """
         skeletons = [self.teacher, *self.results.values()]
         skeletons += [vars(self)[name] for name in ("workshop", "wide") if name in vars(self)]
-        batches = [batch for part in PARTS for batch in getattr(self.calibration, part)]
-        first = Stream(self.teacher, batches[:1]).hidden[0]
-        each = first.numel() / first.shape[-1] / rows_of(batches[0])  # tokens of an image
-        tokens = sum(b["input_ids"].numel() if "input_ids" in b else each * rows_of(b) for b in batches)
+        tokens = sum(self.tokens(getattr(self.calibration, part)) for part in PARTS)
         return sum(skeleton.work for skeleton in skeletons) / (self.plan.before.depth * tokens)
+
+    def tokens(self, batches: list[Batch]) -> float:
+        """Tokens of some batches as blocks count them."""
+        return sum(b["input_ids"].numel() if "input_ids" in b else self.patches * rows_of(b) for b in batches)
+
+    @cached_property
+    def patches(self) -> float:
+        """Tokens of an image."""
+        batch = self.calibration.guard[0]
+        first = Stream(self.teacher, [batch]).hidden[0]
+        return first.numel() / first.shape[-1] / rows_of(batch)
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,11 +24,15 @@ from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
-from leansurgeon.surgery.refit.span_fit import LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
-from leansurgeon.surgery.walk.changes import ranges
+from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
+from leansurgeon.surgery.walk.changes import divides_heads, ranges
 from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
 from leansurgeon.surgery.walk.judge import judge
+
+LONGEST = 2 * len(PHASES)  # blocks that are trained together at most
+TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
+PASSES = 6.0  # of the source over all samples, which the steps of all spans may cost
 
 
 @dataclass
@@ -38,22 +43,48 @@ class Mark:
 
     first: int
     ends: tuple[int, ...]
+    phases: tuple[Phase, ...] = PHASES
     streams: dict[str, Stream] = field(default_factory=dict)
     goals: dict[int, Mapping[str, list[Tensor]]] = field(default_factory=dict)
 
 
 def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Ground) -> list[Mark]:
     """The cuts of a candidate whose new layer j stands for source layers `kept[j]` to `until[j]`; `gaps` are kept
-    layers that stand behind a gap at the start of their stage. A span reaches no other cut and no other stage.
+    layers that stand behind a gap at the start of their stage. A span reaches no other cut and no other stage. Where a
+    short stage has several cuts, what is behind the first is one more span; where its heads were divided, all of it.
     """
     cuts = [j for j, (start, end) in enumerate(zip(kept, until, strict=True)) if start != end or start in gaps]
-    found = []
-    for number, first in enumerate(cuts):
-        stage = next(s for s in ranges(ground.plan.after) if first in s)
-        limit = min(stage.stop, cuts[number + 1] if number + 1 < len(cuts) else stage.stop) - 1
-        ends = range(first + 1, limit + 1, 2) if limit > first else (first,)
-        found.append(Mark(first, tuple(ends)[: len(PHASES)]))
+    found: list[Mark] = []
+    for stage in ranges(ground.plan.after):
+        here = [j for j in cuts if j in stage]
+        for first, following in pairwise([*here, stage.stop]):
+            found.append(Mark(first, growing_ends(first, following - 1)))
+        divided = not here and all(divides_heads(ground.plan, kept[j]) for j in stage)
+        if divided and len(stage) <= LONGEST:
+            found.append(Mark(stage.start, growing_ends(stage.start, stage.stop - 1)))
+        elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
+            found.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
     return found
+
+
+def growing_ends(first: int, limit: int) -> tuple[int, ...]:
+    """Where spans from `first` on end, two layers later each time; the last that may, if phases are left for it."""
+    if limit <= first:
+        return (first,)
+    ends = tuple(range(first + 1, limit + 1, 2))[: len(PHASES)]
+    return ends if ends[-1] == limit or len(ends) == len(PHASES) else (*ends, limit)
+
+
+def share_of_steps(marks: Sequence[Mark], depth: int, fit: float, guard: float, pieces: int) -> float:
+    """Which share of their steps spans may take, so that all cost `PASSES` at most; of tokens to fit, which lie in so
+    many `pieces`, and to guard.
+    """
+    steps = sum(
+        min(phase.steps, EPOCHS * pieces) * (end - mark.first + 1)
+        for mark in marks
+        for phase, end in zip(mark.phases, mark.ends, strict=False)
+    )
+    return min(1.0, PASSES * depth * (fit + guard) / max(1.0, 3 * steps * fit / pieces))
 
 
 class Walked(Protocol):
@@ -96,16 +127,21 @@ class Growing:
     def run(self) -> list[dict[str, Any]]:
         """Fit around every cut, from the first to the last; the numbers."""
         record, behind = [], None
-        for mark in track(self.student.marks, "local fit, cuts", "cuts/s"):
-            if behind is not None:  # an earlier cut has changed what stands before this one
+        tokens = {part: self.ground.tokens(self.view.batches[part]) for part in PARTS}
+        states = self.student.marks[0].streams["fit"].hidden
+        pieces = sum(len(row_sizes(b, h)) for b, h in zip(self.view.batches["fit"], states, strict=True))
+        depth = self.ground.plan.before.depth
+        share = share_of_steps(self.student.marks, depth, tokens["fit"], tokens["guard"], pieces)
+        for number, mark in enumerate(track(self.student.marks, "local fit, spans", "spans/s")):
+            if behind is not None and mark.first > behind.first:  # an earlier cut has changed what stands before it
                 mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
-            record.append({"first": mark.first, "spans": self.grow(mark)})
+            phases = [replace(phase, steps=max(1, round(share * phase.steps))) for phase in mark.phases]
+            record.append({"first": mark.first, "spans": self.grow(mark, phases, f"span-{number}")})
             behind = mark
         return record
 
-    def grow(self, mark: Mark) -> list[dict[str, Any]]:
-        """Fit the span of one cut, longer and longer while the guard gains."""
-        name = f"span-{mark.first}"
+    def grow(self, mark: Mark, phases: Sequence[Phase], name: str) -> list[dict[str, Any]]:
+        """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
         if step := self.ground.options.kept.get(name):
             for tensor, values in step.tensors.items():
                 self.edits.put(tensor, values)
@@ -114,7 +150,7 @@ class Growing:
         filled: list[int] = []
         found: list[dict[str, Any]] = []
         longest = self.ground.longest_span
-        for phase, end in zip(PHASES, mark.ends, strict=False):
+        for phase, end in zip(phases, mark.ends, strict=False):
             if longest is not None and end - mark.first >= longest:
                 break
             while len(filled) <= end - mark.first:
@@ -165,13 +201,11 @@ class Pieces:
 
     @classmethod
     def of(cls, growing: Growing, mark: Mark, part: str) -> Pieces:
-        """The part's batches cut into small ones of a few rows. A decoder is called with what its encoder made of a
-        whole batch, so those of two stacks stay whole.
-        """
+        """The part's batches cut into small ones of a few rows, as far as they may be."""
         batches, before = growing.view.batches[part], mark.streams[part]
         if "decoder_input_ids" in batches[0]:
             masks = growing.view.masks_at(part, growing.skeleton.stage(mark.first))
-            return cls(before, [[rows_of(batch)] for batch in batches], list(before.hidden), masks)
+            return cls(before, [[rows_of(b)] for b in batches], list(before.hidden), masks)
         sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
         small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]
         masks = [growing.ground.calibration.mask(batch) for batch in small]
@@ -184,9 +218,11 @@ class Pieces:
 
 
 def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
-    """Rows of the pieces of a batch. A batch whose hidden states are not rows of samples stays whole."""
+    """Rows of the pieces of a batch. A batch whose hidden states are not rows of samples stays whole, and one of two
+    stacks: a decoder is called with what its encoder made of all of it.
+    """
     rows = rows_of(batch)
-    if hidden.dim() < 3 or len(hidden) != rows:
+    if "decoder_input_ids" in batch or hidden.dim() < 3 or len(hidden) != rows:
         return [rows]
     each = max(1, STEP_TOKENS * hidden.shape[-1] // hidden[0].numel())
     return [min(each, rows - start) for start in range(0, rows, each)]
@@ -215,7 +251,7 @@ def fit_locally(
     """
     growing = Growing(ground, view, student, edits, Clock(ground.options.heal_time))
     spans = growing.run()
-    first = student.marks[0]
+    first = min(student.marks, key=lambda mark: mark.first)
     behind = growing.advance(first.streams["guard"], ground.plan.after.depth)
     (now,) = judge(ground, view, teacher, [behind])
     kept = now["judged_by"] < score["judged_by"]

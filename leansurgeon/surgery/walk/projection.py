@@ -16,6 +16,7 @@ from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS
 from leansurgeon.surgery.walk.calibrated import TRIAL
 from leansurgeon.surgery.walk.choose_layers import BLOCKS
 from leansurgeon.surgery.walk.ground import SHARE, SPANS, STREAMS, TRAINED
+from leansurgeon.surgery.walk.grow import PASSES
 
 REACHED = 0.4  # of the peak rates
 CONVERTED = 2e9  # bytes of weights a second that the host turns into fp32
@@ -132,11 +133,13 @@ def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs:
     tokens = depth * samples.trial_guard + depth * (samples.trial_fit + samples.trial_guard) + sets * trial
     tokens += depth * (samples.fit + samples.guard) + WAYS * candidate(samples.fit, samples.guard)
     fills = 3 * depth + (sets + WAYS) * (behind + 1)
-    layers = 0
+    layers, stepped = 0, 0
     for number, phase in enumerate(PHASES if local and lost else ()):
         layers = min(2 * (number + 1), behind + 1)
         steps = min(phase.steps, epochs * max(1, samples.fit // STEP_TOKENS))
-        tokens += layers * (3 * steps * STEP_TOKENS + 2 * samples.guard)
+        stepped += layers * 3 * steps * STEP_TOKENS
+        tokens += layers * 2 * samples.guard
+    tokens += min(stepped, PASSES * depth * (samples.fit + samples.guard))
     tokens += samples.guard * behind if layers else 0
     return Work(tokens, fills + layers + behind, sets, WAYS)
 

@@ -13,12 +13,12 @@ from leansurgeon.surgery.plan.method import Method, healing
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit.local_fit import Clock, Example
-from leansurgeon.surgery.refit.span_fit import Phase, fit_span, pace
+from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS, Phase, fit_span, pace
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.choose_layers import Evidence, blocks
 from leansurgeon.surgery.walk.ground import Ground, Options
-from leansurgeon.surgery.walk.grow import marks, row_sizes, split
+from leansurgeon.surgery.walk.grow import PASSES, Mark, growing_ends, marks, row_sizes, share_of_steps, split
 from leansurgeon.surgery.walk.race import CLOSE
 from tests.surgery.walk.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
 
@@ -83,18 +83,48 @@ def test_blocks_are_ordered_by_angle_and_leave_the_first_layer():
 
 
 def ground_of(*stages):
-    """A plan's shape after, which is all that marks ask for."""
-    plan = type("Plan", (), {"after": Shape(tuple(Stage(n, 2, 4, 2, 8, 8) for n in stages))})
+    """A plan's shapes, which are all that marks ask for; heads stay."""
+    after, before = (Shape(tuple(Stage(n + more, 2, 4, 2, 8, 8) for n in stages)) for more in (0, 20))
+    plan = type("Plan", (), {"after": after, "before": before})
     return type("Ground", (), {"plan": plan})
 
 
 def test_spans_end_before_the_next_cut_and_with_their_stage():
     kept, until = (0, 1, 4, 5, 7, 8, 9), (0, 3, 4, 6, 7, 8, 9)
     found = marks(kept, until, set(), ground_of(7))
-    assert [(m.first, m.ends) for m in found] == [(1, (2,)), (3, (4, 6))]
+    assert [(m.first, m.ends) for m in found] == [(1, (2,)), (3, (4, 6)), (1, (6,))]  # and both cuts together
+    found = marks((0, 1, 4, 5, *range(7, 14)), (0, 3, 4, 6, *range(7, 14)), set(), ground_of(11))
+    assert [(m.first, m.ends) for m in found] == [(1, (2,)), (3, (4, 6, 8, 10))]  # too many for one
+    found = marks((0, 3, 4, 5), (2, 3, 4, 5), set(), ground_of(4))
+    assert [(m.first, m.ends) for m in found] == [(0, (1, 3))]
+    assert growing_ends(1, 5) == (2, 4, 5) and growing_ends(0, 20) == (1, 3, 5, 7) and growing_ends(3, 3) == (3,)
     found = marks((0, 3, 4), (2, 3, 4), set(), ground_of(1, 2))  # the stage ends with the layer before the cut
     assert [(m.first, m.ends) for m in found] == [(0, (0,))]
     assert [m.first for m in marks((1, 2), (1, 2), {1}, ground_of(2))] == [0]  # leading layers went
+
+
+def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F811
+    folder, data = trained("bert")
+    steps = plan(open_source(str(folder)), Wanted(heads="8", head_dim="split"), calibrated=True)
+    scores = {}
+    for heal in ("closed", "local"):
+        outcome = calibrate(steps, data, Options(heal=heal))
+        scores[heal] = outcome.record["healing"]["judged_by"]
+        outcome.close()
+    (found,) = outcome.record["healing"]["local"]["cuts"]
+    assert found["first"] == 0 and [span["until"] for span in found["spans"]] == [1, 3]
+    assert outcome.record["healing"]["local"]["kept"] and scores["local"] < scores["closed"]
+
+
+def test_spans_cost_so_many_passes_at_most():
+    whole = [Mark(1, (2, 4)), Mark(1, (5,), PHASES[:1])]
+    steps = 2 * PHASES[0].steps + 4 * PHASES[1].steps + 5 * PHASES[0].steps
+    tokens = 40 * STEP_TOKENS
+    assert share_of_steps(whole, 60, tokens, tokens, 40) == 1.0
+    share = share_of_steps(whole, 6, tokens, tokens, 40)
+    assert share * steps * 3 * STEP_TOKENS == pytest.approx(PASSES * 6 * 2 * tokens) and 0 < share < 1
+    few = share_of_steps(whole[:1], 6, 100, 0, 2)  # eight rounds of two steps of 50 tokens
+    assert few == pytest.approx(PASSES * 6 * 100 / (3 * 50 * 16 * (2 + 4)))
 
 
 def test_pieces_keep_rows_together():
