@@ -79,17 +79,17 @@ class Loaded:
         kind = type(getattr(self.model.config, architecture.section))
         parts = (self.projections or [""])[0].split(".")
         inside = (".".join(parts[:i]) for i in range(1, len(parts)))
-        found = next((path for path in inside if is_tower(self.model.get_submodule(path), kind)), None)
-        if found is None:
+        place = next((path for path in inside if is_tower(self.model.get_submodule(path), kind)), None)
+        if place is None:
             tower = architecture.section.removesuffix("_config")
             said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
             raise UnsupportedModel(said, "`leansurgeon shrink` and `plan` take it; or measure another tower.")
         stages = tuple(
-            replace(blocks, projection=tuple(path.removeprefix(found + ".") for path in blocks.projection))
+            replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
             for blocks in architecture.stages
         )
         own = derive(architecture, stages=stages, section="")
-        return Loaded(self.model.get_submodule(found), own, self.config[architecture.section], self.folder, None)
+        return Loaded(self.model.get_submodule(place), own, self.config[architecture.section], self.folder, None)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, D) of the body below any head, after its last norm; (B, ..., D) of timm's
@@ -105,7 +105,7 @@ class Loaded:
     @property
     def projections(self) -> list[str]:
         """Module names of the output projections in order, one for every attention of a layer."""
-        names, found = [n for n, _ in self.model.named_modules()], []
+        names, paths = [n for n, _ in self.model.named_modules()], []
         stages = self.architecture.shape(self.config).stages
         for i, blocks in [(i, self.architecture.blocks(s)) for s, at in enumerate(stages) for i in range(at.depth)]:
             for path in blocks.projection:
@@ -113,8 +113,8 @@ class Loaded:
                 hits = [n for n in names if n == path or n.endswith("." + path)]
                 if len(hits) != 1:
                     raise LeanSurgeonError(f"Layer {i} has {len(hits)} modules named '{path}' where one was expected.")
-                found += hits
-        return found
+                paths += hits
+        return paths
 
     @property
     def info(self) -> JsonObject:
@@ -165,15 +165,15 @@ def transformers_class(architecture: Architecture, name: str) -> type:
         module = importlib.import_module(f"leansurgeon.models.{architecture.modelling.removesuffix('.py')}")
     else:
         module = importlib.import_module("transformers")
-    found = getattr(module, name, None)
-    if not isinstance(found, type) or not hasattr(found, "from_pretrained"):
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
         raise UnsupportedModel(f"config.json names the class {name}, which is no model of {module.__name__}.")
-    if architecture.library == "transformers" and not belongs(found, architecture):
+    if architecture.library == "transformers" and not belongs(cls, architecture):
         raise UnsupportedModel(
             f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
             "Correct model_type or architectures there.",
         )
-    return found
+    return cls
 
 
 def belongs(cls: type, architecture: Architecture) -> bool:
@@ -228,10 +228,10 @@ def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
 def stored_in(folder: Path) -> torch.dtype | None:
     """The half precision in which all matrices of a folder are stored; None for fp32, or a mixture."""
     try:
-        found = {entry.dtype for entry in Weights.open(folder).entries.values() if len(entry.shape) > 1}
+        dtypes = {entry.dtype for entry in Weights.open(folder).entries.values() if len(entry.shape) > 1}
     except LeanSurgeonError:
         return None  # no safetensors: whoever reads the weights says so
-    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(found.pop()) if len(found) == 1 else None
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
 def save_model(
@@ -268,11 +268,11 @@ def cast(tensor: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
 def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]:
     """The state dict in the precision that is stored; tied tensors stay one."""
     made: dict[tuple[int, torch.Size], torch.Tensor] = {}
-    found = {}
+    narrow = {}
     for name, tensor in model.state_dict().items():
         key = (tensor.data_ptr(), tensor.shape)
-        found[name] = made.setdefault(key, cast(tensor.detach(), stored)) if tensor.numel() else tensor
-    return found
+        narrow[name] = made.setdefault(key, cast(tensor.detach(), stored)) if tensor.numel() else tensor
+    return narrow
 
 
 def load(
@@ -388,5 +388,5 @@ def task_classes(architecture: Architecture, head: str) -> list[str]:
         "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "masked-lm": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     }[head]
-    found = table.get(architecture.model_types[0], [])
-    return [found] if isinstance(found, str) else list(found)
+    names = table.get(architecture.model_types[0], [])
+    return [names] if isinstance(names, str) else list(names)

@@ -31,11 +31,11 @@ FREE = (*FREE, "train.checkpoint")
 def settings_of(job: Job) -> JsonObject:
     """What decides the job's result beside its recipe, by name, as a summary keeps it."""
     recipe = job.experiment
-    found: dict[str, Any] = {"arm": asdict(job.wanted), "method": asdict(job.method) | {"calibrate": job.calibrate}}
-    found |= {"source": recipe.source, "source_config": recipe.source_config}
+    settings: dict[str, Any] = {"arm": asdict(job.wanted), "method": asdict(job.method) | {"calibrate": job.calibrate}}
+    settings |= {"source": recipe.source, "source_config": recipe.source_config}
     if job.transferred:
-        found |= {"cut_from": CUT_FROM, "original": _dump(recipe.training(transferred=False))}
-    return found
+        settings |= {"cut_from": CUT_FROM, "original": _dump(recipe.training(transferred=False))}
+    return settings
 
 
 def part_of(job: Job) -> Part:
@@ -78,17 +78,17 @@ def finished(job: Job) -> Summary | None:
     Where it tells of the same result and an older version wrote it, it is marked as this version would. Raises
     `UsageError` where it is the result of other settings.
     """
-    found = summary.read_if_whole(job.run)
-    if found is None or found.status != DONE:
+    done = summary.read_if_whole(job.run)
+    if done is None or done.status != DONE:
         return None
-    if told := differing(found, job):
+    if told := differing(done, job):
         raise _replaced(job, "finished", *told)
-    part, old = part_of(job), found.experiment
+    part, old = part_of(job), done.experiment
     if old is None or old.settings is None or old.digest != part.digest:
-        found = replace(found, experiment=part)
+        done = replace(done, experiment=part)
         with suppress(LeanSurgeonError):  # it may lie where nobody writes
-            summary.write(job.run, found)
-    return found
+            summary.write(job.run, done)
+    return done
 
 
 def check_interrupted(job: Job) -> None:
@@ -107,14 +107,14 @@ def _replaced(job: Job, how: str, key: str, old: object, new: object) -> UsageEr
     )
 
 
-def differing(found: Summary, job: Job) -> tuple[str, Any, Any] | None:
+def differing(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
     """The first key that decides and differs, with both values."""
-    told = resume.first_difference(resume.today(found.recipe), _dump(training_of(job)), FREE)
-    if told or found.experiment is None:
+    told = resume.first_difference(resume.today(done.recipe), _dump(training_of(job)), FREE)
+    if told or done.experiment is None:
         return told
-    if found.experiment.settings is None:
-        return _of_old_form(found, job)
-    before, now = dict(found.experiment.settings), settings_of(job)
+    if done.experiment.settings is None:
+        return _of_old_form(done, job)
+    before, now = dict(done.experiment.settings), settings_of(job)
     one, other = before.pop("original", None), now.pop("original", None)
     if one and other and (told := resume.first_difference(resume.today(one), other, FREE)):
         return f"{told[0]} of the original", *told[1:]
@@ -126,12 +126,12 @@ def differing(found: Summary, job: Job) -> tuple[str, Any, Any] | None:
     return None
 
 
-def _of_old_form(found: Summary, job: Job) -> tuple[str, Any, Any] | None:
+def _of_old_form(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
     """The same for a summary of a version that kept no settings: the numbers of the shape are looked at."""
-    part, init = found.experiment, "transfer" if job.transferred else "fresh"
+    part, init = done.experiment, "transfer" if job.transferred else "fresh"
     if part.init and part.init != init:
         return "init", part.init, init
-    stages = (found.model.shape or {}).get("stages") or []
+    stages = (done.model.shape or {}).get("stages") or []
     for name, key in (("heads", "heads"), ("layers", "depth"), ("mlp_dim", "mlp_dim")):
         asked = str(getattr(job.wanted, name) or "").split(",")
         if not stages or not all(word.isdecimal() for word in asked):
@@ -160,8 +160,8 @@ _DEFAULTS = {
 
 
 def _default(key: str) -> Any:
-    found = _DEFAULTS.get(key)
-    return None if found is MISSING else found
+    default = _DEFAULTS.get(key)
+    return None if default is MISSING else default
 
 
 def _free(key: str) -> bool:

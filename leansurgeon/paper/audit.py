@@ -86,15 +86,15 @@ def audit(exhibit: Exhibit, how: str = "meta", *, what_if: bool = False) -> list
 def audit_row(row: Row, original: Row, count: Count, what_if: bool) -> Audited:
     """One row counted: parameters under the paper's head policy, and under others with `what_if`."""
     start = Start(row.preset)
-    found = target_of(start, row.words, row.policy)
+    target = target_of(start, row.words, row.policy)
     first = target_of(start, original.words, original.policy)
     others = {name: count(start, target_of(start, words, row.policy)) for name, words in row.others.items()}
     return Audited(
         row=row,
-        shape=found.shape,
-        parameters=count(start, found),
+        shape=target.shape,
+        parameters=count(start, target),
         original=count(start, first),
-        saved_by=saved_by(start, found),
+        saved_by=saved_by(start, target),
         as_printed=count_as_printed(row, count) if row.reading else None,
         others=others,
         what_if=tuple(alternatives(row, count)) if what_if and row.role != "original" else (),
@@ -111,7 +111,7 @@ def count_as_printed(row: Row, count: Count) -> int:
 
 def alternatives(row: Row, count: Count) -> list[Alternative]:
     """The row under both head policies, each with its own MLP and with that of the original."""
-    found, start = [], Start(row.preset)
+    others, start = [], Start(row.preset)
     papers = target_of(start, row.words, row.policy).shape
     for policy in ("keep", "split"):
         for original_mlp in (False, True):
@@ -119,10 +119,10 @@ def alternatives(row: Row, count: Count) -> list[Alternative]:
             try:
                 made = target_of(start, words, policy)
             except LeanSurgeonError as error:
-                found.append(Alternative(policy, original_mlp, False, None, error.message))
+                others.append(Alternative(policy, original_mlp, False, None, error.message))
             else:
-                found.append(Alternative(policy, original_mlp, made.shape == papers, count(start, made)))
-    return found
+                others.append(Alternative(policy, original_mlp, made.shape == papers, count(start, made)))
+    return others
 
 
 # -- shapes ---------------------------------------------------------------------------------------
@@ -155,30 +155,30 @@ def source_of(start: Start) -> Source:
 def target_of(start: Start, words: Words, policy: str) -> Target:
     """The shape that the words mean, and the family that holds it, as `shrink` finds them. Raises `UsageError`."""
     source = source_of(start)
-    found = resolve(source, Wanted(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
-    Reshaped(source, found.architecture, found.shape).config()  # refuses what cannot be stored
-    return found
+    target = resolve(source, Wanted(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
+    Reshaped(source, target.architecture, target.shape).config()  # refuses what cannot be stored
+    return target
 
 
-def saved_by(start: Start, found: Target) -> dict[str, int]:
+def saved_by(start: Start, target: Target) -> dict[str, int]:
     """Parameters that go with the layers, with the heads of those left, and with their MLP; in this order."""
-    stages = list(zip(source_of(start).shape.stages, found.shape.stages, strict=True))
+    stages = list(zip(source_of(start).shape.stages, target.shape.stages, strict=True))
     shapes = [
         Shape(tuple(now for now, _ in stages)),
         Shape(tuple(replace(now, depth=new.depth) for now, new in stages)),
         Shape(tuple(replace(new, mlp_dim=now.mlp_dim) for now, new in stages)),
-        found.shape,
+        target.shape,
     ]
-    counts = [declared_count(start, found.architecture.name, shape) for shape in shapes]
+    counts = [declared_count(start, target.architecture.name, shape) for shape in shapes]
     return {part: a - b for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)}
 
 
 # -- counts ---------------------------------------------------------------------------------------
 
 
-def formula_count(start: Start, found: Target) -> int:
+def formula_count(start: Start, target: Target) -> int:
     """Parameters by the torch-free declaration."""
-    return declared_count(start, found.architecture.name, found.shape)
+    return declared_count(start, target.architecture.name, target.shape)
 
 
 @cache
@@ -194,9 +194,9 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
     return total
 
 
-def meta_count(start: Start, found: Target) -> int:
+def meta_count(start: Start, target: Target) -> int:
     """Parameters of the model that the library builds, without memory for its weights."""
-    return library_count(start, found.architecture.name, found.shape)
+    return library_count(start, target.architecture.name, target.shape)
 
 
 @cache

@@ -36,21 +36,21 @@ def setting(section: Section) -> list[str]:
 
 def notes(section: Section, kappa: bool = False) -> list[Note]:
     """How the numbers came about, in as few sentences as honesty allows. With `kappa`, for a table of layers only."""
-    found = [] if kappa else [*of_quality(section), *of_expectations(section)]
-    found += [] if kappa else of_judged(section)
-    found += of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
-    found += [] if kappa else of_memory([row for row in section.rows if row.memory])
+    lines = [] if kappa else [*of_quality(section), *of_expectations(section)]
+    lines += [] if kappa else of_judged(section)
+    lines += of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
+    lines += [] if kappa else of_memory([row for row in section.rows if row.memory])
     if section.kind == "runs" and len(section.rows) > 1 and not kappa:
         said = (
             "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
         )
-        found.append(Note(said, "quality", caveat=True))
-    return found + list(section.notes)
+        lines.append(Note(said, "quality", caveat=True))
+    return lines + list(section.notes)
 
 
 def of_quality(section: Section) -> list[Note]:
     """Notes on the metric: which step it is of, its spread, and unequal lengths of training."""
-    found = [Note(said, "quality", caveat=True) for said in longer_training(section)]
+    warned = [Note(said, "quality", caveat=True) for said in longer_training(section)]
     said = []
     if section.task:
         many = any(r.metric and r.metric.sd is not None for r in section.rows)
@@ -78,16 +78,16 @@ def of_quality(section: Section) -> list[Note]:
             f"Standard errors count {size}; better or worse is said from two on, with few seeds later "
             "(Student's t, 95 %)."
         )
-    return found + [Note(line, "quality") for line in said]
+    return warned + [Note(line, "quality") for line in said]
 
 
 def of_expectations(section: Section) -> list[Note]:
     """One sentence for each row of which the recipe expects something."""
-    found: dict[str, list[Expected]] = {}
+    by_arm: dict[str, list[Expected]] = {}
     for one in expectations(section):
-        found.setdefault(one.name, []).append(one)
+        by_arm.setdefault(one.name, []).append(one)
     notes = []
-    for name, several in found.items():
+    for name, several in by_arm.items():
         said = ", ".join(expected_text(one, section) for one in several)
         differs = any(one.agrees is False for one in several)
         notes.append(Note(f"The recipe, as it is shipped, expects of {name}: {said}.", "quality", caveat=differs))
@@ -120,34 +120,34 @@ def expected_text(one: Expected, section: Section) -> str:
     return f"{one.figure} {expected} (here {measured}{word})"
 
 
-def of_kappa(found: list[Kappa], by_layer: bool) -> list[Note]:
+def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
     """Notes on how the condition numbers were measured: precision, samples, what is averaged."""
-    if not found:
+    if not measured:
         return []
-    first = found[0]
+    first = measured[0]
     dtype = "fp32" if first.dtype == "float32" else first.dtype
     averaged = "" if by_layer else "; median layer and worst layer"
-    counts = sorted({k.samples for k in found})
+    counts = sorted({k.samples for k in measured})
     taken = str(first.samples) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}, not the same for all rows"
     said = [
         f"kappa: input of the output projection, per sample ({taken}), real tokens, {dtype} forward, "
         f"fp64 spectrum{averaged}."
     ]
-    if by_layer and any(k.output for k in found):
+    if by_layer and any(k.output for k in measured):
         said.append(
             "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model "
             "computes. A W_o, the block's Jacobian (≥: a lower bound by probes) and, over heads, W_o W_v and "
             "W_q' W_k do not."
         )
     notes = [Note(line, "kappa") for line in said]
-    lost = sum(k.deficient for k in found)
+    lost = sum(k.deficient for k in measured)
     if lost:
         lacking = (
             f"{plural(lost, 'block')} lacked full rank (≥ marks a bound) and stand in no mean: look for repeated "
             "tokens, heads without effect, or fewer columns than tokens."
         )
         notes.append(Note(lacking, "kappa", caveat=True))
-    elif any(bound and not bound.exact for k in found for bound in (k.mean, k.median, k.worst)):
+    elif any(bound and not bound.exact for k in measured for bound in (k.mean, k.median, k.worst)):
         notes.append(Note(f"≥ marks values that a {dtype} forward caps; measure in fp32.", "kappa", caveat=True))
     return notes
 

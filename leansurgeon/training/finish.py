@@ -1,30 +1,40 @@
-"""The end of a training: the last model, what is measured on it, and its summary."""
+"""The end of a training: the last model, its summary, and what is measured once that stands: announced, bounded, ended
+by the first Ctrl-C.
+
+A measure that is cut short costs no result: it is missing from the summary, and the exit code is that of success.
+"""
 
 from __future__ import annotations
 
 import platform
 import statistics
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from leansurgeon.errors import plural
 from leansurgeon.progress import duration_text
-from leansurgeon.training import judge
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.training import budget, judge, testing
 from leansurgeon.training.cards import cards
 from leansurgeon.training.evaluate import all_reduced, still_falling
 from leansurgeon.training.processes import engine
+from leansurgeon.training.processes.signals import Wish
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
-from leansurgeon.training.watch import final, speed
+from leansurgeon.training.watch import bounded, measures, speed
 from leansurgeon.version import __version__
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run
+
+LONGEST = 600.0  # seconds, or as long as the training took: after that nobody waits for a measure
 
 
 def finish(run: Run, experiment: Part | None) -> Summary:
@@ -37,14 +47,46 @@ def finish(run: Run, experiment: Part | None) -> Summary:
         judge.saved(run, runfolder.BEST)
     made = _summary(run, experiment, seconds)
     _publish(run, made)
-    found = final.measured(run, seconds)
-    if any(run.council.share(lambda: list(found))):
-        made = replace(made, **found)
+    known = measured(run, seconds)
+    if any(run.council.share(lambda: list(known))):
+        made = replace(made, **known)
         _publish(run, made)
     run.council.everywhere(lambda: cards(run.folder, run.loaded.folder, made) if run.main else None)
     run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
     run.trainer.accelerator.free_memory()
     return made
+
+
+def measured(run: Run, seconds: float) -> JsonObject:
+    """What the summary of a training of `seconds` holds besides, as far as it came: `test`, `kappa`, `heads`. To be
+    called by all processes.
+    """
+    known: dict[str, Any] = {}
+    if testing.is_wanted(run):
+        run.progress.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
+        try:
+            known["test"] = testing.at_end(run, run.stops.raise_if_asked)
+        except Wish:
+            run.progress.say("The test split is left out, and so is everything else.")
+            return known
+    names = measures.wanted_names(run)
+    if not names:
+        return known
+    limit = budget.measures_seconds(run) or max(LONGEST, seconds)
+    said = " and ".join(names)
+    run.progress.say(
+        f"The result is in {run.folder}; now measuring {said}, {duration_text(limit)} at most. Ctrl-C leaves it out."
+    )
+    start = time.perf_counter()
+    try:
+        with bounded.until(limit):
+            measures.at_end(run, known)
+    except bounded.Enough as end:
+        left = [name for name in names if name not in known]
+        run.progress.say(f"{plural(len(left), 'measure')} left out ({', '.join(left)}): {end}.")
+        return known
+    run.progress.say(f"Measured in {duration_text(time.perf_counter() - start)}.")
+    return known
 
 
 def _publish(run: Run, made: Summary) -> None:

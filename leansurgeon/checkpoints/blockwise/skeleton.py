@@ -111,8 +111,8 @@ class Skeleton:
             return None
         for s, stage in enumerate(self.shape.stages):
             pattern = re.escape(self.architecture.blocks(s).layer).replace(r"\{i\}", r"(\d+)")
-            if found := re.match(pattern, bare):
-                return start + int(found[1])
+            if hit := re.match(pattern, bare):
+                return start + int(hit[1])
             start += stage.depth
         return None
 
@@ -192,21 +192,21 @@ class Skeleton:
         for slot in self.slots.values():
             if slot.layer is not None:
                 continue
-            found = next((theirs[name] for name in (slot.file, *slot.names) if name in theirs), None)
-            if found is None and slot.buffer:
+            shared = next((theirs[name] for name in (slot.file, *slot.names) if name in theirs), None)
+            if shared is None and slot.buffer:
                 continue  # a table that the library computes
-            if found is None or found.shape != slot.shape:
-                have = f"is {list(found.shape)}" if found else "is missing"
+            if shared is None or shared.shape != slot.shape:
+                have = f"is {list(shared.shape)}" if shared else "is missing"
                 raise UnsupportedModel(
                     f"'{slot.file}' {have} in the source, and the result wants {list(slot.shape)}.",
                     "What stands outside the blocks cannot be calibrated.",
                 )
-            owner, key = other._place(found.memory[0])
+            owner, key = other._place(shared.memory[0])
             kind = "_buffers" if slot.buffer else "_parameters"
             for memory in slot.memory:
                 place, name = self._place(memory)
                 getattr(place, kind)[name] = getattr(owner, kind)[key]
-            slot.given = found.given
+            slot.given = shared.given
         self.absent = other.absent
 
     def _look_up(self, slot: Slot, tensors: Callable[[str], np.ndarray]) -> tuple[str, np.ndarray | None]:
@@ -281,17 +281,17 @@ class Skeleton:
         """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`."""
         if not self.filled(layer):
             raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")
-        found = {}
+        tensors = {}
         for slot in self._in_block(layer):
             owner, key = self._place(slot.memory[0])
             tensor = owner._buffers[key] if slot.buffer else owner._parameters[key]
             if slot.parts:
                 for file, part in merged.apart(self.model, {slot.memory[0]: tensor.detach()}).items():
-                    found[slot.parts[self.bare(file)]] = part.float().cpu().numpy().copy()
+                    tensors[slot.parts[self.bare(file)]] = part.float().cpu().numpy().copy()
                 continue
             if slot.given or not slot.buffer:
-                found[slot.given or slot.file] = tensor.detach().float().cpu().numpy().copy()
-        return found
+                tensors[slot.given or slot.file] = tensor.detach().float().cpu().numpy().copy()
+        return tensors
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -305,15 +305,15 @@ class Skeleton:
 
     def mlp_down(self, layer: int) -> nn.Module:
         """The second half of a block's MLP; what enters it is `(..., mlp_dim)`."""
-        found = self.of_role(layer, "down")
+        downs = self.of_role(layer, "down")
         if self.experts(layer) is not None:
             raise UnsupportedModel(
                 f"A block of {self.architecture.name} has experts, which are kept as they are.",
                 "Layers can be dropped and heads added on sample data.",
             )
-        if len(found) != 1:
-            raise UnsupportedModel(f"A block of {self.architecture.name} has {len(found)} MLPs.")
-        return found[0]
+        if len(downs) != 1:
+            raise UnsupportedModel(f"A block of {self.architecture.name} has {len(downs)} MLPs.")
+        return downs[0]
 
     def of_role(self, layer: int, role: str) -> list[nn.Module]:
         """The modules that hold a block's matrices of a role; none where it has no such role."""
@@ -324,8 +324,8 @@ class Skeleton:
 
     def experts(self, layer: int) -> nn.Module | None:
         """A block's mixture of experts with its router, where the file holds them apart; else None."""
-        found = merged.owners(slot.memory[0] for slot in self._in_block(layer) if slot.parts)
-        return self.model.get_submodule(found.pop()) if len(found) == 1 else None
+        owners = merged.owners(slot.memory[0] for slot in self._in_block(layer) if slot.parts)
+        return self.model.get_submodule(owners.pop()) if len(owners) == 1 else None
 
 
 class Unallocated(TorchFunctionMode):

@@ -25,7 +25,7 @@ ROOM = 2**26  # values of outputs that are kept for the comparison (256 MiB)
 MOST_PAIRED = 2048  # samples whose similarities to each other are compared
 
 
-def load_timm(folder: Path, config: dict, module: str | None):
+def load_timm(folder: Path, module: str | None):
     """The timm model of the folder and an account of its tensors: missing, unexpected, by what it was loaded."""
     import timm
     import torch
@@ -169,7 +169,7 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     """What loading and running a folder shows, and its outputs (see `run`)."""
     config = json.loads((folder / "config.json").read_text())
     timm = "architecture" in config and "model_type" not in config
-    model, account = load_timm(folder, config, how.get("module")) if timm else load_transformers(folder, config, how)
+    model, account = load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how)
     batches = read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, torch)]
     if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]

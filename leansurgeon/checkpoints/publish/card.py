@@ -108,9 +108,9 @@ def front(
     if pipeline:
         made.setdefault("pipeline_tag", pipeline)
     tags = made.get("tags")
-    found = tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
+    theirs = tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
     own = ["custom_code", TAG] if config.get("auto_map") else [TAG]
-    made["tags"] = [*(tag for tag in found if tag not in ("custom_code", TAG)), *own]
+    made["tags"] = [*(tag for tag in theirs if tag not in ("custom_code", TAG)), *own]
     if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
         made["model-index"] = index
     return made
@@ -138,8 +138,8 @@ def purpose(config: Config) -> tuple[str, str | None]:
     if "architecture" in config and "model_type" not in config:
         return "timm", "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
     cls = str((config.get("architectures") or [""])[0])
-    found = next((word for ending, word in PIPELINES.items() if ending in cls), None)
-    return "transformers", found or "feature-extraction"
+    pipeline = next((word for ending, word in PIPELINES.items() if ending in cls), None)
+    return "transformers", pipeline or "feature-extraction"
 
 
 def model_index(name: str, task: str, measured: Sequence[Measured]) -> list[JsonObject]:
@@ -160,25 +160,25 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
     """The figures of a proof. Perplexity for a language model, else accuracy; beside each its source's."""
     if compared is None or not compared.done:
         return Measured(data, ())
-    found: list[tuple[str, str, float | None]] = []
+    scores: list[tuple[str, str, float | None]] = []
     if compared.loss:
         a, b = compared.loss.source, compared.loss.result
-        found.append(("loss", f"loss (source: {a:.4g})", b))
+        scores.append(("loss", f"loss (source: {a:.4g})", b))
         if language and max(a, b) < 20:
-            found.append(("perplexity", f"perplexity (source: {math.exp(a):.4g})", math.exp(b)))
+            scores.append(("perplexity", f"perplexity (source: {math.exp(a):.4g})", math.exp(b)))
     if compared.accuracy:
-        found.append(("accuracy", f"accuracy (source: {compared.accuracy.source:.4g})", compared.accuracy.result))
+        scores.append(("accuracy", f"accuracy (source: {compared.accuracy.source:.4g})", compared.accuracy.result))
     if compared.embeddings:
         e = compared.embeddings
-        found.append(("cosine_similarity", "mean cosine of embeddings to the source's", e.cosine))
-        found.append(("spearman", "order of similarities, against the source's", e.rank_correlation))
-        found.append(("nearest_kept", f"share of the {e.nearest} nearest that are kept", e.nearest_kept))
+        scores.append(("cosine_similarity", "mean cosine of embeddings to the source's", e.cosine))
+        scores.append(("spearman", "order of similarities, against the source's", e.rank_correlation))
+        scores.append(("nearest_kept", f"share of the {e.nearest} nearest that are kept", e.nearest_kept))
     elif compared.cosine is not None:
-        found.append(("cosine_similarity", "cosine of outputs to the source's", compared.cosine))
-    found += [(name, f"{name} (source: {both.source:.4g})", both.result) for name, both in compared.scores.items()]
-    found.append(("relative_error", "relative error of outputs, against the source's", compared.relative_error))
-    found.append(("max_difference", "largest difference of outputs to the source's", compared.max_difference))
-    metrics = (Metric(kind, words, value) for kind, words, value in found if value is not None)
+        scores.append(("cosine_similarity", "cosine of outputs to the source's", compared.cosine))
+    scores += [(name, f"{name} (source: {both.source:.4g})", both.result) for name, both in compared.scores.items()]
+    scores.append(("relative_error", "relative error of outputs, against the source's", compared.relative_error))
+    scores.append(("max_difference", "largest difference of outputs to the source's", compared.max_difference))
+    metrics = (Metric(kind, words, value) for kind, words, value in scores if value is not None)
     return Measured(data, tuple(m for m in metrics if math.isfinite(m.value)))
 
 
@@ -190,8 +190,8 @@ def measured_of(made: SurgeryRecord) -> list[Measured]:
     noise = made.proof.compared is not None and made.proof.compared.data == "noise"
     said = str(used.get("name", "data")) if isinstance(used, Mapping) else "data"
     name = "noise as input" if noise else f"{public(said)}, held out"
-    found = [of_comparison(name, made.proof.compared, made.language)]
-    return found + [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
+    metrics = [of_comparison(name, made.proof.compared, made.language)]
+    return metrics + [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
 
 
 # -- the card --------------------------------------------------------------------------------------
@@ -242,9 +242,9 @@ def judge(folder: Path, made: SurgeryRecord) -> None:
         head, text = modelcard.front_matter(folder), modelcard.body(folder)
     except LeanSurgeonError:
         return
-    found = [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
+    metrics = [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
     task = str(head.get("pipeline_tag", "other"))
-    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, found):
+    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, metrics):
         known = {result["dataset"]["name"] for result in new[0]["results"]}
         older = [entry for entry in head.get("model-index") or [] if isinstance(entry, dict)]
         kept = [r for entry in older for r in entry.get("results") or [] if name_of_data(r) not in known]

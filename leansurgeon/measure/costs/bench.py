@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from leansurgeon.shape import Stage
 
 Say = Callable[[str], None]
-TIMED = ("step", "forward_1", "forward")
 FA3_BACKWARD = (64, 96, 128, 192, 256)  # head_dims instantiated in github.com/Dao-AILab/flash-attention, hopper/
 
 

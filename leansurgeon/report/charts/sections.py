@@ -70,19 +70,19 @@ def metric_by_heads(section: Section) -> list[Chart]:
     """The paper's figure 3: the metric against heads, one line for every depth."""
     if section.task is None:
         return []
-    found = [
+    series = [
         Series(curve.name, tuple(with_error(heads, row.metric) for heads, row in curve.arms if row.metric), i)
         for i, curve in enumerate(sweep(section))
     ]
-    spread = any(p.low != p.high for s in found for p in s.points)
+    spread = any(p.low != p.high for s in series for p in s.points)
     says = f"{ONE_DEVIATION if spread else 'One seed each.'} Controls are left out."
-    drawing = lines(found, Axis("heads", WHOLE), metric_axis(section))
+    drawing = lines(series, Axis("heads", WHOLE), metric_axis(section))
     return one("heads", f"{section.task.label} against heads", says, drawing)
 
 
 def kappa_by_heads(section: Section) -> list[Chart]:
     """The paper's figure 5: kappa against heads."""
-    found = [
+    series = [
         Series(
             curve.name,
             tuple(
@@ -94,9 +94,9 @@ def kappa_by_heads(section: Section) -> list[Chart]:
         )
         for i, curve in enumerate(sweep(section))
     ]
-    bounded = " Hollow: at least so much." if any(p.bound for s in found for p in s.points) else ""
+    bounded = " Hollow: at least so much." if any(p.bound for s in series for p in s.points) else ""
     says = f"Median over layers, so compare along a curve and not between depths: kappa grows with depth.{bounded}"
-    drawing = lines(found, Axis("heads", WHOLE), Axis("kappa", log=True))
+    drawing = lines(series, Axis("heads", WHOLE), Axis("kappa", log=True))
     return one("heads-kappa", "Kappa against heads", says, drawing)
 
 
@@ -106,10 +106,12 @@ def metric_by_parameters(section: Section) -> list[Chart]:
     if section.task is None or len(known) < 2:
         return []
     look = styles(section)
-    found = [Series(row.name, (with_error(row.parameters, row.metric),), look[row.name], joined=False) for row in known]
+    series = [
+        Series(row.name, (with_error(row.parameters, row.metric),), look[row.name], joined=False) for row in known
+    ]
     spread = any(row.metric.sd for row in known)
     says = f"{ONE_DEVIATION if spread else 'One seed each.'} Points of nearly equal size stand side by side."
-    drawing = lines(found, Axis("parameters", COUNT), metric_axis(section))
+    drawing = lines(series, Axis("parameters", COUNT), metric_axis(section))
     return one("parameters", f"{section.task.label} against parameters", says, drawing)
 
 
@@ -136,32 +138,32 @@ def curves_of(section: Section, pick: Callable[[Curve], tuple[tuple[float, float
     ]
 
 
-def every_seed(found: list[Series]) -> str:
+def every_seed(series: list[Series]) -> str:
     """The words to add when the curves of several seeds stand under one name."""
-    return " One line for every seed." if len(found) > len({s.name for s in found}) else ""
+    return " One line for every seed." if len(series) > len({s.name for s in series}) else ""
 
 
 def metric_by_epoch(section: Section) -> list[Chart]:
     """The metric on the evaluation samples against epochs, one line for every curve."""
     if section.task is None:
         return []
-    found, up = curves_of(section, lambda curve: curve.metric), section.task.higher_is_better
-    edge = steep_until([[(p.x, p.y) for p in s.points] for s in found], up)
-    says = f"On the evaluation samples.{every_seed(found)}"
+    series, up = curves_of(section, lambda curve: curve.metric), section.task.higher_is_better
+    edge = steep_until([[(p.x, p.y) for p in s.points] for s in series], up)
+    says = f"On the evaluation samples.{every_seed(series)}"
     if edge is not None:
         side = "below" if up else "above"
         shown = f"{100 * edge:.4g} %" if section.task.percent else humans.plain_small(edge)
         says += f" What is {side} {shown}, the dashed line, is drawn on another scale."
-    drawing = lines(found, Axis("epoch"), metric_axis(section), broken=Broken(edge, up) if edge is not None else None)
+    drawing = lines(series, Axis("epoch"), metric_axis(section), broken=Broken(edge, up) if edge is not None else None)
     return one("metric", f"{section.task.label} during training", says, drawing)
 
 
 def loss_by_epoch(section: Section) -> list[Chart]:
     """The training loss (logarithmic axis) against epochs, one line for every curve."""
-    found = curves_of(section, lambda curve: curve.loss)
+    series = curves_of(section, lambda curve: curve.loss)
     says = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
-    drawing = lines(found, Axis("epoch"), Axis("training loss", log=True))
-    return one("loss", "Training loss", f"{says}{every_seed(found)}", drawing)
+    drawing = lines(series, Axis("epoch"), Axis("training loss", log=True))
+    return one("loss", "Training loss", f"{says}{every_seed(series)}", drawing)
 
 
 # -- conditioning ---------------------------------------------------------------------------------
@@ -175,14 +177,14 @@ def kappa_by_layer(section: Section) -> list[Chart]:
 def of_layers(section: Section, key: str, title: str, says: str) -> list[Chart]:
     """The chart of one figure of `LayerKappa` (`key`) against the layer, one line for every row."""
     look = styles(section)
-    found = [
+    series = [
         Series(row.name, tuple(kappa_points(row.kappa.layers, key)), look[row.name])
         for row in section.rows
         if row.kappa
     ]
-    bounded = any(p.bound for s in found for p in s.points)
+    bounded = any(p.bound for s in series for p in s.points)
     says += "; hollow: at least so much." if bounded else "."
-    return one(f"kappa-{key}", title, says, lines(found, Axis("layer", WHOLE), Axis("kappa", log=True)))
+    return one(f"kappa-{key}", title, says, lines(series, Axis("layer", WHOLE), Axis("kappa", log=True)))
 
 
 def kappa_points(layers: tuple[LayerKappa, ...], key: str) -> list[Point]:
@@ -196,20 +198,20 @@ def kappa_points(layers: tuple[LayerKappa, ...], key: str) -> list[Point]:
 
 def of_heads(section: Section) -> list[Chart]:
     """Maps and pruning curves of every row that has them, of its first seed that does."""
-    found = []
+    charts = []
     for row in section.rows:
         run = next((run for run in row.runs if run.heads), None)
         if run:
             seed = f", seed {run.summary.seed}" if run.summary.seed is not None else ""
-            found += head_charts(run.heads, f"{row.name}{seed}", f"{row.name}-")
-    return found
+            charts += head_charts(run.heads, f"{row.name}{seed}", f"{row.name}-")
+    return charts
 
 
 def predicted_memory(section: Section) -> list[Chart]:
     """Stacked bars of the predicted peak memory (bytes), for the rows whose first run has a prediction."""
     known = [(row, prediction_of(row)) for row in section.rows if prediction_of(row)]
-    rows = [(row.name, [found.parts[key] for key in predicted.PARTS]) for row, found in known]
-    sums = [humans.memory(found.total) for _, found in known]
+    rows = [(row.name, [memory.parts[key] for key in predicted.PARTS]) for row, memory in known]
+    sums = [humans.memory(memory.total) for _, memory in known]
     says = "What lives at the moment of the peak, by a rehearsal without a GPU."
     drawing = stacked(rows, predicted.PARTS, sums, humans.memory)
     return one("memory", "Predicted peak memory", says, drawing)

@@ -85,23 +85,25 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
 
     Raises `UsageError` when a name does not exist or nothing at all can be reported.
     """
-    found = Collection()
+    collected = Collection()
     for path in paths or [workspace]:
         if not path.is_dir():
             if not paths:
                 raise UsageError(f"There is no workspace {path}, so there are no runs.", MAKE_ONE)
             raise UsageError(f"There is no folder {path}.", "Name a run, a shrunk model, or a folder that holds runs.")
-        _walk(path, DEPTH, found)
-    if not found.entries and not found.unfinished:
+        _walk(path, DEPTH, collected)
+    if not collected.entries and not collected.unfinished:
         where = ", ".join(map(str, paths or [workspace]))
-        raise UsageError(found.problems[0] if found.problems else f"No run and no shrunk model in {where}.", MAKE_ONE)
-    unique = {entry.path.resolve(): entry for entry in found.entries}.values()
-    found.entries = sorted(unique, key=lambda e: (-e.when, str(e.path)))
-    found.unfinished = list({one.path.resolve(): one for one in found.unfinished}.values())
+        raise UsageError(
+            collected.problems[0] if collected.problems else f"No run and no shrunk model in {where}.", MAKE_ONE
+        )
+    unique = {entry.path.resolve(): entry for entry in collected.entries}.values()
+    collected.entries = sorted(unique, key=lambda e: (-e.when, str(e.path)))
+    collected.unfinished = list({one.path.resolve(): one for one in collected.unfinished}.values())
     if not paths:
-        trained = [_same_form(run.data["model"].get("surgery")) for run in found.of("run")]
-        found.entries = [e for e in found.entries if e.kind == "run" or e.data not in trained]
-    return found
+        trained = [_same_form(run.data["model"].get("surgery")) for run in collected.of("run")]
+        collected.entries = [e for e in collected.entries if e.kind == "run" or e.data not in trained]
+    return collected
 
 
 def _same_form(surgery: Json) -> JsonObject | None:
@@ -112,24 +114,24 @@ def _same_form(surgery: Json) -> JsonObject | None:
         return None
 
 
-def _walk(path: Path, depth: int, found: Collection) -> None:
+def _walk(path: Path, depth: int, collected: Collection) -> None:
     for name, kind in ((SUMMARY, "run"), (record.NAME, "model")):
         if (path / name).is_file():
-            entry = _read(path / name, kind, found.problems)
+            entry = _read(path / name, kind, collected.problems)
             if entry:
-                found.entries.append(entry)
+                collected.entries.append(entry)
             return  # what lies inside a run belongs to it
     if (path / METRICS).is_file():
-        found.unfinished.append(_unfinished(path))
+        collected.unfinished.append(_unfinished(path))
         return
     if depth:
         try:
             inside = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != STARTS)
         except OSError as error:
-            found.problems.append(f"{path} cannot be read: {error.strerror}.")
+            collected.problems.append(f"{path} cannot be read: {error.strerror}.")
             return
         for below in inside:
-            _walk(below, depth - 1, found)
+            _walk(below, depth - 1, collected)
 
 
 def _unfinished(run: Path) -> Unfinished:

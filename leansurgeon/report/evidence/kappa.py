@@ -78,17 +78,17 @@ class Kappa:
         return _median_bound([layer.jacobian for layer in self.layers])
 
 
-def kappa_of(found: list[Any]) -> Kappa | None:
+def kappa_of(measured: list[Any]) -> Kappa | None:
     """Kappa of one arm: the mean over its seeds, layer by layer."""
-    found = [k for k in found if isinstance(part(k, "layers"), list) and isinstance(part(k, "model"), dict)]
-    if not found:
+    measured = [k for k in measured if isinstance(part(k, "layers"), list) and isinstance(part(k, "model"), dict)]
+    if not measured:
         return None
-    dtype = text(found[0].get("forward_dtype"))
+    dtype = text(measured[0].get("forward_dtype"))
     limit = ceiling(dtype)
 
     def over(pick: Callable[[Any], Any], key: str, bound: str) -> Bound | None:
         """The mean over runs of a figure; a lower bound only, where it exceeds what the dtype can tell."""
-        merged = _mean_bound([(number(part(pick(k), key)), number(part(pick(k), bound))) for k in found])
+        merged = _mean_bound([(number(part(pick(k), key)), number(part(pick(k), bound))) for k in measured])
         return Bound(merged.value, False) if merged and limit and merged.value > limit else merged
 
     def layer(i: int) -> LayerKappa:
@@ -99,11 +99,11 @@ def kappa_of(found: list[Any]) -> Kappa | None:
 
         def mean(key: str) -> float | None:
             """The mean over runs of a plain figure of this layer."""
-            known = spread(number(part(pick(k), key)) for k in found)
+            known = spread(number(part(pick(k), key)) for k in measured)
             return known.mean if known else None
 
-        deficient = sum(whole(part(pick(k), "deficient")) or 0 for k in found)
-        ranks = [(number(part(pick(k), "rank")), number(part(pick(k), "k"))) for k in found]
+        deficient = sum(whole(part(pick(k), "deficient")) or 0 for k in measured)
+        ranks = [(number(part(pick(k), "rank")), number(part(pick(k), "k"))) for k in measured]
         poorest = min((r for r in ranks if None not in r), default=(None, None))
         return LayerKappa(
             layer=i + 1,
@@ -118,11 +118,11 @@ def kappa_of(found: list[Any]) -> Kappa | None:
             effective_rank=mean("effective_rank"),
             aspect=mean("aspect"),
             output=over(lambda k: part(pick(k), "output"), "median", "median_lower_bound"),
-            jacobian=_jacobian([part(pick(k), "jacobian") for k in found]),
-            weights={key: _figure([part(pick(k), "weights", key) for k in found]) for key in (*MATRICES, *PRODUCTS)},
+            jacobian=_jacobian([part(pick(k), "jacobian") for k in measured]),
+            weights={key: _figure([part(pick(k), "weights", key) for k in measured]) for key in (*MATRICES, *PRODUCTS)},
         )
 
-    layers = tuple(layer(i) for i in range(len(found[0]["layers"])))
+    layers = tuple(layer(i) for i in range(len(measured[0]["layers"])))
 
     def model(k: JsonObject) -> Any:
         return k["model"]
@@ -134,7 +134,7 @@ def kappa_of(found: list[Any]) -> Kappa | None:
         worst=over(model, "worst", "lower_bound"),
         centred=over(model, "centred_median", "centred_lower_bound"),
         deficient=deficient,
-        samples=whole(found[0].get("samples")) or 0,
+        samples=whole(measured[0].get("samples")) or 0,
         dtype=dtype,
         layers=layers,
     )
@@ -153,19 +153,19 @@ def _mean_bound(values: list[tuple[float | None, float | None]]) -> Bound | None
     return Bound(fmean(known), all(value is not None for value, _ in values))
 
 
-def _figure(found: list[Any]) -> Bound | None:
+def _figure(measured: list[Any]) -> Bound | None:
     """A figure of the weights, which no forward pass has anything to do with."""
-    return _mean_bound([(number(part(f, "value")), number(part(f, "lower_bound"))) for f in found])
+    return _mean_bound([(number(part(f, "value")), number(part(f, "lower_bound"))) for f in measured])
 
 
-def _jacobian(found: list[Any]) -> Bound | None:
-    merged = _mean_bound([(number(part(f, "at_least")), None) for f in found])
-    return Bound(merged.value, all(part(f, "exact") is True for f in found)) if merged else None
+def _jacobian(measured: list[Any]) -> Bound | None:
+    merged = _mean_bound([(number(part(f, "at_least")), None) for f in measured])
+    return Bound(merged.value, all(part(f, "exact") is True for f in measured)) if merged else None
 
 
-def _median_bound(found: list[Bound | None]) -> Bound | None:
+def _median_bound(bounds: list[Bound | None]) -> Bound | None:
     """Median over layers that have it (cross-attention has no Jacobian of one input); a bound where one of them is."""
-    known = [bound for bound in found if bound]
+    known = [bound for bound in bounds if bound]
     return Bound(median(b.value for b in known), all(b.exact for b in known)) if known else None
 
 

@@ -79,8 +79,8 @@ class Run:
     @cached_property
     def curve(self) -> folder.Curve | None:
         """The curve the training logged; None for a model, or a run without one."""
-        found = self.summary
-        return folder.curve(self.path, found.seed, found.epochs, found.steps) if self.kind == "run" else None
+        summary = self.summary
+        return folder.curve(self.path, summary.seed, summary.epochs, summary.steps) if self.kind == "run" else None
 
     @cached_property
     def heads(self) -> HeadStudy | None:
@@ -133,27 +133,27 @@ def model(entry: Entry) -> Run:
 
 def training(entry: Entry) -> Run:
     """From a summary; unknown or odd values become gaps."""
-    found = Summary.from_dict(entry.data)
-    surgery, stages = found.model.surgery, part(found.model.shape, "stages")
-    transferred = found.experiment is not None and found.experiment.init == "transfer"
+    summary = Summary.from_dict(entry.data)
+    surgery, stages = summary.model.surgery, part(summary.model.shape, "stages")
+    transferred = summary.experiment is not None and summary.experiment.init == "transfer"
     fresh = (of_plan(surgery, "init") or "fresh") == "fresh"
     return Run(
         path=entry.path,
         kind="run",
         when=entry.when,
-        summary=found,
-        task=task_of(found.task),
+        summary=summary,
+        task=task_of(summary.task),
         cut=cut_of(surgery),
-        finished=found.finished,
-        versions=found.versions,
-        parameters=found.model.parameters,
+        finished=summary.finished,
+        versions=summary.versions,
+        parameters=summary.model.parameters,
         parameters_of_source=whole(of_plan(surgery, "parameters_before")),
-        parts=parts_of(found.model.parts),
-        shape=shape_of(found.model.shape),
+        parts=parts_of(summary.model.parts),
+        shape=shape_of(summary.model.shape),
         width=whole(part(stages[0], "width")) if isinstance(stages, list) and stages else None,
         began_trained=transferred or text(part(surgery, "initialised")) not in ("", "fresh"),
-        init_std=found.model.init_std if fresh else None,
-        expected=expected_of(found.recipe.get("expected")),
+        init_std=summary.model.init_std if fresh else None,
+        expected=expected_of(summary.recipe.get("expected")),
         judged=judged_of(folder.left_by(entry.path / runfolder.BEST, NAME)),
     )
 
@@ -165,21 +165,21 @@ def task_of(task: summary.Task) -> Task:
     return Task(name, metric, label, task.higher_is_better, task.percent, task.eval_samples or None)
 
 
-def expected_of(found: Json) -> Mapping[str, Mapping[str, float]]:
+def expected_of(said: Json) -> Mapping[str, Mapping[str, float]]:
     """The expected figures by arm, those that are numbers."""
-    arms = found if isinstance(found, dict) else {}
+    arms = said if isinstance(said, dict) else {}
     return {text(arm): known for arm, values in arms.items() if (known := figures(values))}
 
 
 def of_plan(surgery: Json, key: str) -> Any:
     """A value of surgery.json, which may keep its plan under a key of its own."""
-    found = part(surgery, key)
-    return part(surgery, "plan", key) if found is None else found
+    own = part(surgery, key)
+    return part(surgery, "plan", key) if own is None else own
 
 
-def parts_of(found: Json) -> Mapping[str, int | None] | None:
+def parts_of(said: Json) -> Mapping[str, int | None] | None:
     """The number of parameters of each part, None where it is not said."""
-    return {key: whole(found.get(key)) for key in PARTS} if isinstance(found, dict) else None
+    return {key: whole(said.get(key)) for key in PARTS} if isinstance(said, dict) else None
 
 
 def shape_of(shape: Json) -> Mapping[str, str] | None:

@@ -45,32 +45,32 @@ def surgeries(section: Section) -> list[Block]:
     return [*shapes, *figures(of_section(section, "What was cut, and why")), *made]
 
 
-def named(found: Sequence[Column]) -> list[Column]:
+def named(columns: Sequence[Column]) -> list[Column]:
     """Heads that tell the width of the MLP from its parameters."""
     heads = {"mlp_dim": "MLP width", "parameters": "all params"}
     heads |= {f"parameters_{key}": f"{PART_LABELS[key]} params" for key in PARTS}
-    return [replace(column, head=heads.get(column.key, column.head)) for column in found]
+    return [replace(column, head=heads.get(column.key, column.head)) for column in columns]
 
 
-def cut(row: Row, found: Cut, together: bool) -> list[Block]:
+def cut(row: Row, made: Cut, together: bool) -> list[Block]:
     """What was done to the source and why, from its surgery's record."""
-    digests = [f"{name} {digest[:16]}…" for name, digest in found.files]
+    digests = [f"{name} {digest[:16]}…" for name, digest in made.files]
     weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
     said = [
-        Line(f"From `{shortened(found.source)}`{weights}."),
-        Line(saving(found)),
-        *(Line(f" ({o.exactness}): {o.says}", o.name) for o in found.operators),
-        Line(f"{found.why.rstrip('.')}." if found.why else ""),
-        *map(Line, choices(found.choice) if found.choice else ()),
-        *map(Line, other_seeds(row, found)),
-        Line(found.proven or "Proof: not reloaded after writing."),
-        Line(found.compared),
+        Line(f"From `{shortened(made.source)}`{weights}."),
+        Line(saving(made)),
+        *(Line(f" ({o.exactness}): {o.says}", o.name) for o in made.operators),
+        Line(f"{made.why.rstrip('.')}." if made.why else ""),
+        *map(Line, choices(made.choice) if made.choice else ()),
+        *map(Line, other_seeds(row, made)),
+        Line(made.proven or "Proof: not reloaded after writing."),
+        Line(made.compared),
     ]
     return [
         Words(tuple(line for line in said if line.text)),
-        *([] if together else [change_table(row.name, found)]),
-        *(candidates(found.choice.candidates) if found.choice else []),
-        *compared_starts(row.name, found),
+        *([] if together else [change_table(row.name, made)]),
+        *(candidates(made.choice.candidates) if made.choice else []),
+        *compared_starts(row.name, made),
     ]
 
 
@@ -80,16 +80,16 @@ def shortened(path: str) -> str:
     return path if len(parts) <= 3 else "…/" + "/".join(parts[-3:])
 
 
-def change_table(name: str, found: Cut) -> Block:
+def change_table(name: str, made: Cut) -> Block:
     """Shape and parameters by part, before and after."""
     rows = []
     for key, label in SHAPE_LABELS.items():
         cells = [
-            ", ".join(f"{value:,}" for value in values_of(side, key)) or NONE for side in (found.before, found.after)
+            ", ".join(f"{value:,}" for value in values_of(side, key)) or NONE for side in (made.before, made.after)
         ]
         rows.append([cell(label), *map(cell, cells), cell("")])
     for key, label in PART_LABELS.items():
-        old, new = found.parameters_before.get(key), found.parameters_after.get(key)
+        old, new = made.parameters_before.get(key), made.parameters_after.get(key)
         if old is not None or new is not None:
             changed = "" if old == new else humans.change(new, old) if old else "new"
             rows.append([cell(f"parameters, {label}"), *(cell(humans.count(v), v) for v in (old, new)), cell(changed)])
@@ -101,9 +101,9 @@ def values_of(shape: Shape | None, key: str) -> list[int]:
     return [getattr(stage, key) for stage in shape.stages] if shape else []
 
 
-def saving(found: Cut) -> str:
+def saving(made: Cut) -> str:
     """How many parameters each step of the surgery took away, in one line."""
-    known = [f"{key} {-value:+,.0f}" for key, value in found.saved_by.items() if value]
+    known = [f"{key} {-value:+,.0f}" for key, value in made.saved_by.items() if value]
     order = " (in this order)" if len(known) > 1 else ""
     return f"Change in parameters by {listed(known)}{order}." if known else ""
 
@@ -124,26 +124,26 @@ def choices(choice: Choice) -> list[str]:
     return said
 
 
-def candidates(found: Sequence[Candidate]) -> list[Block]:
+def candidates(tried: Sequence[Candidate]) -> list[Block]:
     """The sets of layers that competed, best first, every one after its own refit. Those judged on all of the data and
     those judged on a part of it have a table each: their figures are not comparable.
     """
-    if len(found) < 2:
+    if len(tried) < 2:
         return []
-    last, first = ([c for c in found if (c.data == "part") is part] for part in (False, True))
+    last, first = ([c for c in tried if (c.data == "part") is part] for part in (False, True))
     says = "Sets of layers that were tried, on guard samples (smaller is better)"
     if not (last and first):
-        return [ranking(says, found)]
+        return [ranking(says, tried)]
     return [
         ranking(f"{says}: on all of the data, which decides", last),
         ranking(f"{says}: on a part of the data, to choose which of them compete again", first),
     ]
 
 
-def ranking(says: str, found: Sequence[Candidate]) -> Block:
+def ranking(says: str, tried: Sequence[Candidate]) -> Block:
     """The best candidates for the layers to keep, by how far their output is off; the count of those left out."""
-    best = sorted(found, key=lambda c: c.off_by)[:CANDIDATES]
-    left = f"; {len(found) - len(best)} more were worse" if len(found) > len(best) else ""
+    best = sorted(tried, key=lambda c: c.off_by)[:CANDIDATES]
+    left = f"; {len(tried) - len(best)} more were worse" if len(tried) > len(best) else ""
     rows = [
         [
             cell(c.criterion or NONE),
@@ -156,24 +156,24 @@ def ranking(says: str, found: Sequence[Candidate]) -> Block:
     return table(f"{says}{left}", ["chosen by", "layers kept", "refitted", "off by"], rows, cards=False)
 
 
-def other_seeds(row: Row, found: Cut) -> list[str]:
+def other_seeds(row: Row, made: Cut) -> list[str]:
     """Where seeds kept other layers than the one that is shown, which."""
     return [
         f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.layers))}."
         for run in row.runs
-        if run.cut and run.cut is not found and run.cut.layers and run.cut.layers != found.layers
+        if run.cut and run.cut is not made and run.cut.layers and run.cut.layers != made.layers
     ]
 
 
 # -- starting points ------------------------------------------------------------------------------
 
 
-def compared_starts(name: str, found: Cut) -> list[Block]:
+def compared_starts(name: str, made: Cut) -> list[Block]:
     """Source, fresh, naive and ours on the same held-out samples (`shrink --compare`), before any training."""
-    if not found.starts:
+    if not made.starts:
         return []
-    heads = list(dict.fromkeys(key for row in found.starts for key in row))
-    rows = [[cell(row.get(key, NONE)) for key in heads] for row in found.starts]
+    heads = list(dict.fromkeys(key for row in made.starts for key in row))
+    rows = [[cell(row.get(key, NONE)) for key in heads] for row in made.starts]
     return [table(f"{name}: starting points before any training, on the same held-out samples", heads, rows)]
 
 

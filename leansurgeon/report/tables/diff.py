@@ -20,26 +20,26 @@ LEGEND = (
 )
 
 
-def describe(found: Diff) -> list[str]:
+def describe(diff: Diff) -> list[str]:
     """The comparison as a person reads it, at most 80 columns."""
     lines = [
         line
-        for letter, source in (("A", found.a), ("B", found.b))
+        for letter, source in (("A", diff.a), ("B", diff.b))
         for line in wrap(f"{letter}  {short(source.name, 50)}: {source.architecture.name}", indent="   ")
     ]
-    lines += ["", *numbers(found), ""]
-    if found.config:
-        lines += [*configs(found), ""]
-    if not found.tensors:
+    lines += ["", *numbers(diff), ""]
+    if diff.config:
+        lines += [*configs(diff), ""]
+    if not diff.tensors:
         return [*lines, "No tensors are compared: one of the two is a preset and has no weights."]
-    lines += [*blocks(found), "", *outside(found)]
-    counts = ", ".join(f"{n} {state}" for state, n in sorted(found.counts.items(), key=lambda pair: -pair[1]))
-    return lines + wrap(f"{len(found.tensors)} tensors: {counts}. Layers matched by {found.how.removeprefix('by ')}.")
+    lines += [*blocks(diff), "", *outside(diff)]
+    counts = ", ".join(f"{n} {state}" for state, n in sorted(diff.counts.items(), key=lambda pair: -pair[1]))
+    return lines + wrap(f"{len(diff.tensors)} tensors: {counts}. Layers matched by {diff.how.removeprefix('by ')}.")
 
 
-def numbers(found: Diff) -> list[str]:
+def numbers(diff: Diff) -> list[str]:
     """Shape and parameters."""
-    a, b = found.a, found.b
+    a, b = diff.a, diff.b
     rows = [[label, *(s.shape.column(key) for s in (a, b)), ""] for label, key in SHAPE]
     old, new = a.parameters, b.parameters
     for label, part in PARAMETERS:
@@ -50,9 +50,9 @@ def numbers(found: Diff) -> list[str]:
     return tabulate(rows, headers=["", "A", "B", ""], colalign=aligned, disable_numparse=True).splitlines()
 
 
-def configs(found: Diff) -> list[str]:
+def configs(diff: Diff) -> list[str]:
     """The keys of the config that differ, as lines of a table."""
-    rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in found.config]
+    rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in diff.config]
     return tabulate(rows, headers=["config", "A", "B"], disable_numparse=True).splitlines()
 
 
@@ -61,11 +61,11 @@ def text(value: Json | Absent) -> str:
     return "-" if value is ABSENT else json.dumps(value)
 
 
-def blocks(found: Diff) -> list[str]:
+def blocks(diff: Diff) -> list[str]:
     """One line for each run of layers that fare alike."""
     rows: list[tuple[list[tuple[int, int]], dict[str, list[Compared]]]] = []
-    for pair in found.layers:
-        here = [t for t in found.tensors if (t.layer_a, t.layer_b) in (pair, (pair[0], None), (None, pair[1]))]
+    for pair in diff.layers:
+        here = [t for t in diff.tensors if (t.layer_a, t.layer_b) in (pair, (pair[0], None), (None, pair[1]))]
         cells = {name: [t for t in here if column(t.role) == name] for name in (*COLUMNS, "rest")}
         alike = rows and all(kinds(cells[name]) == kinds(rows[-1][1][name]) for name in cells)
         steady = rows and [x - y for x, y in zip(pair, rows[-1][0][-1], strict=True)] == [1, 1]
@@ -79,8 +79,8 @@ def blocks(found: Diff) -> list[str]:
         for run, cells in rows
     ]
     lines = tabulate(table, headers=["layer", "of A", *COLUMNS, "rest"], disable_numparse=True).splitlines()
-    paired = {"A": {a for a, _ in found.layers}, "B": {b for _, b in found.layers}}
-    for letter, source in (("A", found.a), ("B", found.b)):
+    paired = {"A": {a for a, _ in diff.layers}, "B": {b for _, b in diff.layers}}
+    for letter, source in (("A", diff.a), ("B", diff.b)):
         alone = [i for i in range(source.shape.depth) if i not in paired[letter]]
         if alone:
             lines += wrap(f"Only in {letter}: layer{'s' if len(alone) > 1 else ''} {ranges(alone)}.")
@@ -116,9 +116,9 @@ def between(changes: list[float | None]) -> str:
     return f"{high:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g}-{high:.2g}"
 
 
-def outside(found: Diff) -> list[str]:
+def outside(diff: Diff) -> list[str]:
     """Tensors outside the blocks, those that are the same as a number only."""
-    here = [t for t in found.tensors if t.layer_a is None and t.layer_b is None]
+    here = [t for t in diff.tensors if t.layer_a is None and t.layer_b is None]
     rows = [[short(t.name, 50), cell([t])] for t in here if t.state != "same"]
     same = len(here) - len(rows)
     lines = tabulate(rows, headers=["outside the layers", ""], disable_numparse=True).splitlines() if rows else []

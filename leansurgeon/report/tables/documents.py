@@ -26,26 +26,26 @@ from leansurgeon.words import harmless
 SCHEMA_VERSION = 1
 
 
-def _markup(rows: Sequence[Any], found: Sequence[Column], style: str) -> str:
+def _markup(rows: Sequence[Any], columns: Sequence[Column], style: str) -> str:
     return tabulate(
-        [[column.cell(row) for column in found] for row in rows],
-        headers=[one_line(column.head) for column in found],
+        [[column.cell(row) for column in columns] for row in rows],
+        headers=[one_line(column.head) for column in columns],
         tablefmt=style,
         disable_numparse=True,
-        colalign=["left" if column.left else "right" for column in found],
+        colalign=["left" if column.left else "right" for column in columns],
     )
 
 
 def _beside(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], list[Column]]:
     """What a document has room for: the default columns, and rank and centred value beside kappa."""
-    rows, found = chosen(section, wide, kappa)
-    return rows, found if wide or kappa else [*found, *without_gaps(rank_columns(), rows)]
+    rows, columns = chosen(section, wide, kappa)
+    return rows, columns if wide or kappa else [*columns, *without_gaps(rank_columns(), rows)]
 
 
 def markdown(section: Section, wide: bool, kappa: bool) -> str:
     """A section in Markdown: verdicts, warnings, notes and its table, pipes in cells escaped."""
-    rows, found = _beside(section, wide, kappa)
-    safe = [Column(c.key, c.head, lambda r, c=c: c.cell(r).replace("|", "\\|"), c.raw, c.left) for c in found]
+    rows, columns = _beside(section, wide, kappa)
+    safe = [Column(c.key, c.head, lambda r, c=c: c.cell(r).replace("|", "\\|"), c.raw, c.left) for c in columns]
     lines = (
         sentences(verdicts(section))
         + [f"**{w}**" for w in warnings(section)]
@@ -56,8 +56,8 @@ def markdown(section: Section, wide: bool, kappa: bool) -> str:
 
 def latex(section: Section, wide: bool, kappa: bool) -> str:
     """A booktabs tabular; needs `\\usepackage{booktabs}`. What must be said beside it stands in comments."""
-    rows, found = _beside(section, wide, kappa)
-    body = _markup(rows, found, "latex_booktabs")
+    rows, columns = _beside(section, wide, kappa)
+    body = _markup(rows, columns, "latex_booktabs")
     for sign, command in (("±", r"$\pm$"), ("≥", r"$\ge$"), ("…", r"\dots{}"), (NONE, "--")):
         body = body.replace(sign, command)
     body = re.sub(r"(?<=\s)-(?=\d)", "$-$", body)
@@ -70,10 +70,10 @@ def latex(section: Section, wide: bool, kappa: bool) -> str:
     return "\n".join([f"% {said[0]}", body, *(f"% {line}" for line in said[1:])])
 
 
-def as_csv(found: Sequence[Section], kappa: bool) -> str:
+def as_csv(sections: Sequence[Section], kappa: bool) -> str:
     """All columns of all sections in one file, numbers as they are, one header."""
     tables = []
-    for section in found:
+    for section in sections:
         shown = chosen(section, True, kappa)[1]
         task = section.task
         start = {"section": section.name, "task": task and task.name, "metric_name": task and task.metric}
@@ -91,28 +91,28 @@ def as_csv(found: Sequence[Section], kappa: bool) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def unfinished(found: Sequence[Unfinished]) -> str:
+def unfinished(runs: Sequence[Unfinished]) -> str:
     """Markdown of what has not come to its end."""
-    lines = (f"- {one.sentence}{f' `{one.resume}`' if one.resume and not one.running else ''}" for one in found)
+    lines = (f"- {one.sentence}{f' `{one.resume}`' if one.resume and not one.running else ''}" for one in runs)
     return "### Interrupted\n\n" + "\n".join(lines)
 
 
-def comments(found: Sequence[Unfinished]) -> str:
+def comments(runs: Sequence[Unfinished]) -> str:
     """Lines of LaTeX comment on the runs that are not finished."""
-    return "\n".join(f"% {one.sentence} {one.resume}".rstrip() for one in found)
+    return "\n".join(f"% {one.sentence} {one.resume}".rstrip() for one in runs)
 
 
 # -- json -----------------------------------------------------------------------------------------
 
 
-def as_json(found: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()) -> str:
+def as_json(sections: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()) -> str:
     """The report as JSON text; NaN and infinity are refused."""
-    made = document(found, problems, unfinished)
+    made = document(sections, problems, unfinished)
     return json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def document(
-    found: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()
+    sections: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()
 ) -> JsonObject:
     """Everything that is known, as one JSON-able dict with `schema_version`."""
     return {
@@ -128,7 +128,7 @@ def document(
                 "expected": [e.as_dict() for e in expectations(section)],
                 "notes": [note.says for note in notes(section)],
             }
-            for section in found
+            for section in sections
         ],
         "unfinished": [one.as_dict() for one in unfinished],
         "problems": list(problems),

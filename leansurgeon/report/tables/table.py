@@ -51,7 +51,7 @@ def check_format(format: str) -> None:
 
 
 def render(
-    found: Sequence[Section],
+    sections: Sequence[Section],
     format: str = "table",
     *,
     wide: bool = False,
@@ -65,18 +65,18 @@ def render(
     """
     check_format(format)
     if kappa:
-        found = [s for s in found if layer_rows(s)]
-        if not found:
+        sections = [s for s in sections if layer_rows(s)]
+        if not sections:
             raise UsageError(
                 "None of these runs measured kappa.",
                 "`leansurgeon kappa RUN` measures it; or put `measure: {kappa: {}}` into the recipe.",
             )
     if format == "json":
-        return documents.as_json(found, problems, unfinished)
+        return documents.as_json(sections, problems, unfinished)
     if format == "csv":
-        return documents.as_csv(found, kappa)
+        return documents.as_csv(sections, kappa)
     write = {"table": _terminal, "markdown": documents.markdown, "latex": documents.latex}[format]
-    blocks = [write(section, wide, kappa) for section in found]
+    blocks = [write(section, wide, kappa) for section in sections]
     if unfinished:
         blocks.append(
             {"table": _unfinished, "markdown": documents.unfinished, "latex": documents.comments}[format](unfinished)
@@ -89,8 +89,8 @@ def render(
 
 def _terminal(section: Section, wide: bool, kappa: bool) -> str:
     """The verdict, the table, and how its numbers came about."""
-    rows, found = chosen(section, wide, kappa)
-    body, gone = (_grid(rows, found), ()) if wide else _fitted(section, rows, found, kappa)
+    rows, shown = chosen(section, wide, kappa)
+    body, gone = (_grid(rows, shown), ()) if wide else _fitted(section, rows, shown, kappa)
     blocks = ["\n".join(wrap(title(section)))]
     if not kappa:
         said = [*sentences(verdicts(section)), *(f"! {warning}" for warning in warnings(section))]
@@ -106,9 +106,9 @@ def _terminal(section: Section, wide: bool, kappa: bool) -> str:
     return "\n\n".join(filter(None, blocks))
 
 
-def _unfinished(found: Sequence[Unfinished]) -> str:
+def _unfinished(runs: Sequence[Unfinished]) -> str:
     lines = []
-    for resume, several in groupby(found, key=lambda one: "" if one.running else one.resume):
+    for resume, several in groupby(runs, key=lambda one: "" if one.running else one.resume):
         lines += [line for one in several for line in wrap(one.sentence)]
         lines += [f"  {resume}"] if resume else []  # whole, whatever its length: it is meant to be copied
     return "\n".join(lines)
@@ -118,38 +118,38 @@ def _hanging(lines: Sequence[str]) -> str:
     return "\n".join(line for said in lines for line in wrap(said, "  "))
 
 
-def _fitted(section: Section, rows: Sequence[Any], found: list[Column], kappa: bool) -> tuple[str, list[str]]:
+def _fitted(section: Section, rows: Sequence[Any], shown: list[Column], kappa: bool) -> tuple[str, list[str]]:
     """The table in 80 columns and the heads of what it had to leave out.
 
     At need it goes without the shape, gives parameters in millions, breaks names over several lines, and leaves out
     time, then memory.
     """
-    body = _grid(rows, found)
+    body = _grid(rows, shown)
     for short in () if kappa else (False, True):
         if _width(body) > WIDTH:
-            found = without_gaps([c for c in columns(section, short=short) if c.key != "layers_heads"], rows)
-            body = _grid(rows, found)
+            shown = without_gaps([c for c in columns(section, short=short) if c.key != "layers_heads"], rows)
+            body = _grid(rows, shown)
     gone: list[str] = []
-    longest = max((len(found[0].cell(row)) for row in rows), default=0)
+    longest = max((len(shown[0].cell(row)) for row in rows), default=0)
     for key in (None, "step_ms", "memory"):
         if _width(body) > WIDTH:
-            gone += [one_line(c.head) for c in found if c.key == key]
-            found = [c for c in found if c.key != key]
-            over = _width(_grid(rows, found)) - WIDTH
-            body = _grid(rows, found, name_width=max(SHORTEST_NAME, longest - over) if over > 0 else None)
+            gone += [one_line(c.head) for c in shown if c.key == key]
+            shown = [c for c in shown if c.key != key]
+            over = _width(_grid(rows, shown)) - WIDTH
+            body = _grid(rows, shown, name_width=max(SHORTEST_NAME, longest - over) if over > 0 else None)
     return body, gone
 
 
-def _grid(rows: Sequence[Any], found: Sequence[Column], name_width: int | None = None) -> str:
+def _grid(rows: Sequence[Any], shown: Sequence[Column], name_width: int | None = None) -> str:
     """Head, rule and rows. The head goes in as rows, since tabulate pads real heads by two more blanks a column."""
-    heads = [_two_lines(column.head).split("\n") for column in found]
+    heads = [_two_lines(column.head).split("\n") for column in shown]
     tall = max(map(len, heads))
     lines = [list(line) for line in zip(*([""] * (tall - len(h)) + h for h in heads), strict=True)]
-    cells = [[column.cell(row) for column in found] for row in rows]
+    cells = [[column.cell(row) for column in shown] for row in rows]
     _run_names_down(cells, name_width, together=bool(rows) and isinstance(rows[0], tuple))
     across = zip(*lines, *cells, strict=True)
     rule = ["-" * max(len(part) for cell in column for part in cell.split("\n")) for column in across]
-    return _plain([*lines, rule, *cells], left=sum(column.left for column in found))
+    return _plain([*lines, rule, *cells], left=sum(column.left for column in shown))
 
 
 def _run_names_down(cells: list[list[str]], width: int | None, together: bool) -> None:
@@ -167,8 +167,8 @@ def _run_names_down(cells: list[list[str]], width: int | None, together: bool) -
 
 def _invariants(section: Section) -> str:
     """The second table of `--kappa`: what depends on the basis of the heads beside what does not."""
-    rows, found = layer_rows(section), without_gaps(invariant_columns(section), layer_rows(section))
-    return _fitted(section, rows, found, True)[0] if len(found) > len(SHARED) else ""
+    rows, shown = layer_rows(section), without_gaps(invariant_columns(section), layer_rows(section))
+    return _fitted(section, rows, shown, True)[0] if len(shown) > len(SHARED) else ""
 
 
 def _plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:

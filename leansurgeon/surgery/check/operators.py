@@ -71,7 +71,7 @@ def reordered(axis: str, stage: Stage) -> np.ndarray | None:
     """
     groups = np.roll(np.arange(stage.kv_heads), 1)
     heads = np.roll(np.arange(stage.heads).reshape(stage.kv_heads, -1)[groups], 1, axis=1).reshape(-1)
-    pieces, start, found = [], 0, False
+    pieces, start, any_axis = [], 0, False
     for part in axis.split("+"):
         first, *others = part.split("*")
         known = {"q": (heads, stage.head_dim), "kv": (groups, stage.head_dim), "heads": (heads, 1)}
@@ -83,8 +83,8 @@ def reordered(axis: str, stage: Stage) -> np.ndarray | None:
             places = np.roll(np.arange(stage.mlp_dim), 1)
         else:
             return None
-        pieces, start, found = [*pieces, places + start], start + len(places), True
-    return np.concatenate(pieces) if found else None
+        pieces, start, any_axis = [*pieces, places + start], start + len(places), True
+    return np.concatenate(pieces) if any_axis else None
 
 
 # -- more of something --------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def split_heads(patient: Patient) -> str:
         raise Unclear(reason)
     wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="keep")
     with patient.folder() as folder:
-        _, found = patient.cut(folder / "cut", [wanted], Method(more="split"))
-    expect(patient, found, patient.own, "With every head split in two")
+        _, output = patient.cut(folder / "cut", [wanted], Method(more="split"))
+    expect(patient, output, patient.own, "With every head split in two")
     return "every head split in two of its size gives the same output"
 
 
@@ -134,8 +134,8 @@ def smaller_heads(patient: Patient) -> str:
     wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="split")
     with patient.folder() as folder:
         poor = altered_patient(patient, folder / "poorer", poorer)
-        _, found = poor.cut(folder / "cut", [wanted], Method(uncalibrated=True))
-        expect(patient, found, poor.own, "With every head split in two smaller ones", SPLIT)
+        _, output = poor.cut(folder / "cut", [wanted], Method(uncalibrated=True))
+        expect(patient, output, poor.own, "With every head split in two smaller ones", SPLIT)
     return "every head split in two of half its size gives the same output, where its scores need few entries"
 
 
@@ -148,10 +148,10 @@ def wider_mlp(patient: Patient) -> str:
 def grown(patient: Patient, choices: list[Wanted], role: str, what: str) -> str:
     """The test of adding silent parts: nothing changes until the output columns of the new ones are filled."""
     with patient.folder() as folder:
-        result, found = patient.cut(folder / "cut", choices)
-        expect(patient, found, patient.own, f"With more {what}, which say nothing yet,")
+        result, output = patient.cut(folder / "cut", choices)
+        expect(patient, output, patient.own, f"With more {what}, which say nothing yet,")
         wide = patient.beside(result)
-        gap = distance(wide.altered(filled(role, wide)), found)
+        gap = distance(wide.altered(filled(role, wide)), output)
     if gap <= EXACT:
         raise Wrong(f"What new {what} say does not reach the output.")
     return f"more {what} give the same output, until they are made to say something"
@@ -206,8 +206,8 @@ def drop(patient: Patient, gone: Sequence[int]) -> None:
     """
     keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
     with patient.folder() as folder:
-        _, found = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
-    expect(patient, found, passing(patient, gone), f"Without layer {', '.join(map(str, gone))}")
+        _, output = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
+    expect(patient, output, passing(patient, gone), f"Without layer {', '.join(map(str, gone))}")
 
 
 def passing(patient: Patient, layers: Sequence[int]) -> torch.Tensor:
@@ -242,13 +242,13 @@ def block_modules(patient: Patient) -> Iterator[torch.nn.Module]:
     declared.
     """
     patient.modules()
-    found, names = dict(patient.loaded.model.named_modules()), iter(patient.loaded.projections)
+    modules, names = dict(patient.loaded.model.named_modules()), iter(patient.loaded.projections)
     for s, stage in enumerate(patient.source.shape.stages):
         paths = patient.arch.blocks(s).projection
         for i in range(stage.depth):
             name, *_ = [next(names) for _ in paths]
             path = paths[0].format(i=i)
-            yield found[name.removesuffix(path) + paths[0].partition("{i}")[0] + str(i)]
+            yield modules[name.removesuffix(path) + paths[0].partition("{i}")[0] + str(i)]
 
 
 def trimmed(patient: Patient) -> str:
@@ -309,19 +309,19 @@ def fewer_say(patient: Patient, silent: Change, wanted: Wanted) -> bool:
     with patient.folder() as folder:
         quiet = altered_patient(patient, folder / "silent", silent)
         try:
-            _, found = quiet.cut(folder / "cut", [wanted])
+            _, output = quiet.cut(folder / "cut", [wanted])
         except Unclear:
             return False
-        expect(patient, found, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
+        expect(patient, output, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
     return True
 
 
 # -- in common ----------------------------------------------------------------------------------------
 
 
-def expect(patient: Patient, found: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
+def expect(patient: Patient, output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
     """Raises `Wrong` where an answer is not the expected one."""
-    gap = distance(found, expected) if found.shape == expected.shape else float("inf")
+    gap = distance(output, expected) if output.shape == expected.shape else float("inf")
     if not gap <= within:
         raise Wrong(f"{where} the output moves by {gap:.2g} of its spread.")
 

@@ -37,7 +37,7 @@ class ImagePlaces:
         }
 
 
-def find(data: str, eval_data: str | None, *, hold_out: bool = True) -> ImagePlaces:
+def find(data: str, eval_data: str | None) -> ImagePlaces:
     """Folders, shards, parquet files or hub data set that `data` (and `eval_data`) name.
 
     Raises UsageError where there are none, or none to evaluate on. One folder of classes without a split is "train"

@@ -255,7 +255,7 @@ def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source:
 def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], source: _Source) -> UsageError:
     """The first mistake found, as one sentence. Unknown keys go first: they often cause the missing ones."""
     found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
-    path = (*prefix, *_keys(model, found["loc"]))
+    path = (*prefix, *_keys(found["loc"]))
     name = ".".join(path)
     if found["type"] == "extra_forbidden":
         return _unknown(path, _model_at(model, found["loc"][:-1]), source)
@@ -305,7 +305,7 @@ def _model_at(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> type
     return model
 
 
-def _keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ...]:
+def _keys(loc: tuple[int | str, ...]) -> tuple[str, ...]:
     """pydantic's location without what it adds for unions (`arms.lean.heads.int` -> `arms.lean.heads`)."""
     keys: list[str] = []
     for part in loc:

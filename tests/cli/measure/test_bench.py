@@ -20,6 +20,8 @@ from leansurgeon.measure.costs import bench, speed
 from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.measure.costs.speed import Timing
 
+TIMED = ("step", "forward_1", "forward")
+
 
 def run(*arguments: str):
     found = CliRunner().invoke(app, ["bench", *arguments])
@@ -74,7 +76,7 @@ def test_table_fits_and_a_run_folder_keeps_the_result(tmp_path, saved):
 
 
 def timing(*seconds: float) -> dict[str, Timing]:
-    return dict.fromkeys(bench.TIMED, Timing.of(list(seconds)))
+    return dict.fromkeys(TIMED, Timing.of(list(seconds)))
 
 
 def row(name: str, ratios: list[float], head_dim: int = 64, parameters: int = 10) -> bench.Row:
@@ -163,7 +165,7 @@ def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeyp
     monkeypatch.setattr(
         speed,
         "timed",
-        lambda *_: [dict.fromkeys(bench.TIMED, Timing.of([s * t for t in rounds])) for s in (1.0, 0.5)],
+        lambda *_: [dict.fromkeys(TIMED, Timing.of([s * t for t in rounds])) for s in (1.0, 0.5)],
     )
     monkeypatch.setattr(speed, "peaks", lambda *_: [7, 5])
     first, second = bench.measure([own, own], speed.Load(8, 16), [], 3, "cpu", lambda _: None)[0]

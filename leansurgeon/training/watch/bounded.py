@@ -1,0 +1,41 @@
+"""What may take only so long, and ends at the first Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from leansurgeon.progress import duration_text
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+class Enough(KeyboardInterrupt):
+    """The time is up, or somebody does not want to wait. Nobody below takes it for an error of a model."""
+
+
+@contextmanager
+def until(seconds: float) -> Iterator[None]:
+    """End what is done with `Enough` after so many seconds, or at the first signal; outside the main thread, where no
+    signal arrives, nothing ends it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Enough(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+    before = {number: signal.signal(number, end) for number in numbers}
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
