@@ -25,6 +25,14 @@ def pytest_xdist_auto_num_workers() -> int:
     return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", cores() + 1))
 
 
+# Files whose tests take longest: begun last, they would keep one process busy while the others have nothing left.
+LONGEST = ("test_malformed.py", "test_notebook.py", "test_experiment.py", "test_end_to_end.py", "test_examples.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 def settle() -> None:
     """What is there now (torch and transformers, thousands of tests) stays: looking through all of it takes half a
     second, and every training ends with a look.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import runpy
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch  # noqa: F401 (once for every forked example)
 import transformers  # noqa: F401
 
+from leansurgeon.experiment import side_by_side
 from tests.support.processes.forks import forked
 
 ROOT = Path(__file__).parent.parent
@@ -70,8 +72,9 @@ def test_every_example_is_held_to_something():
 
 
 def run(path: Path) -> None:
-    """`python PATH`, without arguments."""
+    """`python PATH`, without arguments; processes that it starts are forks of it."""
     sys.argv = [str(path)]
+    side_by_side.fresh_processes = lambda *_: multiprocessing.get_context("fork")
     runpy.run_path(str(path), run_name="__main__")
 
 

@@ -111,7 +111,7 @@ def test_the_three_headline_commands_run_as_they_are_typed(tmp_path, monkeypatch
     monkeypatch.setitem(PRESETS, "bert-crammed", replace(whole, config=config))
     cut = leansurgeon("shrink", "bert-crammed", "--heads", 24, "--layers", 10, cwd=tmp_path)
     assert cut.returncode == 0, cut.stderr
-    healed = leansurgeon("retrain", "--data", "austen", "--time", "20s", cwd=tmp_path)
+    healed = leansurgeon("retrain", "--data", "austen", "--time", "10s", cwd=tmp_path)
     assert healed.returncode == 0, healed.stderr
     summary = json.loads((tmp_path / healed.stdout.strip() / "summary.json").read_text())
     assert summary["final"]["loss"] < summary["before"]["loss"] and "austen" in summary["name"]

@@ -24,10 +24,7 @@ from tests.support.report.report_workspace import workspace
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason=f"no browser on the PATH ({', '.join(NAMES)})"),
-]
+pytestmark = pytest.mark.equipped
 
 MEASURE = """<!doctype html><meta charset=utf-8><title>measure</title>
 <iframe src="/report.html" style="width:WIDTHpx;height:900px;border:0"></iframe>

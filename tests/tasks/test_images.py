@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks.images import fashion_mnist, shifts
+from leansurgeon.tasks.images import shifts
 
 
 def quiet(line: str) -> None:
@@ -187,7 +187,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data")).size("train") == 25
 
 
-@pytest.mark.skipif(not Path(fashion_mnist.DEBIAN_FOLDER).is_dir(), reason="dataset-fashion-mnist is not installed")
+@pytest.mark.equipped
 def test_the_real_fashion_mnist(tmp_path):
     task = prepared(tmp_path, "fashion-mnist", augment=False)
     assert (task.size("train"), task.size("eval")) == (60_000, 10_000)

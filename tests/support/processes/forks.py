@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing.forkserver
 import os
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.command_line import Done
+from tests.support.processes import proofs
 
 
 class Fork:
@@ -60,11 +62,12 @@ def commanded(*arguments: object, cwd: Path) -> Fork:
     """`leansurgeon` with these arguments, from its entry point to its end."""
 
     def work() -> None:
-        from leansurgeon.__main__ import run
-
+        program = importlib.import_module("leansurgeon.__main__")
+        sys.modules["__main__"] = program  # what processes that it starts import first
         sys.argv = ["leansurgeon", *map(str, arguments)]
-        run()
+        program.run()
 
+    proofs.start()
     return Fork(work, cwd)
 
 

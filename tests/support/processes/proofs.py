@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from unittest import mock
 
 SCRIPT = "reload_check.py"
 SERVER = """
-import gc, json, os, sys, traceback
+import gc, json, os, select, signal, socket, sys, traceback
 import safetensors.torch, timm, torch, transformers
 from transformers import AutoModel, dynamic_module_utils
 
@@ -36,16 +37,27 @@ def become(asked):
 
 gc.collect()
 gc.freeze()  # a child that looked through all of it would copy it
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        try:
-            become(json.loads(line))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for proofs
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+while listener in select.select([listener, sys.stdin], [], [])[0]:  # until the tests' process closes its end
+    connection, _ = listener.accept()
+    if not os.fork():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        asked = json.loads(connection.makefile().readline())
+        child = os.fork()
+        if not child:
+            try:
+                become(asked)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        connection.sendall(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
         os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    connection.close()
 os._exit(0)
 """
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -53,33 +65,54 @@ own_process = subprocess.run  # as it is without any of this
 
 
 class Server:
-    """A process that forks whenever a proof is asked for; it is started with the first one."""
+    """A process that forks whenever a proof is asked for, by this process or one that was forked from it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
-        self.owner = os.getpid()
+        self.owner, self.place = os.getpid(), tempfile.TemporaryDirectory()
+
+    def start(self) -> None:
+        """Have it, from now on also in forks of this process."""
+        if self.process is None and os.getpid() == self.owner:
+            command = [sys.executable, "-I", "-c", SERVER, self._address]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self.process = subprocess.Popen(command, env=os.environ | QUIET, **pipes)
+            self.process.stdout.readline()
+
+    @property
+    def _address(self) -> str:
+        return f"{self.place.name}/asked"
 
     def run(self, arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """`subprocess.run`, forked where it is a proof of this process."""
-        if list(arguments[1:2]) != ["-I"] or not arguments[2].endswith(SCRIPT) or os.getpid() != self.owner:
+        """`subprocess.run`, forked where it is a proof."""
+        if list(arguments[1:2]) != ["-I"] or not arguments[2].endswith(SCRIPT):
             return own_process(arguments, **options)
+        self.start()
         if self.process is None:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self.process = subprocess.Popen([sys.executable, "-I", "-c", SERVER], env=os.environ | QUIET, **pipes)
-        with tempfile.TemporaryDirectory() as place:
+            return own_process(arguments, **options)
+        with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as connection:
             out, err = Path(place, "out"), Path(place, "err")
             out.touch()
             err.touch()
             asked = {"arguments": arguments[2:], "env": dict(options["env"]), "cwd": os.getcwd()}
-            self.process.stdin.write(json.dumps(asked | {"out": str(out), "err": str(err)}) + "\n")
-            self.process.stdin.flush()
-            code = int(self.process.stdout.readline())
+            connection.connect(self._address)
+            connection.sendall((json.dumps(asked | {"out": str(out), "err": str(err)}) + "\n").encode())
+            code = int(connection.makefile().read())
             return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
     def end(self) -> None:
         """Let the process go."""
         if self.process is not None:
+            self.process.terminate()
             self.process.communicate()
+        self.place.cleanup()
+
+
+def start() -> None:
+    """Have the process before this one forks, where proofs are forked at all."""
+    server = getattr(subprocess.run, "__self__", None)
+    if isinstance(server, Server):
+        server.start()
 
 
 @contextmanager

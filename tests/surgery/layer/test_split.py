@@ -12,7 +12,7 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.layer import split_heads
 from leansurgeon.surgery.layer.canonical import Attention
-from leansurgeon.surgery.layer.split_factors import Torch, moments, refit_output
+from leansurgeon.surgery.layer.split_factors import Torch, moments, parts, refit_output, some
 
 
 def attention(
@@ -190,10 +190,11 @@ def test_data_helps_and_refinement_more() -> None:
     biases = {n: getattr(old, n).reshape(8, 8) for n in ("q_bias", "k_bias", "v_bias")}
     naive = Attention(*parts, o=old.o.reshape(64, 8, 8), **biases, o_bias=old.o_bias)
     plain, numbers = split_heads.activation_aware(old, x, [None] * 10, after, ridge=None)
-    refined, _ = split_heads.activation_aware(old, x, [None] * 10, after, ridge=None, refine=40)
+    refined, steps = split_heads.activation_aware(old, x, [None] * 10, after, ridge=None, refine=40)
     full, healed = split_heads.activation_aware(old, x, [None] * 10, after)
     errors = [error(a) for a in (refined, plain, split_heads.weights_only(old, after), naive)]
-    assert errors == sorted(errors) and errors[1] < 0.7 * errors[2], errors
+    assert errors == sorted(errors) and errors[0] < errors[1] < 0.7 * errors[2], errors
+    assert steps["refined"] is True and steps["error_refine"] < steps["error_split"]
     assert set(numbers) == {"kept", "error_split"}
     assert healed["refitted"] is (healed["error_refit"] < healed["error_split"])
     assert error(full) <= error(plain)
@@ -296,3 +297,21 @@ def test_refusals(kv: int, after: tuple, rotary: bool, error: type, says: str) -
         with pytest.raises(error) as caught:
             call()
         assert says in str(caught.value)
+
+
+def test_moments_do_not_see_what_all_keys_share() -> None:
+    """A constant on all keys moves every score of a query alike, which its softmax does not see."""
+    old, x = attention(2, 8, 20), coloured(3, 4, 6, 20)
+    moved = replace(old, k_bias=old.k_bias + 3.0)
+    of_keys = [moments(Torch.of(a), x, [None] * 3, 2)[1] for a in (old, moved)]
+    assert np.allclose(*of_keys, rtol=1e-3, atol=1e-6 * float(np.abs(of_keys[0]).max()))
+
+
+def test_pieces_hold_as_much_as_memory_allows_and_a_few_batches_stand_for_many() -> None:
+    x = coloured(6, 4, 5, 20)
+    pieces = list(parts(x[:1], [None], heads=2, limit=2 * (2 * 5 * 5)))
+    assert [len(part) for part, _ in pieces] == [2, 2] and torch.equal(torch.cat([p for p, _ in pieces]), x[0])
+    assert len(list(parts(x[:1], [None], heads=2, limit=1))) == 4  # a row at a time where even one is too much
+    few, masks = some(x, [None] * 6, tokens=2 * 4 * 5)
+    assert [torch.equal(a, b) for a, b in zip(few, (x[0], x[3]), strict=True)] == [True, True] and masks == [None] * 2
+    assert len(some(x, [None] * 6, tokens=1)[0]) == 1 and len(some(x, [None] * 6)[0]) == 6

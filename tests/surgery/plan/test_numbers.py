@@ -1,0 +1,36 @@
+"""What a plan says of layers and head sizes, in numbers worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from leansurgeon.errors import UsageError
+from leansurgeon.shape import Stage
+from leansurgeon.surgery.plan.drop_layers import Choice, operator
+from leansurgeon.surgery.plan.wanted import new_head_dim
+
+
+def test_dropped_layers_are_those_that_are_not_kept():
+    dropped = operator(6, (0, 2, 5), Choice((0, 2, 5), "given"))
+    assert dropped.name == "drop-layers" and dropped.says.endswith("3 of 6 layers, given: 0, 2, 5")
+    assert (dropped.settings["kept"], dropped.settings["dropped"]) == ([0, 2, 5], [1, 3, 4])
+
+
+def test_fused_layers_go_into_the_one_before():
+    fused = operator(6, (0, 2, 4), Choice((0, 2, 4), "fuse"))
+    assert fused.name == "fuse-layers" and fused.settings["pairs"] == [[0, 1], [2, 3], [4, 5]]
+    assert "0+1, 2+3, 4+5" in fused.says and "3 pairs" in fused.says
+
+
+@pytest.mark.parametrize(
+    ("positions", "fits", "odd", "says"),
+    [("rope", "6", "7", "even head_dim"), ("rope-2d", "12", "10", "that 4 divides"), ("learned", "7", None, None)],
+)
+def test_rotary_positions_turn_numbers_in_groups(positions, fits, odd, says):
+    stage, arch = Stage(2, 4, 8, 4, 64, 32), SimpleNamespace(positions=positions)
+    assert new_head_dim(stage, 8, fits, arch) == int(fits)
+    if odd:
+        with pytest.raises(UsageError, match=says):
+            new_head_dim(stage, 8, odd, arch)
