@@ -9,7 +9,7 @@ import pytest
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.drop_layers import Choice, operator
-from leansurgeon.surgery.plan.wanted import new_head_dim
+from leansurgeon.surgery.plan.wanted import new_head_dim, ratios_per_stage
 
 
 def test_dropped_layers_are_those_that_are_not_kept():
@@ -34,3 +34,9 @@ def test_rotary_positions_turn_numbers_in_groups(positions, fits, odd, says):
     if odd:
         with pytest.raises(UsageError, match=says):
             new_head_dim(stage, 8, odd, arch)
+
+
+def test_a_ratio_is_one_of_every_stage():
+    assert ratios_per_stage(4, 3) == [4.0] * 3 and ratios_per_stage("2,3", 2) == [2.0, 3.0]
+    with pytest.raises(UsageError, match=r"\b2\b.*\b3\b"):
+        ratios_per_stage("2,3", 3)
