@@ -82,8 +82,9 @@ def calibrate(
         )
         local = {}
         if winner.marks:
+            spent = ground.passes()
             local = fit_locally(ground, whole, winner, teacher, edits_in(ground.options.scratch, held), score)
-            score = local.pop("score")
+            score, local["passes"] = local.pop("score"), round(ground.passes() - spent, 2)
         undo.pop_all()
     record = {
         "calibration": calibration.as_dict(),
