@@ -1,9 +1,13 @@
 """Calibrated cuts of models with an encoder and a decoder: both stacks lose layers, and both are healed."""
 
+import json
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import IGNORED, Calibration
 from leansurgeon.measure.data.pairs import Seq2Seq, batch_of
@@ -13,6 +17,7 @@ from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Options
 from leansurgeon.training.runs.sample_data import sample_data_of_all
 from tests.conftest import build
+from tests.support.models.word_models import WORDS, words
 from tests.surgery.walk.test_calibrated import cut, error, text_batches
 
 KEPT = (0, 1, 3, 4, 5, 7)  # of four and four
@@ -76,6 +81,19 @@ def test_layers_are_chosen_in_both_stacks(trained):
     outcome.close()
     assert len([i for i in outcome.layers if i < 4]) == len([i for i in outcome.layers if i >= 4]) == 3
     assert all(score["judged_by"] == score["guard_divergence"] for score in outcome.record["candidates"])
+
+
+def test_the_command_cuts_and_proves_on_pairs(trained, tmp_path):
+    folder, _ = trained
+    words(folder)
+    lines = (f"{' '.join(WORDS[(k + j) % 25] for j in range(7))}\t{WORDS[k % 25]} {WORDS[k % 7]}" for k in range(60))
+    (tmp_path / "a.tsv").write_text("\n".join(lines))
+    call = ["shrink", str(folder), "--layers", "3", "--calibrate", str(tmp_path / "a.tsv"), "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "out" / "surgery.json").read_text())
+    assert record["decided"]["calibration"]["name"] == "pairs" and "local" in record["decided"]["healing"]
+    assert record["proof"]["compared"]["loss"]["result"] > 0
 
 
 def test_data_that_is_named_becomes_pairs(trained, tmp_path):
