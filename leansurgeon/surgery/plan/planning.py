@@ -264,8 +264,9 @@ def operators(
     needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
     if needs_healing and healing(method.heal) != "none":
         steps.append(HEAL)
-    if needs_healing and healing(method.heal) == "local" and any(step.name == "drop-layers" for step in steps):
-        steps.append(LOCAL)
+    if needs_healing and healing(method.heal) == "local":
+        steps += [LOCAL] if any(step.name == "drop-layers" for step in steps) else []
+        steps += [TOGETHER] if init == "transfer" and any(divided_in_full(*pair) for pair in stages) else []
     if needs_healing and method.fit:
         steps.append(
             Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
@@ -278,7 +279,18 @@ def operators(
 LOCAL = Operator(
     "fit-locally", "near", "fit the blocks around every cut together, in a span that grows while the guard gains"
 )
+TOGETHER = Operator(
+    "fit-locally",
+    "near",
+    "fit blocks whose heads were divided together, in a span that grows while the guard gains",
+)
+SHORT = 8  # layers of a stage that are fitted together at most
 HEAL = Operator("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
+
+
+def divided_in_full(before: Stage, after: Stage) -> bool:
+    """Whether a stage keeps its layers, has all their heads divided, and is short enough to be fitted as one."""
+    return after.head_dim < before.head_dim and after.depth == before.depth <= SHORT
 
 
 def other_head_dim(

@@ -23,6 +23,7 @@ from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.surgery.plan.planning import SHORT
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
 from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
 from leansurgeon.surgery.walk.changes import divides_heads, ranges
@@ -30,7 +31,7 @@ from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
 from leansurgeon.surgery.walk.judge import judge
 
-LONGEST = 2 * len(PHASES)  # blocks that are trained together at most
+LONGEST = 2 * len(PHASES)  # blocks that a span around a cut grows to at most
 TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
 PASSES = 6.0  # of the source over all samples, which the steps of all spans may cost
 
@@ -59,8 +60,7 @@ def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Gro
         here = [j for j in cuts if j in stage]
         for first, following in pairwise([*here, stage.stop]):
             found.append(Mark(first, growing_ends(first, following - 1)))
-        divided = not here and all(divides_heads(ground.plan, kept[j]) for j in stage)
-        if divided and len(stage) <= LONGEST:
+        if not here and len(stage) <= SHORT and all(divides_heads(ground.plan, kept[j]) for j in stage):
             found.append(Mark(stage.start, growing_ends(stage.start, stage.stop - 1)))
         elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
             found.append(Mark(here[0], (stage.stop - 1,), TOGETHER))

@@ -106,6 +106,7 @@ def test_spans_end_before_the_next_cut_and_with_their_stage():
 def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F811
     folder, data = trained("bert")
     steps = plan(open_source(str(folder)), Wanted(heads="8", head_dim="split"), calibrated=True)
+    assert [o.name for o in steps.operators] == ["split-heads", "heal", "fit-locally"]
     scores = {}
     for heal in ("closed", "local"):
         outcome = calibrate(steps, data, Options(heal=heal))
