@@ -134,8 +134,8 @@ def influences(source: Source, data: Calibration) -> list[float]:
     import torch
 
     with torch.no_grad():
-        masks = [data.mask(batch) for batch in data.guard]
-        return choose_layers.measure(teacher, fill, data.guard, masks, source.shape, source.shape).influence
+        masks, answers = ([of(batch) for batch in data.guard] for of in (data.mask, data.answer_mask))
+        return choose_layers.measure(teacher, fill, data.guard, masks, source.shape, source.shape, answers).influence
 
 
 def outputs(loaded: Loaded, batch: dict[str, Any]) -> Any:

@@ -104,5 +104,6 @@ def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object])
     from leansurgeon.checkpoints.provenance import versions
 
     files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
-    said = [FORM, files, plan.as_dict(), calibration.digest, dict(settings), versions()]
+    data = [calibration.digest, calibration.beside and calibration.beside.digest]
+    said = [FORM, files, plan.as_dict(), data, dict(settings), versions()]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

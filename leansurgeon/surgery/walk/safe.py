@@ -15,7 +15,8 @@ from leansurgeon.measure.data.batches import rows_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.mixed import with_own
 from leansurgeon.surgery.plan.planning import Plan
-from leansurgeon.surgery.walk.calibrated import Outcome, calibrate
+from leansurgeon.surgery.walk import calibrated
+from leansurgeon.surgery.walk.calibrated import Outcome
 from leansurgeon.surgery.walk.ground import Options, Say
 
 SAFE = 1.05  # times what is off on own samples where they alone are fitted to
@@ -27,7 +28,7 @@ def calibrate_safely(
 ) -> tuple[Outcome, Calibration]:
     """The cut and the data that it was made on. Raises what `calibrate` raises."""
     if calibration.beside is None:
-        return calibrate(plan, calibration, options, say), calibration
+        return calibrated.calibrate(plan, calibration, options, say), calibration
     outcome = cut(plan, with_own(calibration, None, alone=True), options, say, "own")
     outcome.close()
     reach, steps = own_score(outcome), []
@@ -48,7 +49,7 @@ def calibrate_safely(
 
 def cut(plan: Plan, data: Calibration, options: Options, say: Say, name: str) -> Outcome:
     """One of the cuts, with steps of its own."""
-    return calibrate(plan, data, replace(options, kept=options.kept.inside(name)), say)
+    return calibrated.calibrate(plan, data, replace(options, kept=options.kept.inside(name)), say)
 
 
 def own_score(outcome: Outcome) -> float:

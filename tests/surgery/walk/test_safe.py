@@ -11,7 +11,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.walk import safe
+from leansurgeon.surgery.walk import calibrated, safe
 from leansurgeon.surgery.walk.calibrated import Outcome
 from leansurgeon.surgery.walk.ground import Options
 from leansurgeon.surgery.walk.kept import Kept
@@ -38,7 +38,7 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
         outcome.held.callback(closed.append, score)
         return outcome
 
-    monkeypatch.setattr(safe, "calibrate", calibrate)
+    monkeypatch.setattr(calibrated, "calibrate", calibrate)
     data = replace(windows("yours", 4), beside=windows("own", 32))
     outcome, used = safe.calibrate_safely(None, data, Options(kept=Kept(tmp_path / "kept", "key")))
     rounds = outcome.record["mixing"]["rounds"]
