@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,8 @@ from torch.overrides import TorchFunctionMode
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.blockwise import merged
+from leansurgeon.checkpoints.blockwise.file_names import file_names
 from leansurgeon.checkpoints.model import buildable, create_timm, transformers_class
-from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.progress import quiet_transformers
@@ -377,31 +376,3 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
         if hasattr(config_of := getattr(module, "config", None), "use_cache"):
             config_of.use_cache = False
     return model.float().eval()
-
-
-def names_in_files(model: nn.Module, library: str) -> Mapping[str, str]:
-    """File names by names in memory, of a tensor that is saved in parts that of the first."""
-    return {memory: files[0] for memory, files in file_names(model, library).items()}
-
-
-def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
-    """File names by names in memory. timm's are equal; of transformers' tied tensors some may lack."""
-    memory = list(model.state_dict())
-    if library == "timm":
-        return {name: (name,) for name in memory}
-    from safetensors.numpy import load_file
-
-    numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
-    with scratch() as folder:
-        try:
-            with quiet_transformers():
-                model.save_pretrained(folder, state_dict=numbers)
-        except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
-            return merged.file_names(model)
-        saved = load_file(Path(folder) / "model.safetensors")
-    strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
-    if strange:
-        raise UnsupportedModel(
-            f"The library puts '{strange}' of {type(model).__name__} together from several tensors while saving."
-        )
-    return {memory[int(value[0])]: (name,) for name, value in saved.items()}

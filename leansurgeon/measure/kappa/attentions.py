@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leansurgeon.architectures.base import TensorSpec
-from leansurgeon.checkpoints.blockwise.skeleton import names_in_files
+from leansurgeon.checkpoints.blockwise.file_names import names_in_files
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.kappa.blocks import Measured
