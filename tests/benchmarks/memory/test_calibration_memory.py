@@ -67,6 +67,7 @@ def test_a_model_of_which_two_copies_do_not_fit_can_be_calibrated(tmp_path):
     assert peaks["calibration"] < size / 2 + peaks["torch alone"]
 
 
+@pytest.mark.slow
 def test_the_command_for_large_models_measures(tmp_path, capsys):
     large.main(["--size", "tiny", "--lose", "2", "--tokens", "256", "--folder", str(tmp_path)])
     found = json.loads(capsys.readouterr().out.splitlines()[0])
