@@ -33,7 +33,7 @@ CASES = {
     ),
     "catastrophe": (
         shape(depth=4), Comparison(loss=Both(3.0, 3.0 + math.log(19.0)), relative_error=0.9), True, 0.5,
-        [8, 18, 381.6, 20.1, 50.0],
+        [8, 19, 381.6, 20.1, 50.0],
     ),
     "accuracy": (
         shape(heads=12, kv_heads=12), Comparison(accuracy=Both(0.9, 0.875), loss=Both(1, 1), relative_error=0.1), False,

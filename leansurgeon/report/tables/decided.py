@@ -66,7 +66,7 @@ def changed(decisions: list[dict[str, Any]]) -> str:
     if not rows:
         return ""
     head = ["layer", "for", "made", "refitted", "error"]
-    note = "'for' is what of the source a layer stands for; the error is that of its output on guard samples."
+    note = "'for': the source layers that a layer stands for; 'error': that of its output on guard samples."
     return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
 
 

@@ -68,7 +68,9 @@ def cost(compared: Comparison, language: bool, one: bool = False) -> str:
         figures = f"({perplexity(new)} {on}, the source {perplexity(old)})"
         if more < SEEN:
             return f"{costs} no perplexity {figures}"
-        return f"{costs} {f'{100 * more:.0f} %' if more < 10 else f'{more:,.0f} times'} of perplexity {figures}"
+        if more >= 10:
+            return f"{'multiplies' if one else 'multiply'} perplexity by {more + 1:,.0f} {figures}"
+        return f"{'raises' if one else 'raise'} perplexity by {100 * more:.0f} % {figures}"
     if compared.accuracy:
         old, new = (100 * share for share in (compared.accuracy.source, compared.accuracy.result))
         figures = f"({new:.1f} % {on}, the source {old:.1f} %)"
@@ -76,8 +78,8 @@ def cost(compared: Comparison, language: bool, one: bool = False) -> str:
         return f"{costs} {lost} {figures}"
     if compared.embeddings:
         kept = compared.embeddings.nearest_kept
-        near = f" and {100 * kept:.0f} % of the nearest neighbours" if kept is not None else ""
-        return f"{keep} embeddings at a cosine of {compared.embeddings.cosine:.3f} to the source's{near} {on}"
+        near = f", {100 * kept:.0f} % of the nearest neighbours" if kept is not None else ""
+        return f"{keep} a cosine of {compared.embeddings.cosine:.3f} to the source's embeddings{near} {on}"
     if compared.relative_error is not None:
         return f"{change} the outputs by {100 * compared.relative_error:.0f} % of their size {on}"
     return f"{change} outputs that could not be measured"

@@ -157,7 +157,7 @@ def choose_policy(source: Source, asked: str) -> tuple[str, str]:
     if arch.decoupled and (not arch.rebuilds or "heads" in arch.shared):
         return "keep", f"head_dim: keep, since a {arch.name} with other heads needs our modelling file in any case"
     return "split", (
-        f"head_dim: split (width // heads), since {arch.library}'s {arch.name} has no head_dim of its own{also}"
+        f"head_dim: split (width // heads), since a {arch.name} of {arch.library} has no head_dim of its own{also}"
     )
 
 
