@@ -66,7 +66,7 @@ def changed(decisions: list[dict[str, Any]]) -> str:
     if not rows:
         return ""
     head = ["layer", "for", "made", "refitted", "error"]
-    note = "'for': the source layers that a layer stands for; 'error': that of its output on guard samples."
+    note = "'for': the layers of the source that it stands for; 'error': that of its output on guard samples."
     return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
 
 
