@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import runpy
 import sys
@@ -12,8 +11,7 @@ import pytest
 import torch  # noqa: F401 (once for every forked example)
 import transformers  # noqa: F401
 
-from leansurgeon.experiment import side_by_side
-from tests.support.processes.forks import forked
+from tests.support.processes.forks import forked, trainings_forked
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -74,8 +72,8 @@ def test_every_example_is_held_to_something():
 def run(path: Path) -> None:
     """`python PATH`, without arguments; processes that it starts are forks of it."""
     sys.argv = [str(path)]
-    side_by_side.fresh_processes = lambda *_: multiprocessing.get_context("fork")
-    runpy.run_path(str(path), run_name="__main__")
+    with trainings_forked():
+        runpy.run_path(str(path), run_name="__main__")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)

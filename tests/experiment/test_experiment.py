@@ -5,16 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import re
 import signal
 import struct
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,7 +30,7 @@ from leansurgeon.training.recipe.reading import load, shipped
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 from tests.support import command_line
 from tests.support.patience import family, left, working_until
-from tests.support.processes.forks import commanded, forked
+from tests.support.processes.forks import commanded, forked, trainings_forked
 
 EXPERIMENTS = [
     name
@@ -41,13 +38,6 @@ EXPERIMENTS = [
     if load(name).task.name in ("digits", "fashion-mnist", "listops") and not name.startswith(("figure", "claim"))
 ] + ["austen-gpt"]  # others: test_recipes_paper
 AS_TYPED = "digits-vit"
-
-
-@contextmanager
-def trainings_forked():
-    """Trainings are forks of the process that starts them: in one that has imported torch, that takes no time."""
-    with mock.patch.object(side_by_side, "fresh_processes", lambda *_: multiprocessing.get_context("fork")):
-        yield
 
 
 def made_up_fashion(folder):

@@ -23,6 +23,7 @@ from leansurgeon.search.outcome import who_is_tried
 from leansurgeon.search.space import Budget, Space, enumerate_shapes
 from leansurgeon.search.trainings import forget_weights
 from leansurgeon.surgery import shrink
+from tests.support.processes.forks import trainings_forked
 
 # About a tenth of a second for each heal.
 DATA = ["--data", "task:digits", "--calibration-samples", "64"]
@@ -107,7 +108,8 @@ def test_a_search_that_was_ended_goes_on_to_the_same_end(number, code, here, sav
 def test_a_search_by_trainings_trains_controls_and_source_on_the_last_rung(here, capsys):
     short = ["--set", "train.duration=4st", "--set", "train.log_every=1", "--share", "0.5", "--heads", "4,8"]
     asked = ["search", "digits-vit", "--params", "160k", "--layers", "2", "--mlp-dim", "128", "--tries", "2"]
-    found = call(*asked, *short, "--json", "--parallel", "1", capsys=capsys)
+    with trainings_forked():
+        found = call(*asked, *short, "--json", "--parallel", "1", capsys=capsys)
     rows = {row["name"]: row for row in found["candidates"]}
     assert found["mode"] == "training" and found["rungs"] == [{"share": "1", "candidates": 2}]
     control = next(row for row in rows.values() if row["control_of"] == "h8-l2-m128")

@@ -29,11 +29,8 @@ from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.train import train
 from tests.support.patience import working_until
+from tests.support.processes import forks  # noqa: F401  (its first backward pass)
 from tests.support.training_standin import Dots, StandIn, recipe
-
-# The first backward pass of a process decides whether another may be forked from it and compute gradients. Behind a
-# FakeTensorMode (a memory prediction in a test before) torch would start threads for a GPU that is not there.
-torch.ones((), requires_grad=True).backward()
 
 SETTINGS = {
     "duration": "16st",

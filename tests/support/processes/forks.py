@@ -11,11 +11,20 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
+import torch
+
+from leansurgeon.experiment import side_by_side
 from tests.support.command_line import Done
 from tests.support.processes import proofs
+
+# The first backward pass of a process decides whether another may be forked from it and compute gradients. Behind a
+# FakeTensorMode (a memory prediction in a test before) torch would start threads for a GPU that is not there.
+torch.ones((), requires_grad=True).backward()
 
 
 class Fork:
@@ -69,6 +78,15 @@ def commanded(*arguments: object, cwd: Path) -> Fork:
 
     proofs.start()
     return Fork(work, cwd)
+
+
+@contextmanager
+def trainings_forked() -> Iterator[None]:
+    """Trainings of an experiment are forks of the process that starts them: where torch is imported, that takes no
+    time.
+    """
+    with mock.patch.object(side_by_side, "fresh_processes", lambda *_: multiprocessing.get_context("fork")):
+        yield
 
 
 def _be(work: Callable[[], None], cwd: Path, said: list[Path]) -> None:

@@ -192,3 +192,9 @@ def test_the_cost_of_a_group_is_the_error_of_least_squares_without_it(group, sha
     assert sums.error(found.change) == pytest.approx(best, rel=1e-6)
     if shared == 2:  # as many heads of every key/value head
         assert sum(g < 2 for g in found.kept) == 1
+
+
+def test_relative_weights_are_one_over_the_square() -> None:
+    target = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 0.5]])
+    assert heal.relative_weights(target).tolist() == pytest.approx([1 / 25, 0.0, 4.0])
+    assert heal.relative_weights(target, torch.tensor([False, True, True])).tolist() == pytest.approx([0.0, 0.0, 4.0])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.errors import UsageError
+from leansurgeon.surgery.refit import local_fit
 from leansurgeon.surgery.refit.local_fit import Example, fit_examples, relative_error
 
 
@@ -98,3 +101,45 @@ def test_refusals(steps: int, rate: float, guards: int) -> None:
     one = examples(teacher, 1, 1)
     with pytest.raises(UsageError):
         fit_examples(forward_of(teacher), list(teacher.parameters()), one, one[:guards], steps=steps, rate=rate)
+
+
+def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(local_fit, "perf_counter", lambda: now[0])
+    clock = local_fit.Clock(seconds=20.0, start=100.0)
+    now[0] = 105.0
+    assert clock.gone == pytest.approx(0.25) and clock.part(0.5).seconds == pytest.approx(7.5)
+    now[0] = 130.0
+    assert clock.gone == pytest.approx(1.5) and clock.part(0.5).seconds == 0.0
+    assert local_fit.Clock().gone == 0.0 and local_fit.Clock().part(0.5).seconds is None
+    warm, steps = local_fit.WARMUP, 40 * local_fit.WARMUP
+    rates = [local_fit.schedule(step, steps) for step in range(steps)]
+    cosine = [0.5 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
+    assert rates[:warm] == pytest.approx([c * (i + 1) / warm for i, c in enumerate(cosine[:warm])])
+    assert rates[warm:] == pytest.approx(cosine[warm:])
+
+
+def test_what_a_fit_keeps_of_itself_is_rounded() -> None:
+    made = local_fit.Fitted(7, 0.123456789, 0.0123456789, True, 1.23456).as_dict()
+    rounded = {"steps": 7, "guard_before": 0.123457, "guard_after": 0.012346, "kept": True, "seconds": 1.23}
+    assert made == rounded
+
+
+def test_a_fit_without_time_is_over_at_once_and_late_steps_are_small_ones() -> None:
+    """A step that comes late takes the rate of the place where the clock stands, and not its own."""
+    torch.manual_seed(0)
+    layer, seen = nn.Linear(4, 4), []
+    examples = [Example(torch.randn(2, 3, 4), torch.randn(2, 3, 4)) for _ in range(2)]
+
+    def pace(step: int, steps: int) -> float:
+        seen.append(step)
+        return 0.1
+
+    class Late:
+        gone = 0.5
+
+    fit_examples(layer, list(layer.parameters()), examples, examples, steps=8, pace=pace, clock=Late())
+    assert seen == [4, 4, 4, 4, 4, 5, 6, 7]
+    Late.gone = 1.0
+    over = fit_examples(layer, list(layer.parameters()), examples, examples, steps=8, pace=pace, clock=Late())
+    assert len(seen) == 8 and not over.kept

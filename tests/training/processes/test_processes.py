@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.training import together
 from leansurgeon.training.processes import launch
 from leansurgeon.training.train import train
+from tests.support.processes.forks import forked
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 
 ROOT = Path(__file__).parents[3]
@@ -25,16 +25,8 @@ def _metrics(folder: Path) -> list[dict]:
 
 
 def test_two_processes_give_the_losses_and_rates_of_one(tmp_path):
-    code = (
-        "import sys; from leansurgeon.training.processes.launch import run_workers as run; "
-        "sys.exit(not run(2, sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-m", "tests.support.training_worker", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    command = ["-m", "tests.support.training_worker", str(tmp_path)]
+    done = forked(lambda: sys.exit(not launch.run_workers(2, command)), ROOT)
     assert done.returncode == 0, done.stderr
     one = tmp_path / "one"
     train(recipe(), tmp_path, one, loaded=word_model(), task=Words(), cpu=True, say=lambda text: None)
@@ -56,25 +48,15 @@ def test_two_processes_give_the_losses_and_rates_of_one(tmp_path):
 
 
 def test_a_failed_worker_is_one_sentence_with_its_exit_code(tmp_path):
-    code = """
-import sys
-from pathlib import Path
-from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.training.together import train_on
-from tests.support.training_standin import recipe
-folder = Path(sys.argv[1])
-try:
-    train_on(2, recipe(batch=15), folder / "model", folder / "run", cpu=True, say=lambda text: None)
-except LeanSurgeonError as error:
-    print(error.exit_code, error.message)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"LEANSURGEON_CACHE": str(tmp_path)},
-    )
+    def work():
+        os.environ["LEANSURGEON_CACHE"] = str(tmp_path)
+        try:
+            asked = recipe(batch=15), tmp_path / "model", tmp_path / "run"
+            together.train_on(2, *asked, cpu=True, say=lambda text: None)
+        except LeanSurgeonError as error:
+            print(error.exit_code, error.message)
+
+    done = forked(work, ROOT)
     assert re.search(r"^2 .*\bbatch of 15\b.*\b2 processes\b", done.stdout), (done.stdout, done.stderr)
     assert len(done.stdout.splitlines()) == 1
     assert "Traceback" not in done.stderr and "elastic" not in done.stderr
