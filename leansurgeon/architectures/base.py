@@ -339,8 +339,6 @@ class Architecture:
         with rules_of(self.name):
             return rule if isinstance(rule, float) else rule(config) if callable(rule) else config.get(rule)
 
-    # -- tensors ---------------------------------------------------------------------------------
-
     def dims(self, config: Config, shape: Shape, stage: int = -1) -> dict[str, int]:
         """Every axis name with its size in a stage."""
         c, at = self.filled(config), shape.stages[stage]

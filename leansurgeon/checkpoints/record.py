@@ -339,9 +339,6 @@ def step_of(data: Json) -> Step:
     return Step(*says, take("settings", dict, {}))
 
 
-# -- the file --------------------------------------------------------------------------------------
-
-
 def read(folder: Path | None) -> SurgeryRecord | None:
     """The record of a folder; None where there is none. Raises `DamagedRecord`."""
     path = folder / NAME if folder else None
@@ -385,9 +382,6 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
         source_surgery=record.source_surgery and published(record.source_surgery),
         restored=record.restored and published(record.restored),
     )
-
-
-# -- small parts -----------------------------------------------------------------------------------
 
 
 def named(value: Comparison | Proof | Origin | SurgeryRecord | Both | Embeddings) -> JsonObject:
