@@ -27,6 +27,8 @@ def words(axes: tuple[str, ...], plain: bool) -> list[str]:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in BEYOND])
 def test_the_same_axes(family, tmp_path):
     config_class, model_class, numbers = FAMILIES[family]
+    # T5 does not scale its scores: where weights are large, rounding grows beyond what a proof lets pass.
+    numbers = numbers | ({"initializer_factor": 0.5} if "initializer_factor" in numbers else {})
     config = getattr(transformers, config_class)(**numbers)
     getattr(transformers, model_class)(config).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
