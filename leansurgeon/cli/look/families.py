@@ -16,7 +16,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.check.undeclared import Row
+    from leansurgeon.surgery.check.undeclared import Drawn, Row
 
 LONGEST = 60  # seconds of a processor for one type
 AT_ONCE = 40  # types that one process does
@@ -36,6 +36,8 @@ def families(
         Path | None, typer.Option(help="Keep what was found here, one JSON line a type, and go on with it next time.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the random weights and inputs.")] = 23,
+    depth: Annotated[int, typer.Option(help="Layers of the random models, where they can be chosen.")] = 7,
     as_json: AsJson = False,
 ) -> None:
     """What may change in the families of transformers and timm: layers, heads, MLP.
@@ -44,17 +46,19 @@ def families(
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
     from leansurgeon.report.tables.families import counted, document, markdown
-    from leansurgeon.surgery.check.undeclared import Row
+    from leansurgeon.surgery.check.undeclared import Drawn, Row
 
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, and {jobs} was given.")
+    if depth < 3:
+        raise UsageError(f"--depth must be at least 3, so that something is left of a cut, and {depth} was given.")
     names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
     found: dict[str, Row] = {}
     if state and state.exists():
         rows = [Row(**jsonfile.parse(line, str(state))) for line in files.read_text(state, jsonfile.LIMIT).splitlines()]
         found = {row.name: row for row in rows if row.name in names}
     left = [name for name in names if name not in found]
-    for number, row in enumerate(tried(left, jobs), len(found) + 1):
+    for number, row in enumerate(tried(left, jobs, Drawn(seed, depth)), len(found) + 1):
         found[row.name] = row
         if state:
             with state.open("a") as file:
@@ -86,15 +90,15 @@ def all_of_timm() -> list[str]:
     return [PREFIX + name for name in NAMES]
 
 
-def tried(names: Sequence[str], jobs: int) -> Iterator[Row]:
+def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Row]:
     """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
     stays in memory; (`max_tasks_per_child` of Python 3.11 hangs after the first).
     """
     for start in range(0, len(names), AT_ONCE * jobs):
-        yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs)
+        yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs, drawn)
 
 
-def of_one_pool(names: Sequence[str], jobs: int) -> Iterator[Row]:
+def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Row]:
     """Rows of these names from new processes. Where one dies (memory), the names that it took along are tried alone."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
@@ -104,17 +108,17 @@ def of_one_pool(names: Sequence[str], jobs: int) -> Iterator[Row]:
 
     lost = []
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(patiently, name): name for name in names}
+        waiting = {pool.submit(patiently, name, drawn): name for name in names}
         for done in as_completed(waiting):
             try:
                 yield done.result()
             except BrokenProcessPool:
                 lost.append(waiting[done])
     for name in lost:
-        yield from of_one_pool([name], 1) if len(names) > 1 else [Row(name, why="its process died")]
+        yield from of_one_pool([name], 1, drawn) if len(names) > 1 else [Row(name, why="its process died")]
 
 
-def patiently(name: str) -> Row:
+def patiently(name: str, drawn: Drawn) -> Row:
     """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
     import os
     import signal
@@ -138,7 +142,7 @@ def patiently(name: str) -> Row:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
             room = undeclared_timm if name.startswith(undeclared_timm.PREFIX) else undeclared
-            return room.checked(name)
+            return room.checked(name, drawn=drawn)
     except TooLong:
         return Row(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on

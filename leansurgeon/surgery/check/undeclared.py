@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from leansurgeon.architectures.infer.library import Library
 
 
-SEED, DEPTH = 23, 7  # other than those that inference proves with
+@dataclass(frozen=True)
+class Drawn:
+    """The random model of a type: seed of its weights and inputs, and its layers where they can be chosen. Both are
+    other than those that inference proves with.
+    """
+
+    seed: int = 23
+    depth: int = 7
+
+
+USUAL = Drawn()
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
     return model_type, {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
 
 
-def checked(name: str, tower: str | None = None) -> Row:
+def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Row:
     """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
     from leansurgeon.architectures.infer.library import class_name, quietly
 
@@ -81,11 +91,11 @@ def checked(name: str, tower: str | None = None) -> Row:
         cls = class_name(model_type)
         if cls is None:
             return Row(name, why="transformers has no model for it")
-        row = _checked(name, model_type, cls, flags, tower)
+        row = _checked(name, model_type, cls, flags, tower, drawn)
     return Row(**(row.as_dict() | {"seconds": round(time.monotonic() - started, 1)}))
 
 
-def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tower: str | None) -> Row:
+def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tower: str | None, drawn: Drawn) -> Row:
     from leansurgeon.architectures.infer.explore import built
     from leansurgeon.architectures.infer.library import Library, Unbuildable, reason, whole
 
@@ -97,7 +107,7 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tow
         return Row(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-            return through_the_product(name, library, small, Path(scratch), tower)
+            return through_the_product(name, library, small, Path(scratch), tower, drawn)
     except LeanSurgeonError as error:
         said = " ".join(str(error).split())
         return Row(name, cls, built=True, refused=dict.fromkeys(("depth", "heads", "mlp_dim"), ""), why=said)
@@ -106,7 +116,12 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tow
 
 
 def through_the_product(
-    name: str, library: Library, small: dict[str, Any], scratch: Path, tower: str | None = None
+    name: str,
+    library: Library,
+    small: dict[str, Any],
+    scratch: Path,
+    tower: str | None = None,
+    drawn: Drawn = USUAL,
 ) -> Row:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer import cuts, inputs
@@ -120,13 +135,13 @@ def through_the_product(
 
     found, _ = levels(library, small)
     if len(found) == 1 and not found[0].lists:
-        deeper = cuts.deeper(small, found[0], DEPTH)
+        deeper = cuts.deeper(small, found[0], drawn.depth)
         try:
             library.build(deeper)
             small, found = deeper, levels(library, deeper)[0]
         except Unbuildable:
             pass
-    model = library.build(small, SEED)
+    model = library.build(small, drawn.seed)
     model.save_pretrained(scratch / "source")
     source = open_source(str(scratch / "source"), tower=tower)
     arch, shape = source.architecture, source.shape
@@ -151,7 +166,7 @@ def through_the_product(
         row = replace(row, refused=dict(row.refused) | {"mlp_dim": f"beside heads: {error.message}"})
         made = plan(source, Wanted(**asked), method=method)
     carry_out(made, scratch / "cut", check=False)
-    given = inputs.example(model, small, seed=SEED)
+    given = inputs.example(model, small, seed=drawn.seed)
     theirs = outputs(by_plain_library(model, scratch / "cut", made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
     by_hand = by_hooks(model, found, shape, gone, given)

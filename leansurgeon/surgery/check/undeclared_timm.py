@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from leansurgeon import architectures
 from leansurgeon.architectures.limits import refusals
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.surgery.check.undeclared import SEED, Row, by_hooks, kept, wanted_numbers
+from leansurgeon.surgery.check.undeclared import USUAL, Drawn, Row, by_hooks, kept, wanted_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -76,17 +76,17 @@ NAMES = (
 )
 
 
-def checked(name: str) -> Row:
+def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> Row:
     """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
     from leansurgeon.architectures.infer.library import quietly
 
     started = time.monotonic()
     with quietly():
-        row = _checked(name)
+        row = _checked(name, drawn.seed)
     return replace(row, seconds=round(time.monotonic() - started, 1))
 
 
-def _checked(name: str) -> Row:
+def _checked(name: str, seed: int) -> Row:
     from leansurgeon.architectures.infer.library import Unbuildable, reason
     from leansurgeon.architectures.infer.timm_models import arguments
     from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
@@ -103,7 +103,7 @@ def _checked(name: str) -> Row:
         return Row(name, why=reason(error))
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-            return through_the_product(name, library, small, Path(scratch))
+            return through_the_product(name, library, small, Path(scratch), seed)
     except LeanSurgeonError as error:
         said = " ".join(str(error).split())
         refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
@@ -112,7 +112,7 @@ def _checked(name: str) -> Row:
         return Row(name, library.cls.__name__, built=True, why=f"defect: {reason(error)}")
 
 
-def through_the_product(name: str, library: TimmLibrary, small: Config, scratch: Path) -> Row:
+def through_the_product(name: str, library: TimmLibrary, small: Config, scratch: Path, seed: int) -> Row:
     """Cut a small model of this name as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer.differences import levels
     from leansurgeon.architectures.infer.library import difference, outputs
@@ -123,7 +123,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     from leansurgeon.surgery.plan.wanted import Wanted
     from leansurgeon.surgery.shrink import carry_out
 
-    model = library.build(small, SEED)
+    model = library.build(small, seed)
     save(model, scratch / "source", args_of(small))
     source = open_source(str(scratch / "source"))
     arch, shape = source.architecture, source.shape
@@ -139,7 +139,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
         return replace(row, why="nothing may change")
     made = plan(source, Wanted(**asked), method=Method(keep=",".join(map(str, keep))) if keep else Method())
     carry_out(made, scratch / "cut", check=False)
-    given = library.example(model, small, seed=SEED)
+    given = library.example(model, small, seed=seed)
     theirs = outputs(loaded(scratch / "cut"), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
     by_hand = by_hooks(model, found, shape, gone, given)
