@@ -16,6 +16,8 @@ from leansurgeon.report import humans, notes
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.kappa import Bound, kappa_of
 from leansurgeon.report.rows.sections import experiment_section, sections
+from leansurgeon.report.tables import columns
+from leansurgeon.report.tables import table as terminal
 from leansurgeon.report.tables.table import FORMATS, experiment_table, render
 from leansurgeon.words import WIDTH
 from tests.support.report.report_fixtures import ARMS, digits, kappa, perplexities, summary
@@ -305,3 +307,23 @@ def test_a_run_that_heals_shows_the_model_that_it_leaves():
     said = " ".join(note.says for note in notes.notes(alone))
     assert "model/" in said and "as it was" in said and "last step" not in said
     assert "as it was" not in " ".join(note.says for note in notes.notes(sections(runs(made[0]))[0]))
+
+
+def test_long_heads_are_broken_at_the_blank_nearest_to_their_middle() -> None:
+    assert terminal._two_lines("twelve chars") == "twelve chars"  # no longer than twelve
+    assert terminal._two_lines("accuracy on the test") == "accuracy on\nthe test"
+    assert terminal._two_lines("one\nbroken already here") == "one\nbroken already here"
+
+
+def test_names_run_down_the_lines_that_they_have() -> None:
+    layers = [["a long name", str(i)] for i in range(2)] + [["b", "0"]]
+    terminal._run_names_down(layers, 6, together=True)
+    assert [line[0] for line in layers] == ["a long", "name", "b"]
+    alone = [["a long name", "0"], ["a long name", "1"]]
+    terminal._run_names_down(alone, 6, together=False)
+    assert [line[0] for line in alone] == ["a long\nname"] * 2
+
+
+def test_a_rank_needs_both_numbers() -> None:
+    assert columns.rank_cell(31.0, 64.0) == "31/64"
+    assert columns.rank_cell(None, 64.0) == columns.rank_cell(31.0, None) == humans.NONE

@@ -10,7 +10,7 @@ import pytest
 from leansurgeon.report.rows.rows import Section
 from leansurgeon.report.rows.sections import experiment_section
 from leansurgeon.report.tables.table import experiment_table
-from leansurgeon.report.verdict import Verdict, binomial_variance, needed, sentences, verdicts, warnings
+from leansurgeon.report.verdict import ONE_SEED, Verdict, binomial_variance, needed, sentences, verdicts, warnings
 from tests.support.report.report_fixtures import digits, perplexities, summary
 
 
@@ -190,3 +190,15 @@ def test_missing_control_and_small_initialisation_are_said() -> None:
     for s in made:
         s["model"]["init_std"] = 0.125
     assert len(warnings(section(made))) == 1
+
+
+def test_one_seed_each_is_said_once_from_four_on() -> None:
+    def one(arm: str, sentence: str) -> Verdict:
+        return Verdict(arm, "control", 0.1, None, None, "one seed", sentence)
+
+    single = [one(arm, f"{arm} is ahead{ONE_SEED}") for arm in "abcd"]
+    sure = one("e", "e is better.")
+    assert sentences([*single[:3], sure]) == [v.sentence for v in (*single[:3], sure)]
+    together = sentences([*single, sure])
+    assert together[0] == "e is better." and len(together) == 2
+    assert together[1].endswith("a is ahead; b is ahead; c is ahead; d is ahead.")
