@@ -1,0 +1,67 @@
+"""The examples at the end of the help pages, carried out in one folder as somebody would type them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from leansurgeon.cli.help import EXAMPLES
+from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
+
+# What cannot run here (tasks that a harness fetches, minutes for every type), or does in tests/experiment and search.
+ELSEWHERE = ("--lm-eval", "families", "run digits-vit", "leansurgeon search")
+# `my-model` is tiny here, and time is short: what these words are exchanged for, or what stands behind the example.
+SHORTER = {
+    "--layers 24": "--layers 3",
+    "--time 20m": "--set train.duration=2st",
+    "vit-b --heads 16 --layers 7 --gpu a100-40": "digits-vit --heads 8",
+}
+BEHIND = {
+    "retrain runs/digits-vit": "--set train.duration=2st",
+    "bench": "--batch 2 --rounds 2",
+    "heads": "--samples 8 --judge-samples 8 --no-curve",
+    "kappa": "--samples 2 --probes 0",
+}
+FIRST = ["shrink", "retrain", "report"]  # what others look at
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with `my-model` and `texts`, and what examples take for granted."""
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEANSURGEON_CACHE", str(place / "cache"))
+        strangers.model(place / "my-model", "llama", num_hidden_layers=5)
+        strangers.texts(place / "texts")
+        wide = leansurgeon(
+            "shrink", "my-model", "--heads", "8", "--uncalibrated", "--no-proof", "-o", "runs/wide", cwd=place
+        )
+        assert wide.returncode == 0, wide.stderr
+        yield place
+
+
+def shortened(line: str) -> list[str]:
+    """The words of an example as they are typed here."""
+    words = line.removeprefix("leansurgeon ")
+    more = next((more for start, more in BEHIND.items() if words.startswith(start)), "")
+    for long, short in SHORTER.items():
+        words = words.replace(long, short)
+    return shlex.split(f"{words} {more}")
+
+
+def test_examples_run_as_they_are_typed(place):
+    """In one go, since each builds on those before it."""
+    ordered = sorted(EXAMPLES, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    lines = [line for name in ordered for line in EXAMPLES[name] if not re.search("|".join(ELSEWHERE), line)]
+    assert len(lines) >= 18
+    for line in lines:
+        done = leansurgeon(*shortened(line), cwd=place)
+        assert done.returncode == 0, (line, done.stderr)
+        assert done.stdout.strip(), line
+    assert (place / "report.html").is_file() and (place / "back" / "config.json").is_file()
+    assert json.loads((place / "runs/lean/config.json").read_text())["num_hidden_layers"] == 3
+    assert (place / "my-recipe.yaml").is_file() and (place / "runs/pruned/surgery.json").is_file()
