@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 CHOSEN = "LEANSURGEON_TOWER"  # how a command tells the processes that it starts
 SECTIONS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}  # where configs describe them
@@ -40,6 +41,11 @@ def of_section(section: str | None) -> str | None:
     """The tower that a part of a config describes."""
     keys = {tower: (key, *MORE_SECTIONS.get(tower, ())) for tower, key in SECTIONS.items()}
     return next((tower for tower, known in keys.items() if section in known), None)
+
+
+def whole_runs(section: str, config: Mapping[str, Any]) -> bool:
+    """Whether a model runs on what the part that is meant reads: it is no tower of several, or writes text."""
+    return not section or writes_text(section, (config.get("architectures") or [""])[0])
 
 
 def writes_text(section: str, cls: str) -> bool:

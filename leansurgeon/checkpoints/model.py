@@ -74,16 +74,9 @@ class Loaded:
         what that one reads. Raises `UnsupportedModel` where it does not stand alone.
         """
         architecture = self.architecture
-        if not architecture.section or writes_text(architecture.section, type(self.model).__name__):
+        place = tower_around((self.projections or [""])[0], self.model, architecture)
+        if not place:
             return self
-        kind = type(getattr(self.model.config, architecture.section))
-        parts = (self.projections or [""])[0].split(".")
-        inside = (".".join(parts[:i]) for i in range(1, len(parts)))
-        place = next((path for path in inside if is_tower(self.model.get_submodule(path), kind)), None)
-        if place is None:
-            tower = architecture.section.removesuffix("_config")
-            said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
-            raise UnsupportedModel(said, "`leansurgeon shrink` and `plan` take it; or measure another tower.")
         stages = tuple(
             replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
             for blocks in architecture.stages
@@ -92,13 +85,14 @@ class Loaded:
         return Loaded(self.model.get_submodule(place), own, self.config[architecture.section], self.folder, None)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, D) of the body below any head, after its last norm; (B, ..., D) of timm's
-        pyramids.
+        """The last hidden states (B, T, D) of the body below any head, or of the tower that is meant, after its last
+        norm; (B, ..., D) of timm's pyramids.
         """
         if self.architecture.library == "timm":
             return self.model.forward_features(batch["pixel_values"])
         inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
-        body = self.model.base_model
+        path = tower_around((self.projections or [""])[0], self.model, self.architecture)
+        body = self.model.get_submodule(path) if path else self.model.base_model
         quiet = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
         return body(**inputs, **quiet)[0]
 
@@ -147,6 +141,22 @@ class Loaded:
         if self.surgery:
             record.write(folder, self.surgery.trained())
         give_mode(folder)
+
+
+def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture) -> str:
+    """The path of the tower that is meant, around `inside`; empty where the whole runs on what it reads. Raises
+    `UnsupportedModel` where it does not stand alone.
+    """
+    if not architecture.section or writes_text(architecture.section, type(model).__name__):
+        return ""
+    kind, parts = type(getattr(model.config, architecture.section)), inside.split(".")
+    paths = (".".join(parts[:i]) for i in range(1, len(parts)))
+    found = next((path for path in paths if is_tower(model.get_submodule(path), kind)), None)
+    if found is None:
+        tower = architecture.section.removesuffix("_config")
+        said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
+        raise UnsupportedModel(said, "`shrink --uncalibrated` and `plan` take it; or measure another tower.")
+    return found
 
 
 def is_tower(module: torch.nn.Module, kind: type) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
@@ -100,7 +101,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         if source.weights is None:
             folder = place / "model"
             carry_out(plan(source, Wanted(), seed), folder, check=False)
-        loaded = load(folder)
+        loaded = load(folder, tower=of_section(source.architecture.section)).alone()
         # Not `loaded.forward`, which wants logits: encoders without a head have kappa, too.
         runs = SimpleNamespace(
             model=loaded.model, projections=loaded.projections, forward=lambda batch: outputs(loaded, batch)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
@@ -103,10 +104,15 @@ class Heals:
 
     def judged(self, folder: Path) -> Results:
         """Scores on both halves of the model in a folder."""
-        loaded = load(folder)
-        loaded.model.eval()
+        loaded = self.loaded(folder)
         halves = zip(PARTS, self.halves, strict=True)
         return {part: Result(self.score(loaded, part, batches)) for part, batches in halves}
+
+    def loaded(self, folder: Path) -> Loaded:
+        """A model for measuring; of one of several towers the one that is searched."""
+        found = load(folder, tower=of_section(self.source.architecture.section)).alone()
+        found.model.eval()
+        return found
 
     @torch.no_grad()
     def score(self, loaded: Loaded, part: str, batches: list[Batch]) -> Score:
@@ -115,8 +121,7 @@ class Heals:
             return task_score(loaded, self.data, batches)
         judge = Unlabelled(loaded)
         if part not in self.references:
-            source = load(self.source.folder)
-            source.model.eval()
+            source = self.loaded(self.source.folder)
             self.references[part] = [Unlabelled(source).forward(batch) for batch in batches]
         losses = [judge.losses(judge.forward(b), b, r) for b, r in zip(batches, self.references[part], strict=True)]
         found = torch.cat(losses)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leansurgeon.architectures.towers import whole_runs
 from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
@@ -192,8 +193,11 @@ def predicts_words(data: Calibration | None) -> bool:
 
 
 def proved(decided: Decided, folder: Path) -> Proof:
-    """The proof; a result that knows something is compared with its source, near ones only on real data."""
+    """The proof; a result that knows something is compared with its source, near ones only on real data, which a whole
+    model of several towers does not run on.
+    """
     steps, data, source = decided.plan, decided.calibration, decided.plan.source
+    data = data if whole_runs(source.architecture.section, source.config) else None
     compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)
     causal = data is not None and data.task is not None and data.task.head == "causal-lm"
     return prove(

@@ -32,16 +32,27 @@ WRONG = [
 ]
 
 
-def source(folder, said):
-    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+def source(folder, said, name="preprocessor_config.json"):
+    (folder / name).write_text(json.dumps(said))
     takes = SimpleNamespace(any_image_size=False)
-    return SimpleNamespace(folder=folder, config={}, architecture=SimpleNamespace(takes=takes))
+    return SimpleNamespace(folder=folder, config={}, architecture=SimpleNamespace(takes=takes, flat=dict))
 
 
 def test_what_is_whole_is_taken(tmp_path):
     found = images.of_transformers(source(tmp_path, WHOLE))
     assert found.mean == pytest.approx([0.5, 0.4, 0.3]) and found.std == pytest.approx([0.25] * 3)
     assert found.image_size == [8, 8] and found.interpolation == "bicubic"
+
+
+def test_a_processor_of_pictures_and_texts(tmp_path):
+    """As transformers 5 writes it: all parts of a processor in one file."""
+    inside = {"image_processor": WHOLE, "processor_class": "CLIPProcessor"}
+    found = images.of_transformers(source(tmp_path, inside, "processor_config.json"))
+    assert found == images.of_transformers(source(tmp_path, WHOLE))
+    with pytest.raises(UnsupportedModel):
+        (tmp_path / "preprocessor_config.json").unlink()
+        images.of_transformers(source(tmp_path, {"image_processor": WRONG[0]}, "processor_config.json"))
+    assert not images.of_transformers(source(tmp_path, {"image_processor": 3}, "processor_config.json")).mean
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)

@@ -72,8 +72,8 @@ def said(made: Architecture) -> list[str]:
         found.append(
             "that travels with a result, which knows this family by inference (this text alone cannot name it)."
         )
-        why = made.heads_unsplittable
-        found.append(f"Heads cannot be divided: it {why}." if why else "Heads of half the size were proven as well.")
+        why = made.heads_unsplittable.partition("cannot be divided: ")[2]
+        found.append(f"Heads cannot be divided: {why}." if why else "Heads of half the size were proven as well.")
     if made.taps:
         found.append(f"Other parts listen behind its layers: {', '.join(made.taps)} follows those that are left.")
     if any(made.stay):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.model import tower_around
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
 HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
@@ -197,7 +198,8 @@ class Stream:
     @torch.no_grad()
     def _forward(self, batch: dict[str, Tensor], stand_in: Callable[[int, tuple, dict], Any]) -> Any:
         """One run of the library's forward with `stand_in(layer, args, kwargs)` in place of every block."""
-        model = self.skeleton.model
+        path = tower_around(self.skeleton.blocks[0], self.skeleton.model, self.skeleton.architecture)
+        model = self.skeleton.model.get_submodule(path)
         with self._stand_ins(stand_in):
             try:
                 if self.skeleton.architecture.library == "timm":

@@ -1,6 +1,7 @@
 """How a vision model wants its images, as options of the image tasks: size, crop, mean and standard deviation.
 
-transformers keeps them in `preprocessor_config.json` beside the weights, timm in `pretrained_cfg` of config.json.
+transformers keeps them beside the weights, in `preprocessor_config.json` or a part of `processor_config.json`, timm in
+`pretrained_cfg` of config.json.
 """
 
 from __future__ import annotations
@@ -116,14 +117,15 @@ def of_transformers(source: Source) -> ImageOptions:
     said = preprocessor(source)
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
     cropped = cropped if said.get("do_center_crop") else None
-    size = source.config.get("image_size")
+    flat = source.architecture.flat(source.config)
+    size = flat.get("image_size")
     if size is None or source.architecture.takes.any_image_size:
         size = cropped or resized or size
     crop_pct = None
     if said:
         # A processor without a crop shrinks the whole image; the task's crop then takes all there is.
         crop_pct = min(1.0, cropped[0] / resized[0]) if cropped and resized else 1.0
-    mean, std = normalisation(said, source.config.get("num_channels") or 3)
+    mean, std = normalisation(said, flat.get("num_channels") or 3)
     return ImageOptions(size, crop_pct, RESAMPLE.get(said.get("resample")), mean, std)
 
 
@@ -131,8 +133,14 @@ def preprocessor(source: Source) -> JsonObject:
     """The image processor's settings; empty where the folder has none. Raises `UnsupportedModel` for damaged ones: the
     model would silently be shown other pixels.
     """
-    file = source.folder / "preprocessor_config.json" if source.folder else None
-    return checked(jsonfile.read_object(file, raising=UnsupportedModel), file.name) if file and file.exists() else {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = source.folder / name if source.folder else None
+        if file and file.exists():
+            said = jsonfile.read_object(file, raising=UnsupportedModel)
+            part = said.get("image_processor", {}) if name == "processor_config.json" else said
+            if isinstance(part, dict) and part:
+                return checked(part, name)
+    return {}
 
 
 def normalisation(said: JsonObject, channels: int) -> tuple[list[float] | None, list[float] | None]:

@@ -289,7 +289,8 @@ def load_teacher(
     source = open_source(name)
     if not source.learned or source.folder is None:
         raise UsageError(f"The teacher {name} has learned nothing.", hint)
-    teacher = checkpoints.load(source.folder, task.head, task.model_overrides())
+    tower = surgery.tower if surgery else None  # of both the same
+    teacher = checkpoints.load(source.folder, task.head, task.model_overrides(), tower=tower)
     teacher.source = source  # a converted source lives as long as this
     if trained_head and type(teacher.model).__name__ not in (
         source.config.get("architectures") or [type(teacher.model).__name__]

@@ -129,6 +129,38 @@ def test_a_tower_is_measured_as_it_is_alone(tmp_path):
     assert len(found["layers"]) == len(other["layers"]) == 5
 
 
+@pytest.mark.parametrize("tower", ["text", "vision"])
+def test_a_tower_is_cut_on_what_it_reads_alone(tower, tmp_path):
+    """CLIP as a whole wants pictures and texts at once. The cut is calibrated, proven and healed by the tower alone,
+    and nearer to it than one by the weights alone.
+    """
+    model, config = small_model("clip", tmp_path / "whole", architectures=["CLIPModel"])
+    generator = torch.Generator().manual_seed(4)
+    size = config["vision_config"]["image_size"]
+    made = {
+        "text": lambda: {"input_ids": torch.randint(10, 190, (8, 12), generator=generator)},
+        "vision": lambda: {"pixel_values": torch.randn(8, 3, size, size, generator=generator)},
+    }[tower]
+    batches = [made() for _ in range(6)]
+    data = Calibration("noise", "noise", "-", batches[:4], batches[4:5], batches[5:])
+    opened = open_source(str(tmp_path / "whole"), tower=tower)
+    steps = plan(opened, Wanted(layers="3"), method=Method(keep="0,2,4"))
+    plainly = plan(opened, Wanted(layers="3"), method=Method(keep="0,2,4", uncalibrated=True))
+    record = carry_out(decide(steps, data), tmp_path / "cut")
+    carry_out(plainly, tmp_path / "plain", check=False)
+    assert record.proof.parameters and record.tower == tower
+    own = model.text_model if tower == "text" else model.vision_model
+    with torch.no_grad():
+        wanted = own(**batches[5])[0]
+        found = [load(tmp_path / name).features(batches[5]) for name in ("cut", "plain")]
+        assert torch.allclose(load(tmp_path / "whole", tower=tower).features(batches[5]), wanted, atol=1e-5)
+    near, far = (float((wanted - one).norm() / wanted.norm()) for one in found)
+    assert near < 0.9 * far
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    other = [name for name in before if name.startswith("vision_model" if tower == "text" else "text_model")]
+    assert len(other) > 50 and all(torch.equal(before[name], after[name]) for name in other)
+
+
 def test_heads_of_half_the_size(tmp_path):
     """They stay with the library's own class, and lose little where scores use half of a head's entries."""
     model, config = small_model("wav2vec2", tmp_path / "source")

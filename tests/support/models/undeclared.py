@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from leansurgeon.architectures.infer import inputs
-from leansurgeon.architectures.infer.explore import built
+from leansurgeon.architectures.infer.differences import built
 from leansurgeon.architectures.infer.library import Library, class_name, outputs, quietly, whole
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.method import Method
