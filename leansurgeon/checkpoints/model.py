@@ -70,12 +70,11 @@ class Loaded:
         return model(**inputs, **self._no_cache).logits
 
     def alone(self) -> Loaded:
-        """For measuring: of a model of several towers the one that is meant, by itself, where the whole does not run on
-        what that one reads. Raises `UnsupportedModel` where it does not stand alone.
+        """For measuring: of a model of several towers the one that is meant, where the whole does not run on what that
+        one reads. Raises `UnsupportedModel` where it does not stand alone.
         """
         architecture = self.architecture
-        place = tower_around((self.projections or [""])[0], self.model, architecture)
-        if not place:
+        if not (place := tower_around((self.projections or [""])[0], self.model, architecture)):
             return self
         stages = tuple(
             replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
@@ -296,9 +295,8 @@ def load(
     """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
     in the precision of its files; `tower` is the part of a model of several that is meant.
 
-    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves the
-    model as it is. `overrides` is what the task
-    asks for: a differing number of labels gives a new head, a vocabulary or image that does not fit is a `UsageError`.
+    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves it as
+    it is. `overrides` is what the task asks for: other labels give a new head, what does not fit is a `UsageError`.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
