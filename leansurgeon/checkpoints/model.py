@@ -295,8 +295,8 @@ def load(
     """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
     in the precision of its files; `tower` is the part of a model of several that is meant.
 
-    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves it as
-    it is. `overrides` is what the task asks for: other labels give a new head, what does not fit is a `UsageError`.
+    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves it
+    as it is. `overrides` is what the task asks for: other labels give a new head, what does not fit is a `UsageError`.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
