@@ -30,7 +30,7 @@ ALL = {"depth", "heads", "mlp_dim"}
         ("vit_base_patch16_reg4_gap_256", {}),  # register tokens, by a declared family's name
         ("vit_small_patch16_rope_224", {}),  # EVA's attention, by a ViT's name
         ("pit_ti_224", {}),  # lists with an entry a stage, and a width that is no argument
-        ("vit_base_patch16_siglip_224", {"mlp_dim": "attn_pool"}),  # one ratio for the blocks and for the pool
+        ("vit_base_patch16_siglip_224", {}),  # one ratio for the blocks and for the pool
         ("vit_base_patch16_xp_224", {"heads": "", "mlp_dim": ""}),  # attention and MLP side by side, in one matrix
         ("twins_pcpvt_small", {"heads": ""}),  # positions stand behind the first block of a stage, which stays
     ],
