@@ -112,6 +112,9 @@ class Architecture:
     # they change, the result is of `decoupled`. So it is always where the library does not rebuild from its config.
     shared: tuple[str, ...] = ()
     class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
+    unknown: tuple[
+        str, ...
+    ] = ()  # flags of the family's configs that its form with a head_dim of its own does not know
     class_follows: bool = False  # whether class attention has the blocks' heads: see `class_attention.py`
     rebuilds: bool = True
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped

@@ -75,6 +75,7 @@ LEAN_BERT = derive(
     keys=replace(BERT.keys, head_dim="head_dim"),
     decoupled=None,
     modelling="decoupled_bert.py",
+    unknown=("is_decoder", "add_cross_attention"),
     classes={
         "BertModel": "LeanBertModel",
         "BertForMaskedLM": "LeanBertForMaskedLM",
@@ -91,6 +92,7 @@ LEAN_ROBERTA = derive(
     keys=replace(ROBERTA.keys, head_dim="head_dim"),
     decoupled=None,
     modelling="decoupled_roberta.py",
+    unknown=("is_decoder", "add_cross_attention"),
     # XLM-RoBERTa and CamemBERT are RoBERTa with another tokenizer: same tensors, same names.
     classes={
         f"{family}{head}": f"LeanRoberta{head}"

@@ -49,6 +49,7 @@ LEAN_GPT2 = derive(
     keys=replace(GPT2.keys, head_dim="head_dim"),
     decoupled=None,
     modelling="decoupled_gpt2.py",
+    unknown=("add_cross_attention",),
     classes={
         "GPT2Model": "LeanGPT2Model",
         "GPT2LMHeadModel": "LeanGPT2LMHeadModel",

@@ -32,6 +32,12 @@ def convert_config(config: Config, source: Architecture, target: Architecture) -
             f"{unknown[0]} has no form with a head_dim of its own; there is one of {', '.join(target.classes)}.",
             "Use --head-dim split.",
         )
+    flag = next((flag for flag in target.unknown if config.get(flag)), None)
+    if flag:
+        raise UnsupportedModel(
+            f"This model's config sets {flag}, which {source.name} with a head_dim of its own does not know.",
+            "Use --head-dim split.",
+        )
     config["architectures"] = [target.classes[c] for c in classes]
     if target.adopt:
         return target.adopt(config) | {"architectures": config["architectures"]}

@@ -7,9 +7,11 @@ import time
 
 import pytest
 
+from leansurgeon import architectures
 from leansurgeon.architectures.timm_models import skeleton, source_config
 from leansurgeon.architectures.timm_vit import TIMM_VIT
 from leansurgeon.checkpoints.config import KINDS, check_kinds, check_sizes
+from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from tests import conftest
@@ -121,3 +123,15 @@ def test_a_library_that_refuses_a_config_is_one_sentence(saved):
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "no-such-function"}))
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*no-such-function"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "flag"), [("bert", "is_decoder"), ("roberta", "add_cross_attention"), ("gpt2", "add_cross_attention")]
+)
+def test_flags_that_the_form_with_a_head_dim_does_not_know_are_refused(family, flag):
+    """They were found when the result was reloaded, and the user was asked to report it."""
+    source = architectures.of({"model_type": family})
+    target = architectures.decoupled(source)
+    with pytest.raises(UnsupportedModel, match=flag):
+        convert_config({"model_type": family, flag: True}, source, target)
+    convert_config({"model_type": family, flag: False}, source, target)
