@@ -1,7 +1,7 @@
 """DINOv2 (also with registers) and DINOv3 ViT: pre-norm image encoders with layer scale.
 
 DINOv2 reads head_dim from its config, DINOv3 does not. The SwiGLU form of DINOv2 (the giant model) rounds its MLP by a
-rule that its config cannot undo; its tensors have no declaration here, so it is refused.
+rule that its config cannot undo; it is inferred, and its MLP stays as it is.
 """
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
@@ -26,6 +26,7 @@ DINOV2 = derive(
     VIT,
     name="dinov2",
     model_types=("dinov2",),
+    when="!use_swiglu_ffn",
     keys=Keys(
         "num_hidden_layers",
         "num_attention_heads",
@@ -50,7 +51,7 @@ DINOV2 = derive(
         Tensor("/classifier.weight", "head", "labels width+width"),  # class token and mean of the patches
         Tensor("/classifier.bias", "head", "labels"),
     ),
-    defaults={"qkv_bias": True, "use_mask_token": True},
+    defaults={"qkv_bias": True, "use_mask_token": True, "use_swiglu_ffn": False},
     projection="encoder.layer.{i}.attention.o_proj",
     forget=BACKBONE,
     takes=Takes(special_tokens=lambda c: 1, any_image_size=True),

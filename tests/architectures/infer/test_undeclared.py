@@ -18,7 +18,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.check.undeclared import checked
+from leansurgeon.surgery.check.undeclared import Drawn, checked
 from leansurgeon.surgery.plan.costs import costs
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
@@ -338,3 +338,9 @@ def test_calibrated(model_type, flags, wanted, tmp_path):
     kept = f"model.layers.{made.plan.layers[0]}."
     assert all(torch.equal(after[n], before[n.replace("model.layers.0.", kept, 1)]) for n in experts)
     assert bool(experts) == ("moe" in model_type or model_type == "mixtral")
+
+
+def test_the_variant_that_a_declaration_leaves_out_is_inferred():
+    """DINOv2's giant model has a gated MLP of a size that its config cannot undo: all but the MLP may change."""
+    row = checked("dinov2?use_swiglu_ffn=true", drawn=Drawn(seed=5, depth=5))
+    assert not row.declared and row.can("depth") and row.can("heads") and set(row.refused) == {"mlp_dim"}, row
