@@ -207,11 +207,20 @@ def compete(
     teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
     tried += [asdict(s.candidate) | score | {"data": view.seen} for s, score in zip(students, scores, strict=True)]
-    best = min(range(len(students)), key=lambda i: (scores[i]["judged_by"], i))
+    best = best_of([score["judged_by"] for score in scores], [len(student.marks) for student in students])
     for i, student in enumerate(students):
         if i != best:
             student.edits.close()
     return students[best], scores[best], teacher
+
+
+def best_of(scores: list[float], spans: list[int]) -> int:
+    """Which candidate is the best: the lowest score; where a local fit follows, of those within `CLOSE` of that the one
+    with the fewest spans. MiniLM at 4 of 6 layers ends at a cosine of 0.9361 from one cut after 5.5 passes, and at
+    0.9366 from two, which were 0.4 % better before the fit, after 9.6.
+    """
+    close = [i for i, score in enumerate(scores) if score <= CLOSE * min(scores)]
+    return min(close, key=lambda i: (spans[i], scores[i], i))
 
 
 def enrolled(ground: Ground, view: View, chosen: list[Candidate], held: ExitStack) -> list[Student]:

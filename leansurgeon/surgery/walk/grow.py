@@ -33,7 +33,7 @@ from leansurgeon.surgery.walk.judge import judge
 
 LONGEST = 2 * len(PHASES)  # blocks that a span around a cut grows to at most
 TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
-PASSES = 6.0  # of the source over all samples, which the steps of all spans may cost
+PASSES = 5.0  # of the source over all samples, which the steps of all spans may cost where each gains at once
 
 
 @dataclass

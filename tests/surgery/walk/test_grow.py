@@ -15,7 +15,7 @@ from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit.local_fit import Clock, Example
 from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS, Phase, fit_span, pace
 from leansurgeon.surgery.shrink import decide
-from leansurgeon.surgery.walk.calibrated import calibrate
+from leansurgeon.surgery.walk.calibrated import best_of, calibrate
 from leansurgeon.surgery.walk.choose_layers import Evidence, blocks
 from leansurgeon.surgery.walk.ground import Ground, Options
 from leansurgeon.surgery.walk.grow import PASSES, Mark, growing_ends, marks, row_sizes, share_of_steps, split
@@ -115,6 +115,11 @@ def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F
     (found,) = outcome.record["healing"]["local"]["cuts"]
     assert found["first"] == 0 and [span["until"] for span in found["spans"]] == [1, 3]
     assert outcome.record["healing"]["local"]["kept"] and scores["local"] < scores["closed"]
+
+
+def test_fewer_spans_decide_between_close_candidates():
+    assert best_of([0.40, 0.41, 0.43], [3, 1, 0]) == 1 and best_of([0.40, 0.41], [0, 0]) == 0
+    assert best_of([0.40, 0.40], [1, 1]) == 0 and best_of([0.5, 0.4], [1, 3]) == 1
 
 
 def test_spans_cost_so_many_passes_at_most():
