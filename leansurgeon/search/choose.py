@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
 from leansurgeon.search.space import UNITS, Budget, Candidate, Space, enumerate_shapes, size
@@ -90,16 +90,17 @@ def measured(
 
     with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
         bench = Heals(source, replace(data, heldout=data.guard), Path(scratch), seed, say=say)
-        title = f"refitting {len(tried)} shapes of about this size on a quarter of the sample data"
-        scores = {c.name: bench.of(c, SHARE)["choosing"] for c in track(tried, title, "shapes/s")}
+        say(f"Refitting {plural(len(tried), 'shape')} of about this size on a quarter of the sample data ...")
+        scores = {c.name: bench.of(c, SHARE)["choosing"] for c in track(tried, "shapes", "shapes/s")}
     worked = [candidate for candidate in tried if scores[candidate.name].score is not None]
     if not worked:
         raise UsageError(f"None of the shapes could be refitted: {scores[tried[0].name].failed}")
     best = min(worked, key=lambda candidate: scores[candidate.name].score.key)
     label = scores[best.name].score.label
     others = [f"{called(c, source)} {scores[c.name].score.text}" for c in worked if c is not best]
-    says = [f"{called(best, source)}: {label} {scores[best.name].score.text} after a short refit."]
-    return Chosen(best.wanted, (*says, *([f"Others of this size: {'; '.join(others)}."] if others else [])))
+    why = f", the best of {len(scores)} shapes of about this size" if others else ""
+    says = [f"{called(best, source)}: {label} {scores[best.name].score.text} after a short refit{why}."]
+    return Chosen(best.wanted, (*says, *([f"The others: {'; '.join(others)}."] if others else [])))
 
 
 def called(candidate: Candidate, source: Source) -> str:

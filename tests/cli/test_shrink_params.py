@@ -42,7 +42,7 @@ def test_the_shape_is_chosen_by_what_its_refit_leaves(tmp_path):
     plan = json.loads(done.stdout)["plan"]
     before, after = (plan[f"parameters_{when}"]["total"] for when in ("before", "after"))
     assert 0.4 * before < after <= 0.7 * before
-    taken, others = " ".join(done.stderr.split()).split("Others of this size")
+    taken, others = " ".join(done.stderr.split()).split("The others: ")
     best = re.search(r"cosine (0\.\d+) after a short refit", taken)
     scores = [float(score) for score in re.findall(r"%\) (0\.\d+)", others)]
     assert scores and float(best[1]) >= max(scores) and f"{after:,}" in taken
