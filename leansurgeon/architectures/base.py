@@ -175,9 +175,8 @@ class Architecture:
             needed = (keys.width, keys.heads or keys.width, depth)
             missing = next((key for key in needed if key not in c and read_key(c, key) is None), None)
             if missing:
-                raise UnsupportedModel(
-                    f"The config of this {self.name} model has no '{missing}'.", "Is config.json complete?"
-                )
+                said = f"The config of this {self.name} model has no '{missing}'."
+                raise UnsupportedModel(said, "Is config.json complete?")
         if apart:
             return Shape(tuple(self._stage(c, keys, 0, None) for keys in apart))
         several = isinstance(c[self.keys.depth], list | tuple)
@@ -364,12 +363,10 @@ class Architecture:
                 if len(value) != len(shape.stages):
                     raise UnsupportedModel(f"The config says {source} = {value!r} for {len(shape.stages)} stages.")
                 value = value[stage]
-            empty = source in self.may_be_zero and value == 0
-            if value is not None and not empty and not is_count(value):
+            if value is not None and not is_count(value) and not (value == 0 and source in self.may_be_zero):
                 key = name if callable(source) else source
                 raise UnsupportedModel(f"The config says {key} = {value!r}, which is no positive whole number.")
-            if value is not None:
-                dims[name] = value
+            dims |= {} if value is None else {name: value}
         return dims
 
     def tensors(self, config: Config, shape: Shape | None = None, prefix: str | None = None) -> Iterator[TensorSpec]:
