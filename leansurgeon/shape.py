@@ -40,8 +40,8 @@ class Shape:
         for stage in self.stages:
             for field in fields(stage):
                 value = getattr(stage, field.name)
-                if value < 1:
-                    raise UsageError(f"{field.name} must be at least 1, and {value} was asked for.")
+                if not isinstance(value, int) or value < 1:
+                    raise UsageError(f"{field.name} must be a whole number of at least 1, and {value} was asked for.")
             if stage.heads % stage.kv_heads:
                 near = nearest_divisible(stage.heads, stage.kv_heads)
                 raise UsageError(

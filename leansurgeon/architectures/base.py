@@ -39,7 +39,7 @@ from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.foreign import rules_of
-from leansurgeon.architectures.limits import clip_taps, followed, move_taps
+from leansurgeon.architectures.limits import clip_taps, followed, move_taps, of_layers
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
@@ -251,7 +251,7 @@ class Architecture:
             c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
         for key, values in lists.items():
             if values:
-                c[key] = [values[i] for i in (layers if layers is not None else range(shape.depth))]
+                c[key] = of_layers(key, values, layers if layers is not None else range(shape.depth))
         if layers is not None:
             c.update(followed(c, self.counters, self.index_lists, list(layers), depth))
             move_taps(self.taps, (c, config), list(layers), depth)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec
-from leansurgeon.errors import UnsupportedModel, plural
+from leansurgeon.errors import UnsupportedModel, plural, quoted
 
 
 def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
@@ -27,9 +27,10 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     for name, size in names.items():
         spec = declared.get(name)
         number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
-        if spec is None and inside and int(inside[1]) >= (depth := shape.stages[number].depth):
+        # Nine digits are enough for a number of a layer, and Python reads no more than 4,300.
+        if spec is None and inside and int(inside[1][:9]) >= (depth := shape.stages[number].depth):
             raise UnsupportedModel(
-                f"The config says {plural(depth, 'layer')}, but the weights hold '{name}'.",
+                f"The config says {plural(depth, 'layer')}, but the weights hold {quoted(name)}.",
                 "The config does not fit its weights.",
             )
         if spec is None and (name.endswith(BUFFERS) or name.startswith(unused)):

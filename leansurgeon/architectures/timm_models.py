@@ -40,7 +40,7 @@ class TimmModels:
 
 def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     """Height and width of an image or patch, which timm lets be one number."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
 def grid(config: Config) -> tuple[int, int]:

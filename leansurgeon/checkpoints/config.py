@@ -36,7 +36,7 @@ class Kind:
         if value is None:
             return True
         if self.several and isinstance(value, list | tuple):
-            return len(value) <= STAGES and all(item is not None and self.fits_one(item) for item in value)
+            return 0 < len(value) <= STAGES and all(item is not None and self.fits_one(item) for item in value)
         return self.test(value)
 
     def fits_one(self, item: Json) -> bool:
@@ -104,6 +104,7 @@ KINDS: dict[str, Kind] = {
         (
             "n_positions", "block_size", "num_channels", "in_chans", "relative_attention_num_buckets",
             "num_landmarks", "global_attn_every_n_layers",
+            "relative_attention_max_distance",
         ),
         ONE_COUNT,
     ),

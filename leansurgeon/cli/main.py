@@ -40,6 +40,7 @@ from leansurgeon.errors import (
     Terminated,
     UsageError,
     disk_is_full,
+    quoted,
     refused_by_the_system,
 )
 from leansurgeon.progress import command_screen, shown_on
@@ -135,11 +136,21 @@ def main() -> None:
         carry_out()
 
 
+def check_encoding(words: list[str]) -> None:
+    """Raises `UsageError` for a word that no name of a file can hold (half of a surrogate pair)."""
+    for word in words:
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise UsageError(f"{quoted(word)} is no text that the system can write.") from None
+
+
 def carry_out() -> None:
     """`main`, on streams that forgive."""
     try:
         with sigterm_as_exception(), shown_on(command_screen()):  # so that temporary folders go whatever the command
             try:
+                check_encoding(sys.argv[1:])
                 app()
             except SystemExit as end:
                 if not end.code:

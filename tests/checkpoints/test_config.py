@@ -41,6 +41,8 @@ WRONG = [
     {"max_position_embeddings": 64.5},
     {"hidden_size": [[32, 0]]},
     {"model_args": {"depth": [[2, -1]]}},
+    {"model_args": {"patch_size": []}},
+    {"relative_attention_max_distance": -(2**63)},
     {"num_labels": 10**9},  # a library would make a name for each
     {"model_args": {"num_classes": 10**9}},
     {"text_config": {"num_hidden_layers": 10**9}},
