@@ -36,7 +36,7 @@ SIGLIP = 'siglip?architectures=["SiglipModel"]'
         ("llava", "text", "depth heads mlp_dim"),
         ("llava", "vision", "depth heads mlp_dim"),  # features are taken before its last layer
         ("qwen2_vl", "text", "depth heads mlp_dim"),
-        ("qwen2_5_vl", "vision", "depth mlp_dim"),  # windows but for listed layers
+        ("qwen2_5_vl", "vision", "depth heads mlp_dim"),  # windows but for listed layers
         ("qwen3_vl", "text", "depth heads mlp_dim"),  # its first layers take in features of the picture
         ("qwen3_vl", "vision", "depth heads mlp_dim"),  # features are taken behind listed layers
         ("smolvlm", "text", "depth heads mlp_dim"),
@@ -44,7 +44,7 @@ SIGLIP = 'siglip?architectures=["SiglipModel"]'
         ("gemma3", "vision", "depth heads"),  # its pooling head has an MLP as wide
         ("paligemma", "text", "depth heads mlp_dim"),
         ("mllama", "text", "depth heads mlp_dim"),  # attends to the picture in listed layers
-        ("mllama", "vision", "depth heads"),
+        ("mllama", "vision", "depth heads mlp_dim"),
         ("qwen2_audio", "audio", "depth heads mlp_dim"),
         (CLIP, "text", "depth heads mlp_dim"),
         (CLIP, "vision", "depth heads mlp_dim"),

@@ -68,7 +68,7 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(calibrated, "calibrate", stumble)
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
-        decide(plan(source, Wanted(layers="2"), calibrated=True), type("Data", (), {"says": "text"}))
+        decide(plan(source, Wanted(layers="2"), calibrated=True), type("Data", (), {"says": "text", "beside": None}))
     spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
     with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
         cut(folder, tmp_path / "out", Method(balance=True))
