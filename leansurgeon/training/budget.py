@@ -85,7 +85,7 @@ def beyond(whole: float, startup: float, step: float, rest: float) -> str | None
 def gentler(plan: Plan) -> str | None:
     """What to say of a rate that was lowered."""
     rate = plan.train.optim.lr
-    if plan.peak >= rate:
+    if f"{plan.peak:.2g}" == f"{rate:.2g}" or plan.peak > rate:
         return None
     return f"Few steps ({plan.expected or 0:,}): the learning rate is {plan.peak:.2g} instead of {rate:g}."
 
