@@ -41,6 +41,7 @@ def plan(
     checkpointing: bool = False,
     world_size: int | None = None,
     gpu: str | None = None,
+    calibrate: bool = False,
     tower: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
@@ -48,7 +49,8 @@ def plan(
     """Parameters, operations and peak training memory of a model before and after a cut. Nothing is written.
 
     `source` is a preset, a folder, a hub id, `timm/NAME`, or a model in memory; `heads`, `layers` and `mlp_dim` are
-    numbers, `"2x"`, or one number for each stage. Memory is predicted where `memory` or anything below it is given.
+    numbers, `"2x"`, or one number for each stage. Memory is predicted where `memory` or anything from
+    there to `gpu` is given; `calibrate` foretells minutes and memory of a calibrated cut on a GPU.
 
     Raises `errors.UsageError` for a shape that cannot be, `errors.UnsupportedModel` for a source that cannot be read.
 
@@ -67,7 +69,8 @@ def plan(
     name = str(held.folder) if held else given.place(source)
     with trusting(trust_remote_code):
         found = command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle)
-    return Plan(replace(found, source=held.folder.name) if held else found)
+        cuts = command.calibrated(name, wanted, tower=tower, allow_pickle=allow_pickle) if calibrate else ()
+    return Plan(replace(found, source=held.folder.name) if held else found, tuple(cuts))
 
 
 @overload

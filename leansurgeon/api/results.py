@@ -5,7 +5,7 @@ document of its --json.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from leansurgeon.measure.kappa.study import KappaDocument
     from leansurgeon.shape import Shape
     from leansurgeon.surgery.plan.costs import Cost, Costs
+    from leansurgeon.surgery.walk.projection import Projected
     from leansurgeon.training.runs.summary import Summary
 
 
@@ -34,6 +35,7 @@ class Plan:
     """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
 
     costs: Costs = field(repr=False)
+    calibrated: tuple[Projected, ...] = field(default=(), repr=False)  # what a calibrated cut takes on a GPU
 
     @property
     def before(self) -> Cost:
@@ -47,12 +49,15 @@ class Plan:
 
     def as_dict(self) -> JsonObject:
         """What `plan --json` prints."""
-        return {"schema_version": 1, **self.costs.as_dict()}
+        more = {"calibrated": [asdict(cut) for cut in self.calibrated]} if self.calibrated else {}
+        return {"schema_version": 1, **self.costs.as_dict(), **more}
 
     def __str__(self) -> str:
         from leansurgeon.report.tables.costs import costs_table
+        from leansurgeon.report.tables.plan import projection_table
 
-        return costs_table(replace(self.costs, source=short(self.costs.source, 32)))
+        table = costs_table(replace(self.costs, source=short(self.costs.source, 32)))
+        return f"{table}\n\n{projection_table(self.calibrated)}" if self.calibrated else table
 
 
 class Folder:

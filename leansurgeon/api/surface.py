@@ -60,7 +60,7 @@ def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:
     def argument(found: re.Match[str]) -> str:
         """The argument that a flag stands for."""
         name = found[2].replace("-", "_")
-        name = NAMES.get(name, name)
+        name = name if name in known else NAMES.get(name, name)
         parameter = known.get(name)
         if parameter is None:
             return found[0]

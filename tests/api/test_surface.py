@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import subprocess
 import sys
 
@@ -13,12 +14,13 @@ import leansurgeon
 from leansurgeon.api import cutting, surface, training
 from leansurgeon.api.surface import Progress, speaker, word
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from tests.support.command_line import leansurgeon as run
 
 SHAPE = "heads layers head_dim mlp_dim mlp_ratio class_attention"
 TRUST = "allow_pickle trust_remote_code"
 SURFACE = {
-    "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu tower "
-    f"{TRUST}",
+    "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu calibrate "
+    f"tower {TRUST}",
     "shrink": f"source {SHAPE} params data judge samples uncalibrated init method keep more_heads heal heal_time fit "
     f"balance compare proof seed out workspace device resume force tokenizer tower {TRUST} progress",
     "retrain": "model data time columns recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
@@ -51,7 +53,7 @@ def test_the_surface_is_what_it_was():
 # Where Python and the command line differ, and why: what a terminal alone needs; what a memory alone has.
 SPELLED = {"calibrate": "data", "calibration_samples": "samples", "sets": "set", "as_json": "", "no_heal": ""}
 TERMINAL = {
-    "plan": {"data"},  # --calibrate, which foretells minutes
+    "plan": set(),
     "shrink": {"dry_run", "push", "public"},  # `plan`, and `push_to_hub` of what comes back
     "retrain": {"dry_run", "eval_only", "push", "public"},
     "kappa": set(),
@@ -70,8 +72,9 @@ def test_the_words_are_those_of_the_command_line(name):
     from leansurgeon.cli.main import app
 
     command = get_command(app).commands[name]
-    typed = {SPELLED.get(one.name, one.name) for one in command.params} - {""}
-    assert typed - TERMINAL[name] == arguments(getattr(leansurgeon, name)) - MEMORY
+    known = arguments(getattr(leansurgeon, name))
+    typed = {one.name if one.name in known else SPELLED.get(one.name, one.name) for one in command.params} - {""}
+    assert typed - TERMINAL[name] == known - MEMORY
 
 
 def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
@@ -161,3 +164,12 @@ def test_progress_goes_where_it_is_wanted(capsys):
 
 def test_numbers_words_and_stages():
     assert [word(v, "x") for v in (24, "2x", [16, 32], 2.5, None)] == ["24", "2x", "16,32", "2.5", None]
+
+
+def test_a_plan_foretells_what_the_command_foretells():
+    found = leansurgeon.plan("vit-b", layers=7, calibrate=True)
+    done = run("plan", "vit-b", "--layers", "7", "--calibrate", "--json")
+    assert found.as_dict()["calibrated"] == json.loads(done.stdout)["calibrated"] and len(found.calibrated) > 3
+    assert run("plan", "vit-b", "--layers", "7", "--calibrate").stdout.strip() == str(found)
+    with pytest.raises(leansurgeon.errors.UsageError, match=r"calibrate=True .* layers"):
+        leansurgeon.plan("vit-b", heads=16, calibrate=True)
