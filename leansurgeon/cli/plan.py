@@ -36,7 +36,7 @@ def plan(
     mlp_ratio: MlpRatio = None,
     class_attention: ClassAttention = False,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Predict peak training memory; so does every option below.")
+        bool, typer.Option("--memory", help="Predict peak training memory; --batch to --gpu imply it.")
     ] = False,
     batch: Annotated[
         int | None, typer.Option(help=f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.", show_default=False)
