@@ -204,14 +204,13 @@ class Architecture:
 
         width, heads = value(keys.width), value(keys.heads) if keys.heads else 1
         depth = value(keys.depth_like if c.get(keys.depth) is None and keys.depth_like else keys.depth)
-        for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth)):
+        some = [(key, value(key)) for key in (keys.head_dim, keys.kv_heads, keys.mlp_dim) if value(key) is not None]
+        for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth), *some):
             if not is_count(number):
                 raise UnsupportedModel(f"The config says {key} = {number!r}, which is no positive whole number.")
-        for key in (keys.head_dim, keys.kv_heads, keys.mlp_dim):
-            if value(key) is not None and not is_count(value(key)):
-                raise UnsupportedModel(f"The config says {key} = {value(key)!r}, which is no positive whole number.")
         width *= keys.width_grows**s
-        ratio = value(keys.mlp_ratio)
+        if not isinstance(ratio := value(keys.mlp_ratio), int | float | None):
+            raise UnsupportedModel(f"The config says {keys.mlp_ratio} = {ratio!r}, which is no number.")
         return Stage(
             depth,
             heads,
@@ -359,12 +358,12 @@ class Architecture:
                 value = source(c) if callable(source) else c.get(source)
             except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
                 raise UnsupportedModel(f"The config's numbers do not give the size of '{name}'.") from None
+            key = name if callable(source) else source
             if isinstance(value, list | tuple):
                 if len(value) != len(shape.stages):
-                    raise UnsupportedModel(f"The config says {source} = {value!r} for {len(shape.stages)} stages.")
+                    raise UnsupportedModel(f"The config says {key} = {value!r} for {len(shape.stages)} stages.")
                 value = value[stage]
             if value is not None and not is_count(value) and not (value == 0 and source in self.may_be_zero):
-                key = name if callable(source) else source
                 raise UnsupportedModel(f"The config says {key} = {value!r}, which is no positive whole number.")
             dims |= {} if value is None else {name: value}
         return dims

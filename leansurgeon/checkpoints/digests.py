@@ -89,7 +89,8 @@ def early(source: str | None) -> Iterator[None]:
     finally:
         for key, hashing in begun.items():
             hashing.wanted = False
-            running.pop(key, None)
+            if running.get(key) is hashing:  # another call may have begun its own
+                del running[key]
 
 
 def begin(source: str) -> dict[Identity, Hashing]:

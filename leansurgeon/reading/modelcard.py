@@ -87,7 +87,7 @@ def own_name(folder: Path) -> str | None:
     if re.fullmatch(NAME, title):
         return title
     names = re.findall(rf"(?<![\w./-])([A-Za-z0-9][\w.-]*/{re.escape(title)})(?![\w/-])", text) if title else []
-    return names[0] if len(set(names)) == 1 else None
+    return on_the_hub(names[0]) if len(set(names)) == 1 else None
 
 
 def on_the_hub(name: Json) -> str | None:

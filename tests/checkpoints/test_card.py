@@ -254,3 +254,11 @@ def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, c
     assert numbers == [{"perplexity": 7.5, "loss": 2.0}, {"perplexity": 9.0, "loss": 2.5}]
     assert best.text.lstrip().startswith("# run\n") and "20.000 before and 7.500 after" in best.text
     assert "/home/me" not in (tmp_path / "run/model/README.md").read_text()
+
+
+@pytest.mark.parametrize("tags", [5, True, "leansurgeonx", None, ["x"]])
+def test_whatever_the_tags_are_a_base_is_looked_for(tags, tmp_path):
+    """A finished cut was thrown away because its source's card said `tags: 5`."""
+    assert card.base_of(Origin("mine", "folder"), tmp_path, {"tags": tags}) is None  # a folder that is gone, too
+    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": "org/name"}))
+    assert card.base_of(Origin("mine", "folder"), tmp_path, {"tags": tags}) == "org/name"

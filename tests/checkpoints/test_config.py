@@ -127,6 +127,13 @@ def test_a_library_that_refuses_a_config_is_one_sentence(saved):
         load(folder)
 
 
+def test_a_ratio_within_lists_of_a_single_model_is_refused():
+    """Branches of a pyramid's stage may have several; a ViT has one."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "mlp_ratio": {"a": 4}}
+    with pytest.raises(UnsupportedModel, match="mlp_ratio"):
+        architectures.of({"model_type": "dinov2"}).shape({"model_type": "dinov2"} | sizes)
+
+
 @pytest.mark.parametrize(
     ("family", "flag"), [("bert", "is_decoder"), ("roberta", "add_cross_attention"), ("gpt2", "add_cross_attention")]
 )

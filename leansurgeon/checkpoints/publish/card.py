@@ -23,7 +23,7 @@ from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRecord
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.reading import modelcard
+from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
@@ -107,8 +107,7 @@ def front(
     made.setdefault("library_name", library)
     if pipeline:
         made.setdefault("pipeline_tag", pipeline)
-    tags = made.get("tags")
-    theirs = tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
+    theirs = tags_of(made)
     own = ["custom_code", TAG] if config.get("auto_map") else [TAG]
     made["tags"] = [*(tag for tag in theirs if tag not in ("custom_code", TAG)), *own]
     if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
@@ -125,12 +124,19 @@ def base_of(origin: Origin | None, folder: Path | None, kept: JsonObject) -> str
         return origin.name
     if folder is None or (cached := modelcard.cached_name(folder)):
         return cached if folder else None
-    ours = TAG in (kept.get("tags") or [])  # a result is none of what the hub has
+    ours = TAG in tags_of(kept)  # a result is none of what the hub has
     if not ours and (own := modelcard.own_name(folder)):
         return own
     if kept.get("base_model"):
         return None
-    return modelcard.on_the_hub(read_config(folder).get("_name_or_path"))
+    config = jsonfile.read_object_if_whole(folder / "config.json") or {}  # of a folder that is gone nothing is known
+    return modelcard.on_the_hub(config.get("_name_or_path"))
+
+
+def tags_of(front: JsonObject) -> list[Json]:
+    """The tags of a front matter, which may be one or anything at all."""
+    tags = front.get("tags")
+    return tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
 
 
 def purpose(config: Config) -> tuple[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,10 +57,11 @@ def families(
     found: dict[str, Row] = {}
     if state and state.exists():
         rows = [Row(**jsonfile.parse(line, str(state))) for line in files.read_text(state, jsonfile.LIMIT).splitlines()]
-        found = {row.name: row for row in rows if row.name in names}
+        drawn = [row for row in rows if (row.seed, row.depth) == (seed, depth)]
+        found = {row.name: row for row in drawn if row.name in names}
     left = [name for name in names if name not in found]
     for number, row in enumerate(tried(left, jobs, Drawn(seed, depth)), len(found) + 1):
-        found[row.name] = row
+        found[row.name] = row = replace(row, seed=seed, depth=depth)
         if state:
             with state.open("a") as file:
                 file.write(json.dumps(row.as_dict()) + "\n")

@@ -56,6 +56,8 @@ class Row:
     difference: float | None = None  # between the product's cut and the one by hand, against the outputs' spread
     why: str = ""
     seconds: float = 0.0
+    seed: int = 23  # of what it was drawn with
+    depth: int = 7
 
     def can(self, what: str) -> bool:
         """Whether a number may change, and a cut that changed it was equal to the one by hand."""

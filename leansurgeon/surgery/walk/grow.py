@@ -132,9 +132,13 @@ class Growing:
         pieces = sum(len(row_sizes(b, h)) for b, h in zip(self.view.batches["fit"], states, strict=True))
         depth = self.ground.plan.before.depth
         share = share_of_steps(self.student.marks, depth, tokens["fit"], tokens["guard"], pieces)
+        before: dict[int, dict[str, Stream]] = {}  # by the layer that they stand before, as earlier fits left them
         for number, mark in enumerate(track(self.student.marks, "local fit, spans", "spans/s")):
-            if behind is not None and mark.first > behind.first:  # an earlier cut has changed what stands before it
+            if mark.first in before:  # the cuts of a stage once more, together
+                mark.streams = before[mark.first]
+            elif behind is not None and mark.first > behind.first:  # an earlier cut has changed what stands before it
                 mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
+            before[mark.first] = mark.streams
             phases = [replace(phase, steps=max(1, round(share * phase.steps))) for phase in mark.phases]
             record.append({"first": mark.first, "spans": self.grow(mark, phases, f"span-{number}")})
             behind = mark
