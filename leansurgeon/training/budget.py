@@ -159,7 +159,9 @@ def of_evaluation(run: Run) -> float:
 
 def affordable(run: Run, cost: Cost, seconds: float) -> int:
     """Evaluation samples that there is time for."""
-    return min(run.task.size("eval"), max(LEAST, int(LOOK * seconds * run.plan.processes / max(cost.evaluated, 1e-9))))
+    return min(
+        run.task.size("eval"), max(LEAST, round(LOOK * seconds * run.plan.processes / max(cost.evaluated, 1e-9)))
+    )
 
 
 def written(run: Run) -> int:

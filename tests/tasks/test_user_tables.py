@@ -39,7 +39,7 @@ def test_thousands_of_columns_are_looked_through_once(tmp_path):
     assert time.process_time() - began < 5  # a column at a time it was over a minute
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file here")
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc, which Linux has")
 @pytest.mark.parametrize("name", ["broken.csv", "broken.jsonl", "broken.txt"])
 def test_a_file_that_fails_while_it_is_read_is_one_sentence(tmp_path, name):
     """As one on a broken disk does: the process's memory has nothing at its first address."""

@@ -75,6 +75,7 @@ def calibrate(
         undo.enter_context(held)
         undo.enter_context(full_fp32())  # what is not asked to be in bf16
         ground = Ground(plan, calibration, options, say)
+        ground.choose_products()
         chosen, evidence, tried = contest(ground, held)
         whole, (best, *others) = View.of(calibration, None), chosen
         winner, score, teacher = compete(
@@ -106,18 +107,15 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], dict[str,
     """The candidates that remain after a trial on part of the data, the numbers behind them, and what was tried."""
     if step := ground.options.kept.get(CHOICE):
         said = step.record
-        with ground.fast(contest=False):  # what a GPU computes in is found out by every cut
-            pass
         return [Candidate.of(c) for c in said["chosen"]], said["evidence"], said["tried"]
-    plan, part, tried = ground.plan, View.of(ground.calibration, TRIAL), []
-    with ground.fast(contest=plan.before.depth != plan.after.depth and ground.options.keep is None):
-        chosen, evidence = choose(ground, part)
-        if len(chosen) > 1:
-            students = enrolled(ground, part, chosen, held)
-            teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
-            chosen = finalists(race(ground, part, students, teacher, tried))
-            for student in students:
-                student.edits.close()
+    part, tried = View.of(ground.calibration, TRIAL), []
+    chosen, evidence = choose(ground, part)
+    if len(chosen) > 1:
+        students = enrolled(ground, part, chosen, held)
+        teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
+        chosen = finalists(race(ground, part, students, teacher, tried))
+        for student in students:
+            student.edits.close()
     found = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": tried}
     ground.options.kept.put(CHOICE, {}, found)
     return chosen, evidence, tried

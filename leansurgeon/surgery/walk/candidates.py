@@ -38,5 +38,7 @@ def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> li
 
 
 def ways(best: Candidate) -> list[Candidate]:
-    """Ways of healing one set of layers."""
-    return [best, replace(best, attention=True), replace(best, later=True), replace(best, attention=True, later=True)]
+    """Ways of healing one set of layers. Later layers, which cost most, are refitted only together with the attention
+    at the cuts, whose refit the block's guard has kept or refused.
+    """
+    return [best, replace(best, attention=True), replace(best, attention=True, later=True)]

@@ -4,8 +4,8 @@ blocks are filled into, and the sample data that is looked at. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -176,18 +176,17 @@ class Ground:
         """Parameters outside the blocks."""
         return sum(spec.size for spec in self.by_layer.get(None, ()))
 
-    @contextmanager
-    def fast(self, *, contest: bool) -> Iterator[None]:
-        """Products in bf16 where the device has them and the guard agrees: on a GPU from now on, on a CPU for as long
-        as sets of layers compete (`contest`).
+    def choose_products(self) -> None:
+        """Products in bf16 from now on where the device has them and the guard agrees: on a GPU in every cut, on a CPU
+        where layers go, which loses a hundred times what rounding does.
         """
-        if (contest or self.device.type == "cuda") and self.bf16:
+        if (self.device.type == "cuda" or self.plan.before.depth != self.plan.after.depth) and self.bf16:
             self.cast = products(NARROW, self.device.type)
-        try:
-            yield
-        finally:
-            if self.device.type == "cpu":
-                self.cast = nullcontext
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether sums are worth float64: hidden states are not rounded, and the device is no slower in it."""
+        return self.cast is nullcontext and self.device.type == "cpu"
 
     @cached_property
     def bf16(self) -> bool:

@@ -172,7 +172,7 @@ class Student:
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
             for part, stream in self.streams.items()
         }
-        exact = self.view.seen == "all" and self.skeleton.device.type == "cpu"
+        exact = self.view.seen == "all" and self.ground.is_exact
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
         decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": lesson.layer}
         if kept in self.candidate.fused or near:

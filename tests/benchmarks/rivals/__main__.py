@@ -8,13 +8,14 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 from tabulate import tabulate
-from torch import nn
+from torch import Tensor, nn
 
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source, open_source
@@ -22,8 +23,8 @@ from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.training.runs.sample_data import sample_data, sample_data_of_all
 from tests.benchmarks.rivals import dropping, flattengpt, laco, linearpatch, replaceme
-from tests.benchmarks.rivals.common import Rival
-from tests.benchmarks.rivals.judge import judged
+from tests.benchmarks.rivals.common import Batches, Noted, Rival
+from tests.benchmarks.rivals.judge import judged, said_by
 from tests.benchmarks.rivals.ours import ours
 
 OURS = {"leansurgeon, closed form": "closed", "leansurgeon, local fit": "local"}
@@ -41,17 +42,36 @@ Row = dict[str, object]
 Made = tuple[nn.Module, dict[str, object]]
 
 
-def methods(source: Source, whole: nn.Module, data: Calibration, layers: int) -> dict[str, Callable[[], Made]]:
-    """What makes the model of every method, by name."""
-    batches = [*data.fit, *data.guard]  # what ours keeps to guard with, rivals may fit to
+@dataclass(frozen=True)
+class Contest:
+    """What all methods of one seed share: the source, its model, sample data, the same as batches for rivals (what ours
+    keeps to guard with, they may fit to), domains to judge on, and what the source says of these.
+    """
 
-    def of(rival: Rival) -> Made:
-        model = copy.deepcopy(whole)
-        rival(model, batches, source.shape.depth - layers)
+    source: Source
+    whole: nn.Module
+    data: Calibration
+    batches: Noted
+    domains: Mapping[str, Batches]
+    said: Mapping[str, list[tuple[Tensor, Tensor]]]
+
+    @classmethod
+    def of(cls, asked: argparse.Namespace, source: Source, seed: int) -> Contest:
+        """The contest of one seed."""
+        data = sample_data_of_all(source, asked.calibrate, None, asked.samples or None, seed, print)
+        parts = {s.name: s for s in (data.sources or (data,))}
+        parts |= {name: sample_data(source, name, None, None, seed, print) for name in asked.judge}
+        domains = {Path(name).name: thin(part.heldout, asked.windows) for name, part in parts.items()}
+        whole = load(source.folder).model.eval()
+        return cls(source, whole, data, Noted([*data.fit, *data.guard]), domains, said_by(whole, domains))
+
+    def made_by(self, name: str, layers: int) -> Made:
+        """The model of one method, and what it told."""
+        if name in OURS:
+            return ours(self.source, self.data, layers, OURS[name])
+        model = copy.deepcopy(self.whole)
+        RIVALS[name](model, self.batches, self.source.shape.depth - layers)
         return model.eval(), {}
-
-    found = {name: lambda heal=heal: ours(source, data, layers, heal) for name, heal in OURS.items()}
-    return found | {name: lambda rival=rival: of(rival) for name, rival in RIVALS.items()}
 
 
 def rows_of(state: Path) -> list[Row]:
@@ -59,35 +79,37 @@ def rows_of(state: Path) -> list[Row]:
     return [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
 
 
-def cells(asked: argparse.Namespace, layers: int, seed: int, end: float) -> None:
+def cells(asked: argparse.Namespace, source: Source, seed: int, end: float) -> None:
     """Append what is not in the state yet, as long as there is time."""
-    source = open_source(asked.model)
-    done = {(r["method"], r["layers"], r["seed"], r["model"]) for r in rows_of(asked.state)}
-    wanted = [name for name in (*OURS, *RIVALS) if name in (asked.methods or (*OURS, *RIVALS))]
-    left = [name for name in wanted if (name, layers, seed, source.slug) not in done]
-    if not left:
-        return
-    data = sample_data_of_all(source, asked.calibrate, None, asked.samples or None, seed, print)
-    parts = {s.name: s for s in (data.sources or (data,))}
-    parts |= {name: sample_data(source, name, None, None, seed, print) for name in asked.judge}
-    domains = {Path(name).name: thin(part.heldout, asked.windows) for name, part in parts.items()}
-    whole = load(source.folder).model.eval()
-    makers = methods(source, whole, data, layers)
-    for name in left:
-        if time.monotonic() >= end:
-            return print("No time is left for another cell; the same command goes on.", flush=True)
-        start = time.perf_counter(), time.process_time()
-        try:
-            (made, told), trouble = makers[name](), None
-        except (ValueError, RuntimeError) as error:
-            made, told, trouble = None, {}, str(error)
-        row: Row = {"model": source.slug, "layers": layers, "method": name, "seed": seed, "data": data.digest}
-        row |= {"seconds": time.perf_counter() - start[0], "cpu": time.process_time() - start[1], "trouble": trouble}
-        row |= {"told": told, "domains": judged(whole, made, domains) if made else {}}
-        with asked.state.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        said = ", ".join(f"{domain} x {found['ratio']:.3f}" for domain, found in row["domains"].items())
-        print(f"{layers} layers, seed {seed}: {name}, {row['cpu']:.0f} CPU s: {said or trouble}", flush=True)
+    contest = None
+    for layers in map(int, asked.layers.split(",")):
+        done = {(r["method"], r["layers"], r["seed"], r["model"]) for r in rows_of(asked.state)}
+        wanted = [name for name in (*OURS, *RIVALS) if name in (asked.methods or (*OURS, *RIVALS))]
+        for name in wanted:
+            if (name, layers, seed, source.slug) in done:
+                continue
+            if time.monotonic() >= end:
+                return print("No time is left for another cell; the same command goes on.", flush=True)
+            contest = contest or Contest.of(asked, source, seed)
+            row = cell(contest, name, layers, seed)
+            with asked.state.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def cell(contest: Contest, name: str, layers: int, seed: int) -> Row:
+    """One method at one depth: its time, and how good it is on every domain."""
+    start = time.perf_counter(), time.process_time()
+    try:
+        (made, told), trouble = contest.made_by(name, layers), None
+    except (ValueError, RuntimeError) as error:
+        made, told, trouble = None, {}, str(error)
+    row: Row = {"model": contest.source.slug, "layers": layers, "method": name, "seed": seed}
+    row |= {"data": contest.data.digest, "seconds": time.perf_counter() - start[0]}
+    row |= {"cpu": time.process_time() - start[1], "trouble": trouble, "told": told}
+    row |= {"domains": judged(contest.said, made, contest.domains) if made else {}}
+    said = ", ".join(f"{domain} x {found['ratio']:.3f}" for domain, found in row["domains"].items())
+    print(f"{layers} layers, seed {seed}: {name}, {row['cpu']:.0f} CPU s: {said or trouble}", flush=True)
+    return row
 
 
 def table(rows: list[Row]) -> str:
@@ -122,9 +144,9 @@ def main(words: list[str] | None = None) -> None:
     asked = parser.parse_args(words)
     torch.manual_seed(0)
     end = time.monotonic() + 60 * asked.minutes
+    source = open_source(asked.model)
     for seed in map(int, asked.seed.split(",")):
-        for layers in map(int, asked.layers.split(",")):
-            cells(asked, layers, seed, end)
+        cells(asked, source, seed, end)
     print(table(rows_of(asked.state)))
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from leansurgeon.surgery.refit.span_fit import products
+
 Batch = dict[str, Tensor]
 Batches = Sequence[Batch]
 Rival = Callable[[nn.Module, Batches, int], None]
@@ -66,10 +68,27 @@ def down(block: nn.Module) -> nn.Module:
     raise ValueError(f"no output projection in {type(block).__name__}")
 
 
+class Noted(list[Batch]):
+    """Batches of one model that remember what was seen of the whole model on them: rivals look at the same places, and
+    each starts from a copy of the whole. Hidden states between all blocks are held in memory.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        super().__init__(batches)
+        self.noted: dict[tuple, list[dict[str, Tensor]]] = {}
+        self.gone: list[int] = []  # layers in the order in which SLEB lets them go
+
+
 def run(model: nn.Module, batch: Batch) -> None:
-    """The model without its head."""
+    """The model without its head; products in bf16 where the processor has them, as in our own cut."""
     given = {key: value for key, value in batch.items() if key != "labels"}
-    model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
+    with products(width(model), "cpu")():
+        model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
+
+
+def width(model: nn.Module) -> int:
+    """Of the hidden states."""
+    return getattr(model.config, "hidden_size", None) or model.config.n_embd
 
 
 def is_causal(model: nn.Module) -> bool:
@@ -109,6 +128,17 @@ def watched(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Modu
             handle.remove()
 
 
+def remembered(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Module, str]]) -> Iterable[dict]:
+    """What `watched` gives of a model that is still whole, from memory where the batches are `Noted`."""
+    if not isinstance(batches, Noted):
+        return watched(model, batches, modules)
+    names = {module: name for name, module in model.named_modules()}
+    key = tuple((name, names[module], side) for name, (module, side) in modules.items())
+    if key not in batches.noted:
+        batches.noted[key] = list(watched(model, batches, modules))
+    return batches.noted[key]
+
+
 def seen(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
     """The same of all batches."""
     parts = list(watched(model, batches, modules))
@@ -124,11 +154,9 @@ def between(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 def means(
     model: nn.Module, batches: Batches, spans: Sequence[tuple[int, int]], what: Callable[[Tensor, Tensor], Tensor]
 ) -> list[float]:
-    """For every span (i, j) the mean over tokens of `what(state before block i, state before block j)`; one batch of
-    states is in memory.
-    """
+    """For every span (i, j) the mean over tokens of `what(state before block i, state before block j)`."""
     sums, tokens = [0.0] * len(spans), 0
-    for part in watched(model, batches, between(model)):
+    for part in remembered(model, batches, between(model)):
         h = list(part.values())
         tokens += len(h[0])
         for k, (i, j) in enumerate(spans):

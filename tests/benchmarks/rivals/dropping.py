@@ -7,7 +7,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.benchmarks.rivals.common import Batches, blocks, cosine, keep, means, most_alike, put_blocks, without_block
+from leansurgeon.surgery.refit.span_fit import products
+from tests.benchmarks.rivals.common import (
+    Batches,
+    Noted,
+    blocks,
+    cosine,
+    keep,
+    means,
+    most_alike,
+    put_blocks,
+    width,
+    without_block,
+)
 from tests.benchmarks.rivals.judge import predictions
 
 TOKENS = 2_048  # of SLEB, which runs the model once for every layer and every loss; its paper takes some windows, too
@@ -33,7 +45,8 @@ def loss(model: nn.Module, batches: Batches) -> float:
     """Nats a prediction."""
     total, number = 0.0, 0
     for batch in batches:
-        logs, wanted = predictions(model, batch)
+        with products(width(model), "cpu")():
+            logs, wanted = predictions(model, batch)
         total, number = total - float(logs.gather(-1, wanted[:, None]).double().sum()), number + len(wanted)
     return total / number
 
@@ -52,12 +65,14 @@ def few(batches: Batches, tokens: int = TOKENS) -> Batches:
 def sleb(model: nn.Module, batches: Batches, count: int) -> None:
     """Again and again the layer goes without which the loss is least."""
     whole, some = list(blocks(model)), few(batches)
-    left = list(range(len(whole)))
+    gone = batches.gone if isinstance(batches, Noted) else []
+    left = [i for i in range(len(whole)) if i not in gone[:count]]
 
     def without(i: int) -> float:
         put_blocks(model, [whole[j] for j in left if j != i])
         return loss(model, some)
 
-    for _ in range(count):
-        left.remove(min(left, key=without))
+    while len(left) > len(whole) - count:
+        gone.append(min(left, key=without))
+        left.remove(gone[-1])
     put_blocks(model, [whole[j] for j in left])

@@ -14,15 +14,23 @@ IGNORED = -100
 
 
 @torch.no_grad()
-def judged(source: nn.Module, cut: nn.Module, domains: Mapping[str, Batches]) -> dict[str, Row]:
+def said_by(source: nn.Module, domains: Mapping[str, Batches]) -> Mapping[str, list[tuple[Tensor, Tensor]]]:
+    """What the source predicts on every domain: `predictions` of every batch."""
+    return {name: [predictions(source, batch) for batch in batches] for name, batches in domains.items()}
+
+
+@torch.no_grad()
+def judged(
+    said: Mapping[str, list[tuple[Tensor, Tensor]]], cut: nn.Module, domains: Mapping[str, Batches]
+) -> dict[str, Row]:
     """By domain: perplexity of the cut over the source's, the divergence of its predictions in nats a prediction, and
-    the share of labels that it gets right.
+    the share of labels that it gets right. `said` is what the source said of the same domains.
     """
     found = {}
     for name, batches in domains.items():
         losses, divergence, right, count = [0.0, 0.0], 0.0, 0, 0
-        for batch in batches:
-            (first, wanted), (second, _) = (predictions(model, batch) for model in (source, cut))
+        for batch, (first, wanted) in zip(batches, said[name], strict=True):
+            second, _ = predictions(cut, batch)
             for i, logs in enumerate((first, second)):
                 losses[i] -= float(logs.gather(-1, wanted[:, None]).double().sum())
             divergence += float((first.exp() * (first - second)).sum(-1).double().sum())

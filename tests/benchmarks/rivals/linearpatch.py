@@ -13,15 +13,15 @@ from scipy.fft import dct
 from scipy.linalg import hadamard
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike, put_blocks, watched, without_block
+from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike, put_blocks, remembered, without_block
 
 
 def linearpatch(model: nn.Module, batches: Batches, count: int) -> None:
     start = most_alike(model, batches, count)
-    places = list(between(model).items())
     sums, turn = [0.0, 0.0], None
-    for part in watched(model, batches, dict([places[start], places[start + count]])):
-        for i, state in enumerate(part.values()):
+    for part in remembered(model, batches, between(model)):
+        states = list(part.values())
+        for i, state in enumerate((states[start], states[start + count])):
             turn = rotation(state.shape[1]) if turn is None else turn
             sums[i] = sums[i] + (state @ turn).abs().double().sum(0)
     patch = turn @ torch.diag((sums[1] / sums[0].clamp(min=1e-9)).float()) @ turn.T

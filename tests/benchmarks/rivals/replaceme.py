@@ -7,7 +7,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, blocks, cosine, down, least_squares, means, seen, without_block
+from tests.benchmarks.rivals.common import (
+    Batches,
+    blocks,
+    cosine,
+    down,
+    least_squares,
+    means,
+    remembered,
+    without_block,
+)
 
 EPOCHS, RATE, TOKENS = 10, 1e-4, 1024  # of the cosine form
 
@@ -24,7 +33,9 @@ def sides(model: nn.Module, batches: Batches, start: int, count: int) -> tuple[T
     before, end = blocks(model)[start - 1], blocks(model)[start + count - 1]
     if model.config.model_type == "bert":
         raise ValueError("ReplaceMe is for blocks whose MLP adds to the hidden state; behind this one stands a norm")
-    found = seen(model, batches, {"mlp": (down(before), "out"), "behind": (before, "out"), "end": (end, "out")})
+    places = {"mlp": (down(before), "out"), "behind": (before, "out"), "end": (end, "out")}
+    parts = list(remembered(model, batches, places))
+    found = {name: torch.cat([part[name] for part in parts]) for name in places}
     return found["mlp"], found["end"] - (found["behind"] - found["mlp"])
 
 

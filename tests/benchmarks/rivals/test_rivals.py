@@ -13,7 +13,7 @@ import torch
 from tests.benchmarks.rivals import dropping, flattengpt, laco, linearpatch, replaceme
 from tests.benchmarks.rivals.__main__ import OURS, RIVALS, main
 from tests.benchmarks.rivals.common import between, blocks, keep, seen
-from tests.benchmarks.rivals.judge import judged
+from tests.benchmarks.rivals.judge import judged, said_by
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
@@ -118,7 +118,7 @@ def test_influence_and_losses_by_hand(model, batches):
 
 
 def test_a_model_is_as_good_as_itself(model, batches):
-    found = judged(model, model, {"a": batches})["a"]
+    found = judged(said_by(model, {"a": batches}), model, {"a": batches})["a"]
     assert found["ratio"] == pytest.approx(1) and found["kl"] == pytest.approx(0, abs=1e-6)
     assert found["predictions"] == 4 * 2 * 15 and 0 <= found["right"] < 0.2
 
@@ -169,4 +169,4 @@ def test_other_families_are_cut_by_what_is_made_for_them(family):
             continue
         rival(cut, batches, 1)
         assert len(blocks(cut)) == whole - 1
-        assert math.isfinite(judged(model, cut, {"a": batches})["a"]["kl"]), name
+        assert math.isfinite(judged(said_by(model, {"a": batches}), cut, {"a": batches})["a"]["kl"]), name
