@@ -11,10 +11,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 
 from leansurgeon.checkpoints.model import load
@@ -22,23 +20,23 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.training.runs.sample_data import sample_data, sample_data_of_all
-from tests.benchmarks.rivals import dropping, flattengpt, laco, linearpatch, replaceme
+from tests.benchmarks.rivals import dropping, flattengpt, folded, laco, linearpatch, replaceme
 from tests.benchmarks.rivals.common import Batches, Noted, Rival
 from tests.benchmarks.rivals.judge import judged, said_by
 from tests.benchmarks.rivals.ours import ours
+from tests.benchmarks.rivals.table import OURS, Row, table
 
-OURS = {"leansurgeon, closed form": "closed", "leansurgeon, local fit": "local"}
 RIVALS: Mapping[str, Rival] = {  # those that take longest at the end
     "smallest angle": dropping.smallest_angle,
     "ReplaceMe, least squares": replaceme.by_least_squares,
     "LinearPatch (with its matrix)": linearpatch.linearpatch,
+    "LinearPatch, folded": folded.folded,
     "ShortGPT": dropping.shortgpt,
     "ReplaceMe, cosine": replaceme.by_cosine,
     "LaCo": laco.laco,
     "FlattenGPT": flattengpt.flattengpt,
     "SLEB": dropping.sleb,
 }
-Row = dict[str, object]
 Made = tuple[nn.Module, dict[str, object]]
 
 
@@ -106,45 +104,51 @@ def cell(contest: Contest, name: str, layers: int, seed: int) -> Row:
     row: Row = {"model": contest.source.slug, "layers": layers, "method": name, "seed": seed}
     row |= {"data": contest.data.digest, "seconds": time.perf_counter() - start[0]}
     row |= {"cpu": time.process_time() - start[1], "trouble": trouble, "told": told}
+    row |= {"tokens": tokens_in(contest.batches), "classifies": classifies(contest.data)}
     row |= {"domains": judged(contest.said, made, contest.domains) if made else {}}
     said = ", ".join(f"{domain} x {found['ratio']:.3f}" for domain, found in row["domains"].items())
     print(f"{layers} layers, seed {seed}: {name}, {row['cpu']:.0f} CPU s: {said or trouble}", flush=True)
     return row
 
 
-def table(rows: list[Row]) -> str:
-    """By model, layers and method: perplexity over the source's and divergence on every domain, over the seeds."""
-    groups: dict[tuple, list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["model"], row["layers"], row["method"]), []).append(row)
-    lines = []
-    for (model, layers, method), found in groups.items():
-        line = {"model": model, "layers": layers, "method": method, "seeds": len(found)}
-        for domain in dict.fromkeys(name for row in rows for name in row["domains"]):
-            for key in ("ratio", "kl"):
-                values = [row["domains"][domain][key] for row in found if domain in row["domains"]]
-                spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-                line[f"{domain}, {key}"] = f"{mean(values):.3f}{spread}" if values else ""
-        lines.append(line | {"CPU s": round(mean(row["cpu"] for row in found)), "trouble": found[0]["trouble"] or ""})
-    return tabulate(lines, headers="keys", tablefmt="github")
+def tokens_in(batches: Batches) -> int | None:
+    """Places of the calibration texts, padding included; None of images."""
+    return sum(b["input_ids"].numel() for b in batches) if "input_ids" in batches[0] else None
+
+
+def classifies(data: Calibration) -> bool:
+    """Whether a label belongs to a sample and not to a token."""
+    return data.task is not None and data.task.head.endswith("classification")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    known = argparse.ArgumentParser(prog="python -m tests.benchmarks.rivals", description=__doc__)
+    known.add_argument("--table", type=Path, nargs="+", metavar="STATE", help="print what these files hold, no more")
+    known.add_argument("--model", help="a folder or hub id that transformers reads")
+    known.add_argument("--layers", help="one number or several: 27,24,20")
+    known.add_argument("--calibrate", action="append", default=[])
+    known.add_argument("--judge", action="append", default=[], help="data that nobody is calibrated on")
+    known.add_argument("--seed", default="0", help="one number or several: 0,1,2")
+    known.add_argument("--samples", type=int, default=0, help="to fit to; by default as many as shrink takes")
+    known.add_argument("--windows", type=int, default=8, help="samples of every domain that are judged on")
+    known.add_argument("--methods", action="append", help="only these, by name")
+    known.add_argument("--minutes", type=float, default=float("inf"), help="no new cell after so many")
+    known.add_argument("--state", type=Path, default=Path("rivals.jsonl"))
+    return known
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--layers", required=True, help="one number or several: 27,24,20")
-    parser.add_argument("--calibrate", action="append", required=True)
-    parser.add_argument("--judge", action="append", default=[], help="data that nobody is calibrated on")
-    parser.add_argument("--seed", default="0", help="one number or several: 0,1,2")
-    parser.add_argument("--samples", type=int, default=0, help="to fit to; by default as many as shrink takes")
-    parser.add_argument("--windows", type=int, default=8, help="samples of every domain that are judged on")
-    parser.add_argument("--methods", action="append", help="only these, by name")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="no new cell after so many")
-    parser.add_argument("--state", type=Path, default=Path("rivals.jsonl"))
-    asked = parser.parse_args(words)
+    asked = parser().parse_args(words)
+    if asked.table:
+        return print(table([row for state in asked.table for row in rows_of(state)]))
+    if not (asked.model and asked.layers and asked.calibrate):
+        parser().error("--model, --layers and --calibrate are needed, or --table")
     torch.manual_seed(0)
     end = time.monotonic() + 60 * asked.minutes
     source = open_source(asked.model)
+    if source.architecture.library == "timm":
+        raise SystemExit(f"{source.name} is timm's: rivals are rebuilt on blocks of transformers and of ours.")
     for seed in map(int, asked.seed.split(",")):
         cells(asked, source, seed, end)
     print(table(rows_of(asked.state)))

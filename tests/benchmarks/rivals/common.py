@@ -17,7 +17,14 @@ Batch = dict[str, Tensor]
 Batches = Sequence[Batch]
 Rival = Callable[[nn.Module, Batches, int], None]
 RIDGE = 1e-4  # of the mean diagonal, where a paper solves plain least squares of which there may be many solutions
-DOWN = ("mlp.down_proj", "mlp.c_proj", "mlp.fc2", "output.dense")  # what libraries call the MLP's second half
+DOWN = (
+    "mlp.down_proj",
+    "mlp.c_proj",
+    "mlp.fc2",
+    "mlp.down",
+    "output.dense",
+)  # what libraries call the MLP's second half
+POST_NORM = ("bert", "roberta", "distilbert", "electra", "mpnet", "camembert", "xlm-roberta")
 
 
 def depth_key(model: nn.Module) -> str:
@@ -174,11 +181,19 @@ def turn(a: Tensor, b: Tensor) -> Tensor:
     return cosine(a.double(), b.double()).clamp(-1, 1).arccos() / torch.pi
 
 
-def most_alike(model: nn.Module, batches: Batches, count: int) -> int:
-    """Where the block of `count` layers begins between whose ends the hidden state turns least."""
-    spans = [(i, i + count) for i in range(len(blocks(model)) - count + 1)]
+def most_alike(model: nn.Module, batches: Batches, count: int, first: int = 0) -> int:
+    """Where the block of `count` layers begins, at layer `first` or later, between whose ends the hidden state turns
+    least.
+    """
+    spans = [(i, i + count) for i in range(first, len(blocks(model)) - count + 1)]
     angles = means(model, batches, spans, turn)
-    return min(range(len(spans)), key=lambda i: angles[i])
+    return first + min(range(len(spans)), key=lambda i: angles[i])
+
+
+def check_adds(model: nn.Module, name: str) -> None:
+    """Refuse what folds into the MLP before a cut where a norm stands behind that MLP."""
+    if model.config.model_type in POST_NORM:
+        raise ValueError(f"{name} is for blocks whose MLP adds to the hidden state; behind this one stands a norm")
 
 
 def least_squares(a_NI: Tensor, b_ND: Tensor) -> Tensor:

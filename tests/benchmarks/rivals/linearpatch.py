@@ -2,8 +2,8 @@
 scaled channel by channel to the size it would have had, and turned back: one symmetric matrix D x D.
 
 The matrix stays in the model as a module of its own, which a plain checkpoint could not hold: this rival is allowed
-more than the others. Widths that are no power of two take a Hadamard matrix of their largest such factor and a cosine
-transform of the rest.
+more than the others (`folded` is what a plain one holds). Widths that are no power of two take a Hadamard matrix of
+their largest such factor and a cosine transform of the rest.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike,
 
 def linearpatch(model: nn.Module, batches: Batches, count: int) -> None:
     start = most_alike(model, batches, count)
-    sums, turn = [0.0, 0.0], None
-    for part in remembered(model, batches, between(model)):
-        states = list(part.values())
-        for i, state in enumerate((states[start], states[start + count])):
-            turn = rotation(state.shape[1]) if turn is None else turn
-            sums[i] = sums[i] + (state @ turn).abs().double().sum(0)
-    patch = turn @ torch.diag((sums[1] / sums[0].clamp(min=1e-9)).float()) @ turn.T
+    patch = patch_for(model, batches, start, count)
     without_block(model, start, count)
     inside = list(blocks(model))
     if start < len(inside):
@@ -32,6 +26,17 @@ def linearpatch(model: nn.Module, batches: Batches, count: int) -> None:
     else:
         inside[-1] = Patched(inside[-1], patch, behind=True)
     put_blocks(model, inside)
+
+
+def patch_for(model: nn.Module, batches: Batches, start: int, count: int) -> Tensor:
+    """(D, D) that stands for `count` layers from `start` on."""
+    sums, turn = [0.0, 0.0], None
+    for part in remembered(model, batches, between(model)):
+        states = list(part.values())
+        for i, state in enumerate((states[start], states[start + count])):
+            turn = rotation(state.shape[1]) if turn is None else turn
+            sums[i] = sums[i] + (state @ turn).abs().double().sum(0)
+    return turn @ torch.diag((sums[1] / sums[0].clamp(min=1e-9)).float()) @ turn.T
 
 
 def rotation(width: int) -> Tensor:

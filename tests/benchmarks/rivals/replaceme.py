@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tests.benchmarks.rivals.common import (
     Batches,
     blocks,
+    check_adds,
     cosine,
     down,
     least_squares,
@@ -31,8 +32,7 @@ def chosen(model: nn.Module, batches: Batches, count: int) -> int:
 def sides(model: nn.Module, batches: Batches, start: int, count: int) -> tuple[Tensor, Tensor]:
     """What the MLP before the block gives (N, D), and what it would have to give instead."""
     before, end = blocks(model)[start - 1], blocks(model)[start + count - 1]
-    if model.config.model_type == "bert":
-        raise ValueError("ReplaceMe is for blocks whose MLP adds to the hidden state; behind this one stands a norm")
+    check_adds(model, "ReplaceMe")
     places = {"mlp": (down(before), "out"), "behind": (before, "out"), "end": (end, "out")}
     parts = list(remembered(model, batches, places))
     found = {name: torch.cat([part[name] for part in parts]) for name in places}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks.rivals import dropping, flattengpt, laco, linearpatch, replaceme
-from tests.benchmarks.rivals.__main__ import OURS, RIVALS, main
+from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
+from leansurgeon.models.tinystories_gpt import TinyStoriesConfig, TinyStoriesForCausalLM
+from tests.benchmarks import rivals
+from tests.benchmarks.rivals import dropping, flattengpt, folded, laco, linearpatch, replaceme
+from tests.benchmarks.rivals.__main__ import RIVALS, main, parser
 from tests.benchmarks.rivals.common import between, blocks, keep, seen
 from tests.benchmarks.rivals.judge import judged, said_by
+from tests.benchmarks.rivals.table import DEFAULT, OURS, table
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
@@ -49,6 +54,7 @@ def difference(a, b, batches) -> float:
     return float((x - y).norm() / x.norm())
 
 
+FOLDS = ("ReplaceMe", "LinearPatch, folded")  # into the MLP before the cut
 SILENT = [name for name in RIVALS if name not in ("FlattenGPT", "SLEB", "LaCo")]  # those judge by what is left
 
 
@@ -91,6 +97,22 @@ def test_the_patch_gives_turned_channels_the_size_that_they_would_have_had(model
     turn = linearpatch.rotation(h[0].shape[1])
     patched = blocks(cut)[at].patch(h[at])
     torch.testing.assert_close((patched @ turn).abs().mean(0), (h[at + 2] @ turn).abs().mean(0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_folded_patch_is_numpys_least_squares_of_what_the_patch_adds(model, batches, monkeypatch):
+    at, count, h = 3, 2, states(model, batches)
+    monkeypatch.setattr(folded, "most_alike", lambda *_, first: at)
+    cut, last = copy.deepcopy(model), blocks(model)[at - 1].mlp.down_proj
+    folded.folded(cut, batches, count)
+    units = seen(model, batches, {"units": (last, "in")})["units"]
+    added = h[at] @ linearpatch.patch_for(model, batches, at, count) - h[at]
+    wanted = np.linalg.lstsq(units.double().numpy(), added.double().numpy(), rcond=None)[0]
+    change = blocks(cut)[at - 1].mlp.down_proj.weight - last.weight
+    np.testing.assert_allclose(units @ change.T.detach(), units.double().numpy() @ wanted, rtol=0.05, atol=0.02)
+    for place, kept in enumerate((0, 1, 2, 5)):
+        assert place == at - 1 or torch.equal(
+            blocks(cut)[place].mlp.down_proj.weight, blocks(model)[kept].mlp.down_proj.weight
+        )
 
 
 def test_influence_and_losses_by_hand(model, batches):
@@ -143,15 +165,74 @@ def test_the_command_makes_a_table_and_goes_on_where_it_stopped(tmp_path, monkey
     main(call)
     assert [row["method"] for row in rows_in(out)] == [*(n for n in names if n != "ShortGPT"), "ShortGPT"]
     assert "FlattenGPT" in capsys.readouterr().out
+    main(["--table", str(out)])
+    alone = capsys.readouterr().out
+    assert all(name in alone for name in names) and f"{rows[0]['tokens']:,}" in alone
+    with pytest.raises(SystemExit):
+        main([])
+
+
+def test_the_commands_of_the_package_parse():
+    found = rivals.__doc__.replace("\\\n", " ").splitlines()
+    calls = [shlex.split(line)[3:] for line in found if line.startswith("python -m")]
+    asked = [parser().parse_args(call) for call in calls]
+    assert asked[0].seed == "0,1,2" and asked[1].table == [asked[0].state]
+
+
+def row(layers, method, seed, *ratios, **more):
+    domains = dict(zip("ab", ({"ratio": x, "kl": 0.1, "right": 0.5, "predictions": 9} for x in ratios), strict=False))
+    return {"model": "m", "layers": layers, "method": method, "seed": seed, "data": "", "seconds": 7, "cpu": 12,
+            "trouble": None, "told": {}, "domains": domains} | more  # fmt: skip
+
+
+def test_the_sentences_count_cells_and_shares_of_the_excess_over_shared_seeds():
+    rows = [row(9, DEFAULT, 0, 1.2, 1.1), row(9, DEFAULT, 1, 1.4, 1.1), row(9, "SLEB", 0, 1.4, 1.4)]
+    rows += [row(9, "LaCo", 0, 1.25, 1.3), row(9, "LaCo", 1, 1.25, 1.3), row(9, "ShortGPT", 0)]
+    rows += [row(8, DEFAULT, 0, 2.0, 2.0), row(8, "SLEB", 0, 3.0, 6.0)]
+    printed = table(rows)
+    # at 9 layers: on a 0.3 against LaCo's 0.25 (two seeds) and 0.2 against SLEB's 0.4 (one), on b 0.1 against 0.3
+    assert "lowest in 3 of 4 cells" in printed and "not at 9 layers on a" in printed
+    assert "9 layers 0.200 against 0.275 of LaCo, 27 % below (a 20 % above, b 67 % below)" in printed
+    assert "8 layers 1.000 against 3.500 of SLEB, 71 % below (a 50 % below, b 80 % below)" in printed
+    assert "2,048" in printed and "right" not in printed and "1.300 ± 0.141" in printed
+    assert "a, right" in table([row(9, DEFAULT, 0, 1.2, classifies=True)])
+    assert table([rows[0], *rows]) == printed
+
+
+def test_what_timm_made_is_refused_in_a_sentence(tmp_path):
+    from types import SimpleNamespace
+
+    from tests.benchmarks.rivals import __main__ as command
+
+    call = ["--model", "x", "--layers", "1", "--calibrate", "y", "--state", str(tmp_path / "s")]
+    with pytest.MonkeyPatch.context() as patch:
+        source = SimpleNamespace(name="x", architecture=SimpleNamespace(library="timm"))
+        patch.setattr(command, "open_source", lambda _: source)
+        with pytest.raises(SystemExit, match="timm"):
+            command.main(call)
 
 
 def rows_in(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "vit"])
+def gpt_of_ours():
+    small = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    return TinyStoriesForCausalLM(TinyStoriesConfig(**small, intermediate_size=32))
+
+
+def bert_of_ours():
+    small = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    return CrammedBertForMaskedLM(CrammedBertConfig(**small, intermediate_size=32))
+
+
+MADE = {"gpt of ours": gpt_of_ours, "bert of ours": bert_of_ours}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "vit", *MADE])
 def test_other_families_are_cut_by_what_is_made_for_them(family):
-    model, draws = build(family).eval(), torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model, draws = (MADE[family]() if family in MADE else build(family)).eval(), torch.Generator().manual_seed(0)
     model.config.num_labels = 2
     if family == "vit":
         size = model.config.image_size
@@ -163,7 +244,7 @@ def test_other_families_are_cut_by_what_is_made_for_them(family):
     whole = len(blocks(model))
     for name, rival in RIVALS.items():
         cut = copy.deepcopy(model)
-        if name == "FlattenGPT" or ("ReplaceMe" in name and family == "bert"):
+        if name == "FlattenGPT" or (family == "bert" and name.startswith(FOLDS)):
             with pytest.raises(ValueError, match=r"Llama|norm"):
                 rival(cut, batches, 1)
             continue
