@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
@@ -13,6 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.experiment import kept
 from leansurgeon.experiment.arms import wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
+from leansurgeon.surgery.plan.method import healing
 from leansurgeon.training.recipe.schema import ExperimentRecipe, merge
 from leansurgeon.training.runs import checkpoint, summary
 
@@ -88,6 +90,19 @@ def test_an_arm_is_taken_over_while_what_decides_it_is_the_same(change, tmp_path
             assert kept.part_of(now[arm, 0]).digest != left.experiment.digest
         assert summary.read(before[arm, 0].run) == left
     assert kept.finished(now["control", 0]) is None  # nobody has trained it
+
+
+def test_an_arm_says_how_it_heals_in_words_or_as_before(tmp_path):
+    by_heal = {heal: jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in ("closed", "none", "local")}
+    before = {heal: jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in (True, False)}
+    unsaid = jobs(tmp_path)["lean", 0]
+    digests = {heal: kept.part_of(job).digest for heal, job in (by_heal | before).items()}
+    assert digests["closed"] == digests[True] == kept.part_of(unsaid).digest
+    assert digests["none"] == digests[False] and len(set(digests.values())) == 3
+    assert [healing(job.method.heal) for job in by_heal.values()] == list(by_heal)
+    assert jobs(tmp_path, arms={"lean": {"heal": "local"}})["control", 0].method.heal == "local"  # cut as its arm is
+    with pytest.raises(ValidationError):
+        jobs(tmp_path, arms={"lean": {"heal": "locally"}})
 
 
 def test_a_default_that_came_later_does_not_count(tmp_path):

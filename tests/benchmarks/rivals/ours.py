@@ -18,9 +18,19 @@ from leansurgeon.surgery.shrink import carry_out, decide
 
 def ours(source: Source, data: Calibration, layers: int, heal: str) -> tuple[nn.Module, dict]:
     """The result of `shrink --layers N --calibrate DATA --heal closed|local`, and its layers and passes."""
-    steps = plan(source, Wanted(layers=str(layers)), 0, Method(heal=heal), calibrated=True)
+    return shrunk(source, data, Wanted(layers=str(layers)), Method(heal=heal))
+
+
+def more_heads(source: Source, data: Calibration, heads: str, more: str) -> nn.Module:
+    """The result of `shrink --heads N --head-dim keep --more-heads add|split`: equal shapes, equal functions."""
+    return shrunk(source, data, Wanted(heads=heads, head_dim="keep"), Method(more=more))[0]
+
+
+def shrunk(source: Source, data: Calibration, wanted: Wanted, method: Method) -> tuple[nn.Module, dict]:
+    """The model, and what is known of its layers and passes."""
+    steps = plan(source, wanted, 0, method, calibrated=True)
     with tempfile.TemporaryDirectory() as place:
         decided = decide(steps, data)
         carry_out(decided, Path(place) / "cut", check=False)
-        told = {key: decided.record[key] for key in ("layers", "passes")}
+        told = {key: decided.record[key] for key in ("layers", "passes") if key in decided.record}
         return load(Path(place) / "cut").model.eval(), told

@@ -1,0 +1,119 @@
+"""Which start wins after training? The model of every start learns the source's logits for so many minutes of processor
+time (`process_time`, judging not counted), and is judged on the way on the samples that judge the cuts themselves.
+
+    python -m tests.benchmarks.rivals.healing --model MODEL --layers 24 --start closed --start local --start SLEB \
+        --calibrate brown.txt --calibrate austen.txt --judge bible.txt --minutes 30 --every 5 --state healing.jsonl
+    python -m tests.benchmarks.rivals.healing --table healing.jsonl
+
+Starts: `closed` and `local` are ours, the others are rivals by name; with `--heads 2x` instead of `--layers`, `add` is
+silent new heads and `split` children of the old ones, at equal parameters. Blocks learn from the one before the cut
+on, the rest stays. The rate is that of `retrain`; it rises and falls by the clock, so all starts get it alike. A start
+whose last row is in the state file is done; one that was interrupted begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from tabulate import tabulate
+from torch import nn
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.training.runs.sample_data import sample_data_of_all
+from tests.benchmarks.rivals.__main__ import Contest
+from tests.benchmarks.rivals.__main__ import rows_of as lines_of
+from tests.benchmarks.rivals.common import Batches
+from tests.benchmarks.rivals.distil import healed
+from tests.benchmarks.rivals.judge import judged
+from tests.benchmarks.rivals.ours import more_heads
+from tests.benchmarks.rivals.table import OURS, Row, domains_of
+
+NAMES = {short: name for name, short in OURS.items()}
+
+
+def started(contest: Contest, asked: argparse.Namespace, start: str) -> nn.Module:
+    """The model of a start."""
+    if asked.heads:
+        return more_heads(contest.source, contest.data, asked.heads, start)
+    return contest.made_by(NAMES.get(start, start), asked.layers)[0]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Ratio against minutes by domain and start, and the order of the starts at first and at last."""
+    rows = list({(r["model"], r["shape"], r["seed"], r["start"], r["minutes"]): r for r in rows}.values())
+    lines, words = {}, []
+    for domain in domains_of(rows):
+        for row in rows:
+            key = {"model": row["model"], "shape": row["shape"], "domain": domain, "seed": row["seed"]}
+            line = lines.setdefault((*key.values(), row["start"]), key | {"start": row["start"]})
+            line[f"{row['minutes']:g} min"] = row["domains"][domain]["ratio"]
+    for case in dict.fromkeys((r["model"], r["shape"], r["minutes"]) for r in sorted(rows, key=lambda r: r["minutes"])):
+        here = [r for r in rows if (r["model"], r["shape"], r["minutes"]) == case]
+        means = {start: mean(found["ratio"] for r in here if r["start"] == start for found in r["domains"].values())
+                 for start in dict.fromkeys(r["start"] for r in here)}  # fmt: skip
+        order = ", ".join(f"{start} {means[start]:.3f}" for start in sorted(means, key=lambda start: means[start]))
+        words.append(f"{case[0]}, {case[1]}, after {case[2]:g} minutes, mean over domains and seeds: {order}.")
+    return "\n".join([tabulate(list(lines.values()), headers="keys", tablefmt="github", floatfmt=".3f"), "", *words])
+
+
+def cell(contest: Contest, batches: Batches, asked: argparse.Namespace, start: str, seed: int) -> None:
+    """One start: its model, its training, and a row at every mark."""
+    model, base = started(contest, asked, start), {"model": contest.source.slug, "shape": shape_of(asked)}
+
+    def look(seconds: float, steps: int) -> None:
+        found = judged(contest.said, model.eval(), contest.domains)
+        row = base | {"start": start, "seed": seed, "minutes": seconds / 60, "steps": steps, "domains": found}
+        with asked.state.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        ratios = ", ".join(f"{domain} x {at['ratio']:.3f}" for domain, at in found.items())
+        print(f"{start}, seed {seed}, {seconds / 60:g} minutes, {steps} steps: {ratios}", flush=True)
+
+    marks = [60 * asked.every * i for i in range(math.ceil(asked.minutes / asked.every))] + [60 * asked.minutes]
+    healed(model, contest.whole, batches, marks, look)
+
+
+def shape_of(asked: argparse.Namespace) -> str:
+    """`24 layers` or `2x heads`."""
+    return f"{asked.heads} heads" if asked.heads else f"{asked.layers} layers"
+
+
+def main(words: list[str] | None = None) -> None:
+    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known.add_argument("--table", type=Path, nargs="+", metavar="STATE", help="print what these files hold, no more")
+    known.add_argument("--model")
+    known.add_argument("--layers", type=int)
+    known.add_argument("--heads", help="2x or a number, with --start add and --start split")
+    known.add_argument("--start", action="append", default=[], help="closed, local, a rival by name; add, split")
+    known.add_argument("--calibrate", action="append", default=[])
+    known.add_argument("--judge", action="append", default=[])
+    known.add_argument("--seed", default="0", help="one number or several: 0,1,2")
+    known.add_argument("--samples", type=int, default=0, help="that starts are made with; by default shrink's number")
+    known.add_argument("--train", type=int, default=1_024, help="samples to train on")
+    known.add_argument("--windows", type=int, default=8, help="samples of every domain that are judged on")
+    known.add_argument("--minutes", type=float, default=30.0)
+    known.add_argument("--every", type=float, default=5.0, help="minutes between two looks")
+    known.add_argument("--state", type=Path, default=Path("healing.jsonl"))
+    asked = known.parse_args(words)
+    if not asked.table:
+        if not (asked.model and asked.calibrate and asked.start and (asked.layers or asked.heads)):
+            known.error("--model, --layers (or --heads), --start and --calibrate are needed, or --table")
+        source = open_source(asked.model)
+        for seed in map(int, asked.seed.split(",")):
+            done = {(r["model"], r["shape"], r["start"], r["seed"], r["minutes"]) for r in lines_of(asked.state)}
+            case = source.slug, shape_of(asked)
+            left = [start for start in asked.start if (*case, start, seed, asked.minutes) not in done]
+            if left:
+                contest = Contest.of(asked, source, seed)
+                data = sample_data_of_all(source, asked.calibrate, None, asked.train, seed, print)
+            for start in left:
+                cell(contest, data.fit, asked, start, seed)
+    print(table([row for state in asked.table or [asked.state] for row in lines_of(state)]))
+
+
+if __name__ == "__main__":
+    main()
