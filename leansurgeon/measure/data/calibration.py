@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 
-TOKENS = Parts(fit=32_768, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
+TOKENS = Parts(fit=65_536, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
 WINDOW = 512
 LINES = Parts(fit=1_024, guard=256, heldout=512)  # sentences, for encoders that embed them one by one
 LINE_TOKENS = 128

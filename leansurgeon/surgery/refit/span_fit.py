@@ -34,7 +34,7 @@ class Phase:
 
 
 # Measured on SmolLM2-135M at 24 of 30 layers; the first fits two blocks, each later one two more.
-PHASES = (Phase(160, 7e-4), Phase(104, 5e-4), Phase(48, 4e-4), Phase(32, 4e-4))
+PHASES = (Phase(240, 7e-4), Phase(160, 5e-4), Phase(96, 4e-4), Phase(64, 4e-4))
 
 
 def pace(step: int, steps: int) -> float:

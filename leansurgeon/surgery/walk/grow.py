@@ -44,7 +44,7 @@ class Mark:
 
     first: int
     ends: tuple[int, ...]
-    phases: tuple[Phase, ...] = PHASES
+    phases: tuple[Phase, ...]
     streams: dict[str, Stream] = field(default_factory=dict)
     goals: dict[int, Mapping[str, list[Tensor]]] = field(default_factory=dict)
 
@@ -59,12 +59,22 @@ def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Gro
     for stage in ranges(ground.plan.after):
         here = [j for j in cuts if j in stage]
         for first, following in pairwise([*here, stage.stop]):
-            found.append(Mark(first, growing_ends(first, following - 1)))
+            found.append(growing(first, following - 1))
         if not here and len(stage) <= SHORT and all(divides_heads(ground.plan, kept[j]) for j in stage):
-            found.append(Mark(stage.start, growing_ends(stage.start, stage.stop - 1)))
+            found.append(growing(stage.start, stage.stop - 1))
         elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
             found.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
     return found
+
+
+def growing(first: int, limit: int) -> Mark:
+    """A cut whose span grows from `first` to `limit` at most. Where that is soon, its last phase takes the steps of
+    those that are left.
+    """
+    ends = growing_ends(first, limit)
+    *early, last = PHASES[: len(ends)]
+    rest = sum(phase.steps for phase in PHASES[len(ends) :])
+    return Mark(first, ends, (*early, Phase(last.steps + rest, last.rate)))
 
 
 def growing_ends(first: int, limit: int) -> tuple[int, ...]:

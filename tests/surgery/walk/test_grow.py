@@ -125,7 +125,7 @@ def test_fewer_spans_decide_between_close_candidates():
 
 
 def test_spans_cost_so_many_passes_at_most():
-    whole = [Mark(1, (2, 4)), Mark(1, (5,), PHASES[:1])]
+    whole = [Mark(1, (2, 4), PHASES), Mark(1, (5,), PHASES[:1])]
     steps = 2 * PHASES[0].steps + 4 * PHASES[1].steps + 5 * PHASES[0].steps
     tokens = 40 * STEP_TOKENS
     assert share_of_steps(whole, 60, tokens, tokens, 40) == 1.0
