@@ -32,6 +32,7 @@ ORDER = [
     "progress",
     "words",
     "ending",
+    "hooks",
     "streams",
     "version",
     "clock",

@@ -30,11 +30,12 @@ class Reshaped:
 
     def at(self, shape: Shape) -> Reshaped:
         """The same model at yet another shape, in the same family."""
-        return replace(self, shape=shape)
+        return self if shape == self.shape else replace(self, shape=shape)
 
     def keeping(self, layers: Sequence[int]) -> Reshaped:
         """The same model made of these source layers, which matters where they are of several kinds."""
-        return replace(self, kept=tuple(layers)) if self.source.architecture.uneven else self
+        same = not self.source.architecture.uneven or self.kept == tuple(layers)
+        return self if same else replace(self, kept=tuple(layers))
 
     @cached_property
     def converted(self) -> Config:

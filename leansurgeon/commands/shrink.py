@@ -113,7 +113,7 @@ def _shrink(
     source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, unchanged: Callable[[str], None] | None
 ) -> Shrunk:
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.plan.planning import plan, without_data
     from leansurgeon.surgery.shrink import decide
 
     wanted.check()
@@ -135,7 +135,7 @@ def _shrink(
         wanted = by_parameters(opened, asked.params, wanted, data, asked.seed, say)
     steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
     if own and not steps.asks_data:
-        steps, own = plan(opened, wanted, asked.seed, how), False
+        steps, own = without_data(steps), False
     folder = asked.out or asked.workspace / default_name(opened.slug, steps)
     if unchanged and nothing_changes(steps, wanted, how):
         unchanged(opened.name)
@@ -144,7 +144,7 @@ def _shrink(
             data = samples()
         other = sample_data(opened, asked.judge, None, None, asked.seed, say) if asked.judge and used else None
         settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
-        decided = decide_on_own(steps, opened, wanted, say, settings) if own else decide(steps, data, say, **settings)
+        decided = decide_on_own(steps, opened, say, settings) if own else decide(steps, data, say, **settings)
         if asked.dry_run:
             decided.close()
             return Shrunk(decided, None, folder)
@@ -165,11 +165,11 @@ def device_of(asked: str, *, computes: bool) -> str:
     return chosen(asked)
 
 
-def decide_on_own(steps: Plan, opened: Source, wanted: Wanted, say: Say, settings: Mapping[str, Any]) -> Decided:
+def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> Decided:
     """The plan decided on samples that the model makes itself, where it can; else by its weights alone. A dry run,
     which has no output, does not make any. `settings` are those of `decide`.
     """
-    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.plan.planning import without_data
     from leansurgeon.surgery.shrink import Decided, decide
 
     if settings["output"] is None:
@@ -182,7 +182,7 @@ def decide_on_own(steps: Plan, opened: Source, wanted: Wanted, say: Say, setting
             raise
         except (LeanSurgeonError, *CALLED_WRONGLY) as error:
             say(f"{reason(error)} {BY_WEIGHTS}")
-    return decide(plan(opened, wanted, steps.seed, steps.method), None, say)
+    return decide(without_data(steps), None, say)
 
 
 def check(asked: Asked, how: Method, has_data: bool) -> None:

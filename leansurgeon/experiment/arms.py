@@ -12,8 +12,8 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted, resolve
+from leansurgeon.surgery.plan.planning import plan, reshaped
+from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe
 
 
@@ -52,10 +52,9 @@ def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
         return typed(arm)
     lean_arm = recipe.arms[arm.control_of]
     lean = typed(lean_arm)
-    target = resolve(source, lean)
     size = parameters_of if arm.match != "flops" else flops_of
     narrow = replace(lean, heads=None, head_dim="keep", mlp_dim=None, mlp_ratio=None, init=arm.init or lean.init)
-    widths = equal_mlp(source, narrow, size(Reshaped(source, target.architecture, target.shape)), size)
+    widths = equal_mlp(source, narrow, size(reshaped(source, lean)[0]), size)
     return replace(narrow, mlp_dim=",".join(str(m) for m in widths))
 
 
@@ -93,12 +92,12 @@ def typed(arm: Arm) -> Wanted:
 
 def equal_mlp(source: Source, wanted: Wanted, size: int, of: Callable[[Reshaped], int] = parameters_of) -> list[int]:
     """MLP widths (scaled alike in every stage) at which what `of` counts is nearest to `size`; it is linear in them."""
-    target = resolve(source, wanted)
+    target, _ = reshaped(source, wanted)
 
     def at(scale: float) -> tuple[list[Stage], int]:
         stages = [replace(s, mlp_dim=max(1, round(s.mlp_dim * scale))) for s in target.shape.stages]
         shape = replace(target.shape, stages=tuple(stages))
-        return stages, of(Reshaped(source, target.architecture, shape))
+        return stages, of(target.at(shape))
 
     low, high = at(1.0)[1], at(2.0)[1]
     scale = 1.0 + (size - low) / (high - low)

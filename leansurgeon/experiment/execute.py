@@ -5,7 +5,7 @@ from __future__ import annotations
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.kept import part_of
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.planning import plan, without_data
 from leansurgeon.surgery.shrink import Decided
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
@@ -48,5 +48,5 @@ def start_of(job: Job, source: Source) -> Decided:
         task = job.experiment.task_of(job.arm)
         data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
     if data is None and job.calibrate:
-        steps = plan(source, job.wanted, job.seed, job.method)
+        steps = without_data(steps)
     return decide(steps, data)

@@ -16,6 +16,7 @@ from leansurgeon.architectures.infer.library import Library, Unbuildable, differ
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
 from leansurgeon.architectures.limits import move_taps
 from leansurgeon.errors import UsageError
+from leansurgeon.hooks import Hooks
 
 EQUAL = 3e-5  # of the outputs' spread: what rounding may cost
 ALIVE = 2e-4  # what a control must change at least
@@ -84,16 +85,11 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
     def alike(given: Any, found: Any) -> bool:
         return isinstance(given, Tensor) and isinstance(found, Tensor) and given.shape == found.shape
 
-    hooks = [
-        # Before all other hooks: the library's own, which note hidden states, see what is passed on, too.
-        model.get_submodule(level.modules.format(i=i)).register_forward_hook(through, with_kwargs=True, prepend=True)
-        for i in gone
-    ]
-    try:
+    with Hooks() as hooks:
+        for i in gone:
+            # Before all other hooks: the library's own, which note hidden states, see what is passed on, too.
+            hooks.after(model.get_submodule(level.modules.format(i=i)), through, with_kwargs=True, prepend=True)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass(frozen=True)

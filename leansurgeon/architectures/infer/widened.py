@@ -21,6 +21,7 @@ from leansurgeon.architectures.infer.library import Library, Unbuildable, output
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.units import Trial
 from leansurgeon.architectures.infer.words import Place
+from leansurgeon.hooks import Hooks
 
 MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
 # Numbers of an attention that are its inner width by name; others as large may be the width of the stream.
@@ -86,19 +87,12 @@ def changed(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
 def called(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
     """The linear maps within a block in the order of their calls, by their paths within it."""
     order: list[str] = []
-    hooks = []
-    for name, module in model.get_submodule(block).named_modules():
-        if (
-            hasattr(module, "weight")
-            and getattr(module.weight, "ndim", 0) == 2
-            and not isinstance(module, nn.Embedding)
-        ):
-            hooks.append(module.register_forward_hook(lambda *_, name=name: order.append(name)))
-    try:
+    with Hooks() as hooks:
+        for name, module in model.get_submodule(block).named_modules():
+            is_matrix = getattr(getattr(module, "weight", None), "ndim", 0) == 2
+            if is_matrix and not isinstance(module, nn.Embedding):
+                hooks.after(module, lambda *_, name=name: order.append(name))
         outputs(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return list(dict.fromkeys(order))
 
 

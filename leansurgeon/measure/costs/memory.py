@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import torch
     from torch._subclasses import FakeTensorMode
 
+    from leansurgeon.hooks import Hooks
+
 PRECISIONS = ("bf16", "fp16", "fp32")
 ATTENTION = ("sdpa", "eager")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adam", "sgd")
@@ -205,6 +207,7 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
     """
     import torch
 
+    from leansurgeon.hooks import Hooks
     from leansurgeon.measure.costs.cuda_rules import CudaRules
     from leansurgeon.measure.costs.storages import GRANULE, Storages
 
@@ -221,13 +224,16 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
         optimizer.step()  # makes its state
         optimizer.zero_grad(set_to_none=True)
         count.kind = "gradients"
-        hooks = bucket_hooks(parameters, setting.world_size)
+        hooks = stack.enter_context(Hooks())
+        if setting.world_size > 1:
+            use_buckets(parameters, hooks)
 
         def made(parameter: torch.nn.Parameter) -> None:
             if parameter.grad is not None:  # T5's cross-attention has a table that gets none
                 count.tag([parameter.grad], "gradients")
 
-        hooks += [p.register_post_accumulate_grad_hook(made) for p in parameters]
+        for parameter in parameters:
+            hooks.gradient(parameter, made)
         if cuda:
             stack.enter_context(CudaRules(fused=setting.attention == "sdpa"))
         count.kind, count.label = "activations", "forward"
@@ -243,8 +249,6 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / 65536)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         optimizer.step()
-        for hook in hooks:
-            hook.remove()
         optimizer.zero_grad(set_to_none=True)
     return count
 
@@ -261,12 +265,10 @@ def backward(loss: torch.Tensor) -> None:
     )
 
 
-def bucket_hooks(parameters: list[torch.nn.Parameter], world_size: int) -> list[Any]:
+def use_buckets(parameters: list[torch.nn.Parameter], hooks: Hooks) -> None:
     """DDP with `gradient_as_bucket_view`: gradients live in buckets that are there all the time, and what autograd
-    makes is copied into them. Nothing where there is one process.
+    makes is copied into them.
     """
-    if world_size == 1:
-        return []
     import torch
 
     def move(bucket: torch.Tensor) -> Any:
@@ -275,7 +277,8 @@ def bucket_hooks(parameters: list[torch.nn.Parameter], world_size: int) -> list[
 
         return hook
 
-    return [p.register_post_accumulate_grad_hook(move(torch.empty_like(p).detach())) for p in parameters]
+    for parameter in parameters:
+        hooks.gradient(parameter, move(torch.empty_like(parameter).detach()))
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:

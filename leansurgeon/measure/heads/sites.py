@@ -13,7 +13,7 @@ Letters: B samples, T tokens, H heads, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import full_fp32
 
 if TYPE_CHECKING:
@@ -127,10 +128,9 @@ def hooked(model: nn.Module, places: Sequence[Site], change: Callable[[int, Tens
 
         return hook
 
-    with ExitStack() as stack:
+    with Hooks() as hooks:
         for i, site in enumerate(places):
-            handle = model.get_submodule(site.module).register_forward_pre_hook(hook_of(i))
-            stack.callback(handle.remove)
+            hooks.before(model.get_submodule(site.module), hook_of(i))
         yield
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.batches import first_rows, rows_of
 from leansurgeon.measure.kappa.figures import (
@@ -85,23 +86,17 @@ def measure(
     listener = _Listener(loaded.projections)
     taken = 0
     device = next(loaded.model.parameters()).device
-    with measuring(loaded.model, device, half):
-        hooks = [
-            loaded.model.get_submodule(name).register_forward_hook(partial(listener.hear, layer))
-            for layer, name in enumerate(loaded.projections)
-        ]
-        try:
-            for batch in batches:
-                if taken >= samples:
-                    break
-                batch = first_rows(batch, samples - taken, device)
-                rows = rows_of(batch)
-                listener.begin(token_mask(batch), rows)
-                loaded.forward(batch)
-                taken += rows
-        finally:
-            for handle in hooks:
-                handle.remove()
+    with measuring(loaded.model, device, half), Hooks() as hooks:
+        for layer, name in enumerate(loaded.projections):
+            hooks.after(loaded.model.get_submodule(name), partial(listener.hear, layer))
+        for batch in batches:
+            if taken >= samples:
+                break
+            batch = first_rows(batch, samples - taken, device)
+            rows = rows_of(batch)
+            listener.begin(token_mask(batch), rows)
+            loaded.forward(batch)
+            taken += rows
     return listener.document(taken)
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from leansurgeon.hooks import Hooks
 from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
 from leansurgeon.measure.kappa.attentions import AttentionModule
 from leansurgeon.measure.kappa.blocks import Mask, Measured, measuring, of_layer
@@ -219,13 +220,10 @@ class _Ends:
         def after(layer: int) -> Callable:
             return lambda _module, _args, out: leave(layer, out)
 
-        model, hooks = self.loaded.model, []
-        for layer, attention in self.found.items():
-            for name in dict.fromkeys(attention.readers):
-                hooks.append(model.get_submodule(name).register_forward_pre_hook(before(layer)))
-            hooks.append(model.get_submodule(attention.projection).register_forward_hook(after(layer)))
-        try:
+        module_of = self.loaded.model.get_submodule
+        with Hooks() as hooks:
+            for layer, attention in self.found.items():
+                for name in dict.fromkeys(attention.readers):
+                    hooks.before(module_of(name), before(layer))
+                hooks.after(module_of(attention.projection), after(layer))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()

@@ -18,6 +18,7 @@ import torch
 
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.weights import from_float32
+from leansurgeon.hooks import Hooks
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.check.patient import EXACT, Change, Patient, Unclear, Wrong, distance, opened, zeros_in
 from leansurgeon.surgery.layer import canonical
@@ -213,12 +214,10 @@ def drop(patient: Patient, gone: Sequence[int]) -> None:
 def passing(patient: Patient, layers: Sequence[int]) -> torch.Tensor:
     """The answer of the model when these blocks pass their input on."""
     blocks = list(block_modules(patient))
-    hooks = [blocks[i].register_forward_hook(pass_on, with_kwargs=True) for i in layers]
-    try:
+    with Hooks() as hooks:
+        for i in layers:
+            hooks.after(blocks[i], pass_on, with_kwargs=True)
         return patient.answer(patient.loaded)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def pass_on(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], out: torch.Tensor | tuple[Any, ...]) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.hooks import Hooks
 from leansurgeon.surgery.check.patient import TOLERANCE, Change, Patient, Wrong, distance, zeros_in
 from leansurgeon.surgery.plan.wanted import Wanted
 
@@ -67,11 +68,11 @@ def masked_heads(patient: Patient) -> str:
         worst = max(worst, float((out - bias).abs().max()))
 
     modules = patient.modules()
-    hooks = [m.register_forward_pre_hook(lambda _, args: (torch.zeros_like(args[0]), *args[1:])) for m in modules]
-    hooks += [m.register_forward_hook(compare) for m in modules]
-    patient.answer(patient.loaded)
-    for hook in hooks:
-        hook.remove()
+    with Hooks() as hooks:
+        for module in modules:
+            hooks.before(module, lambda _, args: (torch.zeros_like(args[0]), *args[1:]))
+            hooks.after(module, compare)
+        patient.answer(patient.loaded)
     if worst > TOLERANCE:
         raise Wrong(f"With every head masked an output projection differs from its bias by {worst:.2g}.")
     return "with every head masked, each output projection gives its bias"
@@ -83,10 +84,11 @@ def values(patient: Patient) -> str:
     largest: list[float] = []
     with patient.folder() as folder:
         loaded = patient.load(patient.write(folder, without(patient, "v")))
-        found = dict(loaded.model.named_modules())
-        for name in loaded.projections:
-            found[name].register_forward_pre_hook(lambda _, args: largest.append(float(args[0].abs().max())))
-        patient.answer(loaded)
+        with Hooks() as hooks:
+            for name in loaded.projections:
+                module = loaded.model.get_submodule(name)
+                hooks.before(module, lambda _, args: largest.append(float(args[0].abs().max())))
+            patient.answer(loaded)
     if not largest or max(largest) > 0:
         raise Wrong(f"Without values an output projection still receives up to {max(largest, default=0):.2g}.")
     return "without them the output projections receive nothing"

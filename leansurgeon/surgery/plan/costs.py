@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs import flops as operations
@@ -19,10 +18,9 @@ from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import ParameterCount, Shape
-from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold, indivisible
-from leansurgeon.surgery.plan.planning import models_along, saved_along
-from leansurgeon.surgery.plan.wanted import Wanted, resolve
+from leansurgeon.surgery.plan.planning import models_along, reshaped, saved_along
+from leansurgeon.surgery.plan.wanted import Wanted
 
 START = ("fp32", "eager")  # precision and attention that savings are counted from
 STEPS = ("precision and attention", "depth", "heads", "mlp")
@@ -103,10 +101,8 @@ def costs(
 
     Raises `UsageError` for an impossible shape or setting, `UnsupportedModel` where memory cannot be predicted.
     """
-    if wanted.class_attention:
-        source = follow(source)
-    target = resolve(source, wanted)
-    along = models_along(Reshaped(source, target.architecture, target.shape))
+    result, target = reshaped(source, wanted)
+    source, along = result.source, models_along(result)
     shapes, counts = [model.shape for model in along], [model.parameters for model in along]
     configs = [model.config() for model in along]
     tokens = setting.tokens if setting else None

@@ -140,13 +140,10 @@ def plan(
     wanted.check()
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
-    if wanted.class_attention:
-        source = follow(source)
-    wanted = drop_layers.with_kept(source.shape, wanted, method)
-    source, found = resolved(source, wanted)
-    init = "fresh" if source.weights is None else wanted.init
-    choice = drop_layers.without_data(source.shape, found.shape, method, source.architecture.period)
-    target = Reshaped(source, found.architecture, found.shape).keeping(choice.kept)
+    target, found = reshaped(source, drop_layers.with_kept(source.shape, wanted, method))
+    source, init = target.source, "fresh" if source.weights is None else wanted.init
+    choice = drop_layers.without_data(source.shape, target.shape, method, source.architecture.period)
+    target = target.keeping(choice.kept)
     target.config()  # an impossible config is refused here
     refuse_moved_layers(source, init, choice.kept)
     drop_layers.refuse_misplaced(source, init, choice.kept)
@@ -175,17 +172,27 @@ def plan(
     )
 
 
-def resolved(source: Source, wanted: Wanted) -> tuple[Source, Target]:
-    """The wanted shape, and the source as it is read for it: where its declaration has no form for heads of their own
-    size, one that is inferred may have.
+def reshaped(source: Source, wanted: Wanted) -> tuple[Reshaped, Target]:
+    """The model at the wanted shape, and how that was understood. It knows the source as it is read for the shape: its
+    class attention follows where that is wanted; where its declaration has no form for heads of their own size, one
+    that is inferred may have. Raises `UsageError` for an impossible shape.
     """
+    source = follow(source) if wanted.class_attention else source
     try:
-        return source, resolve(source, wanted)
+        found = resolve(source, wanted)
     except UnsupportedModel:
         other = undeclared(source)
         if other is None:
             raise
-        return other, resolve(other, wanted)
+        source, found = other, resolve(other, wanted)
+    return Reshaped(source, found.architecture, found.shape), found
+
+
+def without_data(steps: Plan) -> Plan:
+    """The same plan where no sample data is at hand after all. Raises `UsageError` where some is needed."""
+    period = steps.source.architecture.period
+    choice = drop_layers.without_data(steps.before, steps.after, steps.method, period)
+    return keeping(replace(steps, calibrated=False), choice)
 
 
 def undeclared(source: Source) -> Source | None:
@@ -365,7 +372,10 @@ def models_along(target: Reshaped) -> list[Reshaped]:
     stages = list(zip(now.stages, target.shape.stages, strict=True))
     shorter = Shape(tuple(replace(a, depth=b.depth) for a, b in stages))
     with_heads = Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages))
-    return [target.at(now), target.at(shorter), target.at(with_heads), target]
+    along = [target]
+    for shape in (with_heads, shorter, now):  # backwards, so that a step which changes nothing gives the same model
+        along.insert(0, along[0].at(shape))
+    return along
 
 
 def saved_along(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:

@@ -7,12 +7,13 @@ Letters: N real tokens of a batch, I inputs of a projection, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.errors import Diverged, UnsupportedModel
+from leansurgeon.hooks import Hooks
 
 STRAIGHT = 1e-3  # relative deviation from a scaled identity that counts as rounding
 
@@ -20,28 +21,19 @@ STRAIGHT = 1e-3  # relative deviation from a scaled identity that counts as roun
 @contextmanager
 def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """A list that the inputs of a module are appended to while the context lasts."""
-    found: list[Tensor] = []
-
-    def note(_, args: tuple) -> None:
-        """Pre-hook: keep what the module is given."""
-        found.append(args[0].detach())
-
-    handle = module.register_forward_pre_hook(note)
-    try:
-        yield found
-    finally:
-        handle.remove()
+    inputs: list[Tensor] = []
+    with Hooks() as hooks:
+        hooks.before(module, lambda _m, args: inputs.append(args[0].detach()))
+        yield inputs
 
 
 @contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """A list that the outputs of a module are appended to while the context lasts."""
-    found: list[Tensor] = []
-    handle = module.register_forward_hook(lambda _m, _a, out: found.append(out.detach()))
-    try:
-        yield found
-    finally:
-        handle.remove()
+    outputs: list[Tensor] = []
+    with Hooks() as hooks:
+        hooks.after(module, lambda _m, _a, out: outputs.append(out.detach()))
+        yield outputs
 
 
 class Enough(Exception):
@@ -50,33 +42,27 @@ class Enough(Exception):
 
 def seen_at(module: nn.Module, run: Callable[[], object]) -> Tensor:
     """What enters a module while `run` runs; the rest of the pass is not computed."""
-    found: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def note(_, args: tuple) -> None:
         """Pre-hook: keep what the module is given, then end the forward."""
-        found.append(args[0].detach())
+        inputs.append(args[0].detach())
         raise Enough
 
-    handle = module.register_forward_pre_hook(note)
-    try:
+    with Hooks() as hooks, suppress(Enough):
+        hooks.before(module, note)
         run()
-    except Enough:
-        pass
-    finally:
-        handle.remove()
-    if not found:
+    if not inputs:
         raise UnsupportedModel(f"A block here uses the weight of a {type(module).__name__} without calling it.")
-    return found[0]
+    return inputs[0]
 
 
 @contextmanager
 def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let a module return `change(output)` while the context lasts."""
-    handle = module.register_forward_hook(lambda _m, _a, out: change(out))
-    try:
+    with Hooks() as hooks:
+        hooks.after(module, lambda _m, _a, out: change(out))
         yield
-    finally:
-        handle.remove()
 
 
 def flat(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -179,16 +165,11 @@ def reach(
 def closing_norm(block: nn.Module, run: Callable[[], Tensor]) -> nn.Module | None:
     """The LayerNorm whose output is the block's output, in a post-norm block; None in others. `run` as in `reach`."""
     made: list[tuple[nn.Module, Tensor]] = []
-    handles = [
-        module.register_forward_hook(lambda m, _, out: made.append((m, out)))
-        for module in block.modules()
-        if isinstance(module, nn.LayerNorm)
-    ]
-    try:
+    with Hooks() as hooks:
+        for module in block.modules():
+            if isinstance(module, nn.LayerNorm):
+                hooks.after(module, lambda m, _, out: made.append((m, out)))
         out = run()
-    finally:
-        for handle in handles:
-            handle.remove()
     for module, value in reversed(made):
         if value.shape == out.shape and torch.equal(value, out) and module.elementwise_affine:
             return module

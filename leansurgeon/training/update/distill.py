@@ -204,7 +204,7 @@ def state_error(state: torch.Tensor, target: torch.Tensor, mask_BT: torch.Tensor
 
 
 class _Tap:
-    """Keeps the last output of a block until it is taken."""
+    """Keeps the last output of a block until it is taken, for as long as the block lives."""
 
     def __init__(self, block: nn.Module) -> None:
         self._state: torch.Tensor | None = None
