@@ -15,7 +15,6 @@ Which screen that is the command says (`shown_on`); where nobody says it, nothin
 from __future__ import annotations
 
 import io
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,6 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
+from leansurgeon.rank import rank
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ _SCREEN: ContextVar[Screen] = ContextVar("screen", default=_SILENT)
 
 def command_screen(talk: Callable[[str], None] | None = None) -> Screen:
     """stderr, or line by line what `talk` is told; of the processes of one training only the first shows anything."""
-    return Screen(talk, quiet=os.environ.get("RANK", "0") != "0")
+    return Screen(talk, quiet=rank() > 0)
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def downloads() -> type[tqdm[Any]] | None:
 
 def say(text: str) -> None:
     """Talk on stderr, in lines of 80 columns. Of the processes of one training only the first speaks."""
-    if os.environ.get("RANK", "0") != "0":
+    if rank() > 0:
         return
     _SCREEN.get().clear()
     for piece in text.split("\n"):

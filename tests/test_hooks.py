@@ -52,7 +52,7 @@ def test_hooks_go_when_the_work_fails_and_when_adding_one_fails():
         assert hooks_on(model) == 0
     for look in (seen_at, closing_norm):
         with pytest.raises(RuntimeError):
-            look(model, lambda: model(wrong))
+            look(model, lambda: model[0](wrong))
         assert hooks_on(model) == 0
     assert torch.equal(seen_at(model[1], lambda: model(wrong[:, :2])), model[0](wrong[:, :2]))
     assert closing_norm(model, lambda: model(wrong[:, :2])) is model[1]

@@ -33,6 +33,7 @@ ORDER = [
     "words",
     "ending",
     "hooks",
+    "rank",
     "streams",
     "version",
     "clock",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from leansurgeon.cli import completion
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import say
+from leansurgeon.rank import rank
 
 if TYPE_CHECKING:
     from leansurgeon.commands.push import Target
@@ -79,7 +79,7 @@ def destination(repo: str | None, *, public: bool, dry_run: bool = False) -> Tar
     """Where --push goes, checked before the work; of the processes of one training the first pushes. Raises
     `UsageError`.
     """
-    if (repo is None and not public) or os.environ.get("RANK", "0") != "0":
+    if (repo is None and not public) or rank() > 0:
         return None
     from leansurgeon.commands import push
 

@@ -44,6 +44,7 @@ from leansurgeon.errors import (
     refused_by_the_system,
 )
 from leansurgeon.progress import command_screen, shown_on
+from leansurgeon.rank import is_first_here, rank
 
 EPILOG = (
     "Results go to stdout, progress to stderr. "
@@ -119,10 +120,10 @@ def is_mine_to_say(error: LeanSurgeonError) -> bool:
     """Whether this process says it. Under torchrun all processes end with what they agreed on, and the first says it
     for all; a wrong flag or a missing file is said once on every machine; what befell one process it says itself.
     """
-    if os.environ.get("RANK", "0") == "0":
+    if rank() == 0:
         return True
     if isinstance(error, UsageError):
-        return os.environ.get("LOCAL_RANK") == "0"
+        return is_first_here()
     return not (error.agreed or isinstance(error, (Stopped, Interrupted, Diverged)))
 
 
@@ -160,8 +161,7 @@ def carry_out() -> None:
         if os.environ.get("LEANSURGEON_DEBUG"):
             raise
         if is_mine_to_say(error):
-            rank = os.environ.get("RANK", "0")
-            print(f"leansurgeon: {f'process {rank}: ' if rank != '0' else ''}{error.message}", file=sys.stderr)
+            print(f"leansurgeon: {f'process {rank()}: ' if rank() else ''}{error.message}", file=sys.stderr)
             if error.hint:
                 print(f"             {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)

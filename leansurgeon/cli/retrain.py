@@ -106,7 +106,7 @@ def retrain(
     began = clock.began()
     from leansurgeon.commands import healing
     from leansurgeon.commands import retrain as command
-    from leansurgeon.training.processes.rank import is_worker, rank
+    from leansurgeon.rank import is_worker, rank
 
     if not resume.strip():
         raise UsageError("--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint.")

@@ -83,8 +83,8 @@ def prepare(model: Path | None, how: healing.Asked, asked: Asked, say: Say, *, s
 
     Raises `UsageError` for what excludes each other, or is not there.
     """
+    from leansurgeon.rank import is_worker
     from leansurgeon.training.processes.launch import check_gpus
-    from leansurgeon.training.processes.rank import is_worker
     from leansurgeon.training.runs import folder as runfolder
 
     asked.check()
@@ -130,7 +130,7 @@ def retrain(
 
 def run_folder(ready: Ready, resume: str, asked: Asked, say: Say) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
-    from leansurgeon.training.processes.rank import rank
+    from leansurgeon.rank import rank
     from leansurgeon.training.runs import folder as runfolder
 
     out, workspace, settings = asked.out, asked.workspace, ready.recipe

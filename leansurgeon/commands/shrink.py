@@ -142,7 +142,9 @@ def _shrink(
     with held_for(steps, folder, asked, has_data=has_data, say=say):
         if used and data is None:
             data = samples()
-        other = sample_data(opened, asked.judge, None, None, asked.seed, say) if asked.judge and used else None
+        other = None
+        if asked.judge and used:
+            other = sample_data(opened, asked.judge, None, None, asked.seed, say, flag="--judge")
         settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
         decided = decide_on_own(steps, opened, say, settings) if own else decide(steps, data, say, **settings)
         if asked.dry_run:

@@ -16,12 +16,12 @@ import numpy as np
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, plural
+from leansurgeon.rank import rank
 from leansurgeon.training import plan, setup, starting, together
 from leansurgeon.training.data import feed
 from leansurgeon.training.data.limit import Limited
 from leansurgeon.training.data.synthetic import Synthetic
 from leansurgeon.training.processes import engine
-from leansurgeon.training.processes.rank import rank
 from leansurgeon.training.recipe import reading as recipefile
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.recipe.settings import Train

@@ -13,6 +13,7 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.publish.leftovers import sweep
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
+from leansurgeon.rank import rank
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
@@ -20,7 +21,6 @@ from leansurgeon.training.data.feed import to_device
 from leansurgeon.training.data.limit import Limited
 from leansurgeon.training.processes import engine, shards
 from leansurgeon.training.processes.agree import Council
-from leansurgeon.training.processes.rank import rank
 from leansurgeon.training.processes.signals import Stops
 from leansurgeon.training.recipe.reading import dump
 from leansurgeon.training.recipe.schema import TrainingRecipe

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.rank import is_worker
 from leansurgeon.training.evaluate import Evaluation
 from leansurgeon.training.evaluation import evaluate_model
 from leansurgeon.training.processes import launch
-from leansurgeon.training.processes.rank import is_worker
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary

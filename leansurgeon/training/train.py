@@ -22,13 +22,13 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.rank import rank
 from leansurgeon.training import budget, judge, setup, state
 from leansurgeon.training.data import feed
 from leansurgeon.training.due import Due, after_step, by_clock
 from leansurgeon.training.finish import finish
 from leansurgeon.training.processes import signals
 from leansurgeon.training.processes.agree import lost_others
-from leansurgeon.training.processes.rank import rank
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder

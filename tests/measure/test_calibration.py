@@ -121,6 +121,14 @@ def test_what_cannot_serve_is_one_sentence(spec, says, tmp_path):
         calibration.open_calibration(spec, open_source("digits-vit"), cache=tmp_path)
 
 
+@pytest.mark.parametrize("flag", ["--calibrate", "--data", "--judge"])
+@pytest.mark.parametrize("spec", ["", "nowhere.txt", "task:digits,split"])
+def test_an_error_names_the_flag_that_was_typed(spec, flag, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        calibration.open_calibration(spec, open_source("digits-vit"), cache=tmp_path, flag=flag)
+    assert set(re.findall(r"--\w+", f"{caught.value.message} {caught.value.hint}")) == {flag}
+
+
 def test_text_shorter_than_a_window_is_refused(language_model, tmp_path):
     source, _ = language_model("gpt2")
     file = tmp_path / "short.txt"

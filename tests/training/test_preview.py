@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
-from leansurgeon.training.processes.rank import rank
+from leansurgeon.rank import rank
 from tests import conftest
 from tests.support import training_interrupted as cut
 

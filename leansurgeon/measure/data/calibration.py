@@ -100,39 +100,42 @@ def open_calibration(
     samples: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
+    flag: str = "--calibrate",
 ) -> Calibration:
-    """The data that `--calibrate SPEC` names, for this model. `samples` is the number of samples to fit on.
+    """The data that SPEC names, the value of a command's `flag`, for this model. `samples` is the number of samples to
+    fit on.
 
     Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
     """
     refuse_two_inputs(source)
     if spec.startswith(PREFIX):
-        name, options = parse_task(spec)
+        name, options = parse_task(spec, flag)
         return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
     try:
-        return replace(from_names(spec, source, cache=cache, samples=samples, seed=seed, say=say), name=spec)
+        data = from_names(spec, source, flag, cache=cache, samples=samples, seed=seed, say=say)
     except UsageError as error:
-        raise UsageError(error.message, fitting_hint(error)) from error
+        raise UsageError(error.message, fitting_hint(error, flag)) from error
+    return replace(data, name=spec)
 
 
-def fitting_hint(error: UsageError) -> str | None:
+def fitting_hint(error: UsageError, flag: str) -> str | None:
     """What to do about a task's error where only files are named and the task's options are out of reach."""
     if "tokenizer" in error.message:
-        return "Name a folder that holds the model and its tokenizer, or --calibrate task:NAME,tokenizer=FOLDER."
+        return f"Name a folder that holds the model and its tokenizer, or {flag} task:NAME,tokenizer=FOLDER."
     if error.hint and any(option in error.hint for option in ("seq_len", "eval_fraction")):
         return "Give more text."
     return None if error.hint and "option" in error.hint else error.hint
 
 
-def from_names(spec: str, source: Source, *, samples: int | None, seed: int, **rest: Any) -> Calibration:
+def from_names(spec: str, source: Source, flag: str, *, samples: int | None, seed: int, **rest: Any) -> Calibration:
     """Calibration from files or a folder, read in the way that the model's head asks for."""
     head = head_of(source)
     names = [word for word in spec.split(",") if word]
     if not names:
-        raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
+        raise UsageError(f"{flag} names no data.", "Give text files, a folder of images or task:NAME.")
     if head == "image-classification":
         if len(names) > 1 or not Path(names[0]).is_dir():
-            raise UsageError(f"{source.name} takes images, and --calibrate {spec} is no folder.", "Or give task:NAME.")
+            raise UsageError(f"{source.name} takes images, and {flag} {spec} is no folder.", "Or give task:NAME.")
         options = images.folder_options(source)
         if not options.says_normalisation:
             rest["say"](

@@ -51,8 +51,12 @@ def has_two_stacks(source: Source) -> bool:
     return apart or bool(source.config.get("is_encoder_decoder"))
 
 
-def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: int = 0) -> Calibration:
-    """The pairs that `--data SPEC` names. Raises `UsageError` where there are none, or for another kind of model."""
+def open_pairs(
+    spec: str, source: Source, *, samples: int | None = None, seed: int = 0, flag: str = "--data"
+) -> Calibration:
+    """The pairs that SPEC names, the value of a command's `flag`. Raises `UsageError` where there are none, or for
+    another kind of model.
+    """
     from leansurgeon.tasks.text import files as text_files
     from leansurgeon.tasks.text import vocab
 
@@ -61,19 +65,19 @@ def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: i
         raise UsageError(f"{source.name} is a {name or 'model'} with an encoder and a decoder, but no text generator.")
     if spec.startswith("task:"):
         raise UsageError(
-            f"--data {spec}: {source.name} has an encoder and a decoder, and no task feeds both.",
+            f"{flag} {spec}: {source.name} has an encoder and a decoder, and no task feeds both.",
             "Give FILE.tsv with input<TAB>answer on every line, or text files.",
         )
     words = [word for word in spec.split(",") if word]
     if not words:
-        raise UsageError("--data names no data.", "Give FILE.tsv with input<TAB>answer on every line, or text files.")
+        raise UsageError(f"{flag} names no data.", "Give FILE.tsv with input<TAB>answer on every line, or text files.")
     vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
     tokenizer = vocab.load(source.folder)
     given = all(word.endswith(".tsv") for word in words)
     files = [Path(word) for word in words] if given else text_files.find(words)
     text = "\n".join(text_files.read(file) for file in files)
     rng = np.random.default_rng([seed, 4])
-    pairs = list(written_pairs(text, tokenizer) if given else hidden_pairs(text, tokenizer, rng))
+    pairs = list(written_pairs(text, tokenizer, flag) if given else hidden_pairs(text, tokenizer, rng))
     wanted = replace(COUNTS, fit=samples or COUNTS.fit)
     held = min(wanted.heldout, len(pairs) // 5)
     rows = choose(len(pairs) - held, held, wanted, seed, "text")
@@ -92,7 +96,7 @@ def open_pairs(spec: str, source: Source, *, samples: int | None = None, seed: i
     return of_parts(kind, says, parts, digest=digest(parts), task=Seq2Seq())
 
 
-def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Pair]:
+def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase, flag: str = "--data") -> Iterator[Pair]:
     """Inputs and answers as a `.tsv` file gives them, each line once: repeated, it would be calibrated and judged on.
 
     Raises `UsageError` for a line without a tab.
@@ -104,7 +108,7 @@ def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[Pai
         seen.add(line)
         before, tab, after = line.partition("\t")
         if not tab or not before.strip() or not after.strip():
-            raise UsageError(f"--data: line {number} is not input<TAB>answer.")
+            raise UsageError(f"{flag}: line {number} is not input<TAB>answer.")
         ids = tokenizer(before, truncation=True, max_length=INPUT_TOKENS)["input_ids"]
         yield ids, tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
 

@@ -12,14 +12,16 @@ from leansurgeon.reading import yamlfile
 PREFIX = "task:"
 
 
-def parse_task(word: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of a word that begins with `PREFIX`. Raises `UsageError` for what is no `key=value`."""
+def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any]]:
+    """The name and the options of a word that begins with `PREFIX`, the value of `flag`. Raises `UsageError` for what
+    is no `key=value`.
+    """
     name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # a list stands in brackets
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"--calibrate {word}: '{pair}' is no option; write key=value.")
+            raise UsageError(f"{flag} {word}: '{pair}' is no option; write key=value.")
         try:
             options[key] = yamlfile.value(value, key)
         except UsageError:

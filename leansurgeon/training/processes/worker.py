@@ -15,6 +15,7 @@ from pathlib import Path
 
 from leansurgeon.ending import leave
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.rank import rank
 from leansurgeon.streams import guard
 
 _LOOK_EVERY = 2.0  # seconds
@@ -26,7 +27,7 @@ def main(folder: Path) -> int:
 
     guard()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    (folder / f"pid-{_rank()}").write_text(str(os.getpid()))
+    (folder / f"pid-{rank()}").write_text(str(os.getpid()))
     try:
         _work(json.loads((folder / JOB).read_text()), folder)
     except KeyboardInterrupt:
@@ -53,17 +54,13 @@ def _work(job: dict, folder: Path) -> None:
         train(recipe, model_dir, Path(options.pop("run_dir")), **options)
         return
     told = evaluate_model(recipe, model_dir, **options)
-    if _rank() == "0":
+    if rank() == 0:
         (folder / ANSWER).write_text(json.dumps(told._asdict()))
-
-
-def _rank() -> str:
-    return os.environ.get("RANK", "0")
 
 
 def _leave(folder: Path, kind: str, message: str, hint: str | None) -> None:
     said = {"kind": kind, "message": message, "hint": hint, "trace": traceback.format_exc()}
-    (folder / f"rank{_rank()}.json").write_text(json.dumps(said))
+    (folder / f"rank{rank()}.json").write_text(json.dumps(said))
 
 
 def _end_with(parent: int) -> None:

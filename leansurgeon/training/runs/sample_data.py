@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,19 +36,26 @@ def trained_on(source: str) -> TaskChoice | None:
 
 
 def sample_data(
-    opened: Source, named: str | None, task: TaskChoice | None, samples: int | None, seed: int, say: Say
+    opened: Source,
+    named: str | None,
+    task: TaskChoice | None,
+    samples: int | None,
+    seed: int,
+    say: Say,
+    flag: str = "--calibrate",
 ) -> Calibration:
-    """What the user has `named`, else data of the `task`. Raises `UsageError` for data that is not there or unfit."""
+    """What the user has `named` by the `flag`, else data of the `task`. Raises `UsageError` for data that is not there
+    or unfit.
+    """
     from leansurgeon.measure.data import calibration, own, pairs
 
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named == own.NAME:
         return own.samples(opened, seed=seed, say=say)
     if named and pairs.has_two_stacks(opened):
-        with under_its_flag("--calibrate"):
-            return pairs.open_pairs(named, opened, samples=samples, seed=seed)
+        return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag)
     if named:
-        return calibration.open_calibration(named, opened, **settings)
+        return calibration.open_calibration(named, opened, flag=flag, **settings)
     say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
     return calibration.from_task(task.name, task.options, opened, **settings)
 
@@ -83,16 +89,6 @@ def sample_data_of_all(
         return whole
     say(f"{whole.says}: few samples, so what the model makes itself guards, too.")
     return replace(whole, beside=own_samples(opened, seed, device, say, BY_YOURS))
-
-
-@contextmanager
-def under_its_flag(flag: str) -> Iterator[None]:
-    """Data is named by `flag` where an error says --data."""
-    try:
-        yield
-    except UsageError as error:
-        hint = error.hint and error.hint.replace("--data", flag)
-        raise UsageError(error.message.replace("--data", flag), hint) from error
 
 
 def reason(error: Exception) -> str:
@@ -134,17 +130,14 @@ def data_to_measure(
             f"{what} needs sample data, and {model} is no run that says what it was trained on.",
             "Give --data: text files, a folder of images, or task:NAME.",
         )
-    try:
-        if pairs.has_two_stacks(opened):
-            return pairs.open_pairs(named or f"task:{task.name}", opened, samples=samples, seed=seed)
-        settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
-        if named:
-            return calibration.open_calibration(named, opened, **settings)
-        say(f"Sample data: task {task.name}, as in the run's recipe.")
-        return calibration.from_task(task.name, task.options, opened, **settings)
-    except UsageError as error:  # the flag has another name here
-        hint = error.hint.replace("--calibrate", "--data") if error.hint else None
-        raise UsageError(error.message.replace("--calibrate", "--data"), hint) from error
+    if pairs.has_two_stacks(opened):
+        spec = named or f"task:{task.name}"
+        return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data")
+    settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+    if named:
+        return calibration.open_calibration(named, opened, flag="--data", **settings)
+    say(f"Sample data: task {task.name}, as in the run's recipe.")
+    return calibration.from_task(task.name, task.options, opened, **settings)
 
 
 def data_for_kappa(opened: Source, data: str | None, model: str, seed: int, say: Say) -> Calibration:

@@ -11,5 +11,11 @@ def is_worker() -> bool:
 
 
 def rank() -> int:
-    """This process's number in its group; 0 where there is none."""
-    return int(os.environ.get("RANK", "0"))
+    """This process's number in its group; 0 where there is none, or what is said is no number."""
+    said = os.environ.get("RANK", "0")
+    return int(said) if said.isdecimal() else 0
+
+
+def is_first_here() -> bool:
+    """Whether this is the first of the processes that were started on this machine."""
+    return os.environ.get("LOCAL_RANK") == "0"
