@@ -116,7 +116,7 @@ def lean(of: Architecture, prefix: str) -> Architecture:
             for side, blocks in zip(("encoder", "decoder"), of.stages, strict=True)
         ),
         decoupled=None,
-        modelling=f"decoupled_{of.name}.py",
+        modelling="decoupled_bart.py",
         classes={f"{prefix}{head}": f"Lean{prefix}{head}" for head in heads},
     )
 

@@ -91,7 +91,7 @@ LEAN_ROBERTA = derive(
     model_types=("leansurgeon_roberta",),
     keys=replace(ROBERTA.keys, head_dim="head_dim"),
     decoupled=None,
-    modelling="decoupled_roberta.py",
+    modelling="decoupled_bert.py",
     unknown=("is_decoder", "add_cross_attention"),
     # XLM-RoBERTa and CamemBERT are RoBERTa with another tokenizer: same tensors, same names.
     classes={

@@ -61,17 +61,18 @@ def write_config(folder: Path, config: Config, architecture: Architecture) -> No
         config = config | {"auto_map": of_code["auto_map"]}
     elif module and architecture.library != "timm":
         shutil.copyfile(module, folder / module.name)
-        config = config | {"auto_map": auto_map(module)}
+        config = config | {"auto_map": auto_map(module, config["model_type"])}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def auto_map(module: Path) -> dict[str, str]:
-    """`{"AutoConfig": "file.Class", ...}` from the AUTO_MAP at the bottom of a modelling file, read without
-    importing torch.
+def auto_map(module: Path, model_type: str) -> dict[str, str]:
+    """`{"AutoConfig": "file.Class", ...}` of a family from the AUTO_MAP at the bottom of its modelling file (by
+    model_type where that holds several), read without importing torch.
     """
     import ast
 
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "AUTO_MAP":
-            return {k: f"{module.stem}.{v}" for k, v in ast.literal_eval(node.value).items()}
+            names = ast.literal_eval(node.value)
+            return {k: f"{module.stem}.{v}" for k, v in names.get(model_type, names).items()}
     raise AssertionError(f"{module.name} has no AUTO_MAP")

@@ -386,7 +386,7 @@ def task_classes(architecture: Architecture, head: str) -> list[str]:
     if architecture.library == "leansurgeon":
         from leansurgeon.checkpoints.family import auto_map, modelling_file
 
-        full = auto_map(modelling_file(architecture)).get(AUTO[head])
+        full = auto_map(modelling_file(architecture), architecture.model_types[0]).get(AUTO[head])
         return [full.split(".")[-1]] if full else []
     from transformers.models.auto import modeling_auto as auto
 

@@ -25,9 +25,10 @@ def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
             f"'{source}' is a preset and has no weights.",
             f"`leansurgeon shrink {source} --init fresh -o FOLDER` makes a model of it.",
         )
-    model = load_folder(opened.folder, as_stored=True).model.eval()
-    if type(model).__module__.startswith("leansurgeon.models."):
-        travel(model)
+    loaded = load_folder(opened.folder, as_stored=True)
+    model = loaded.model.eval()
+    if loaded.architecture.library != "timm" and type(model).__module__.startswith("leansurgeon.models."):
+        travel(model)  # those for timm never do
     return model
 
 
@@ -37,7 +38,8 @@ def travel(model: torch.nn.Module) -> None:
     from leansurgeon.checkpoints.foreign.trust import shipped_file
 
     module = type(model).__module__.rpartition(".")[2]
-    known = auto_map(shipped_file(f"{module}.py"))
+    known = auto_map(shipped_file(f"{module}.py"), model.config.model_type)
     auto = next((key for key, name in known.items() if name.endswith(f".{type(model).__name__}")), "AutoModel")
+    model.config.auto_map = known  # a result of an earlier version may name another file
     type(model).register_for_auto_class(auto)
     type(model.config).register_for_auto_class()

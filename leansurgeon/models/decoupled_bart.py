@@ -1,10 +1,14 @@
-"""BART with a free head_dim in each stack: transformers' own BART, its attention rebuilt with heads * head_dim columns.
+"""BART and mBART with a free head_dim in each stack: transformers' own models, their attention rebuilt with
+heads * head_dim columns.
 
 This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
 
-Tensor names are BART's; a head_dim of None (d_model // heads) gives BART itself. transformers derives head_dim from the
-width and silently ignores one in the config, so heads * head_dim could not differ from the width, nor heads fail to
-divide it. Both attentions of a decoder layer have the decoder's heads.
+Tensor names are the library's; a head_dim of None (d_model // heads) gives the library's model itself. transformers
+derives head_dim from the width and silently ignores one in the config, so heads * head_dim could not differ from the
+width, nor heads fail to divide it. Both attentions of a decoder layer have the decoder's heads.
+
+The library has the two families as twins; what they share here are the `Free...` classes, each put before the class of
+the library.
 """
 
 import copy
@@ -12,6 +16,7 @@ import math
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.bart.configuration_bart import BartConfig
 from transformers.models.bart.modeling_bart import (
     BartClassificationHead,
@@ -21,8 +26,18 @@ from transformers.models.bart.modeling_bart import (
     BartForQuestionAnswering,
     BartForSequenceClassification,
     BartModel,
-    BartPreTrainedModel,
     BartScaledWordEmbedding,
+)
+from transformers.models.mbart.configuration_mbart import MBartConfig
+from transformers.models.mbart.modeling_mbart import (
+    MBartClassificationHead,
+    MBartDecoder,
+    MBartEncoder,
+    MBartForConditionalGeneration,
+    MBartForQuestionAnswering,
+    MBartForSequenceClassification,
+    MBartModel,
+    MBartScaledWordEmbedding,
 )
 
 
@@ -30,6 +45,15 @@ class LeanBartConfig(BartConfig):
     """A head_dim of None means d_model // heads."""
 
     model_type = "leansurgeon_bart"
+
+    encoder_head_dim: int | None = None
+    decoder_head_dim: int | None = None
+
+
+class LeanMBartConfig(MBartConfig):
+    """A head_dim of None means d_model // heads."""
+
+    model_type = "leansurgeon_mbart"
 
     encoder_head_dim: int | None = None
     decoder_head_dim: int | None = None
@@ -56,7 +80,7 @@ def rebuild(attention, config, heads, head_dim):
     attention.out_proj = nn.Linear(inner, config.d_model)
 
 
-class LeanBartEncoder(BartEncoder):
+class FreeEncoder:
     def __init__(self, config):
         super().__init__(one_head(config))
         self.config = config
@@ -65,7 +89,7 @@ class LeanBartEncoder(BartEncoder):
         self.post_init()
 
 
-class LeanBartDecoder(BartDecoder):
+class FreeDecoder:
     def __init__(self, config):
         super().__init__(one_head(config))
         self.config = config
@@ -75,56 +99,110 @@ class LeanBartDecoder(BartDecoder):
         self.post_init()
 
 
-class LeanBartModel(BartModel):
-    config_class = LeanBartConfig
+class FreeModel:
+    """The library's model, made of these `parts`: embedding, encoder, decoder."""
 
     def __init__(self, config):
-        BartPreTrainedModel.__init__(self, config)
+        PreTrainedModel.__init__(self, config)
         scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.shared = BartScaledWordEmbedding(config.vocab_size, config.d_model, config.pad_token_id, embed_scale=scale)
-        self.encoder = LeanBartEncoder(config)
-        self.decoder = LeanBartDecoder(config)
+        embedding, encoder, decoder = self.parts
+        self.shared = embedding(config.vocab_size, config.d_model, config.pad_token_id, embed_scale=scale)
+        self.encoder = encoder(config)
+        self.decoder = decoder(config)
         self.post_init()
 
 
-class LeanBartForConditionalGeneration(BartForConditionalGeneration):
-    config_class = LeanBartConfig
-
+class FreeForConditionalGeneration:
     def __init__(self, config):
-        BartPreTrainedModel.__init__(self, config)
-        self.model = LeanBartModel(config)
+        PreTrainedModel.__init__(self, config)
+        self.model = self.body(config)
         self.register_buffer("final_logits_bias", torch.zeros((1, config.vocab_size)))
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
 
-class LeanBartForSequenceClassification(BartForSequenceClassification):
-    config_class = LeanBartConfig
-
+class FreeForSequenceClassification:
     def __init__(self, config):
-        BartPreTrainedModel.__init__(self, config)
-        self.model = LeanBartModel(config)
-        self.classification_head = BartClassificationHead(
+        PreTrainedModel.__init__(self, config)
+        self.model = self.body(config)
+        self.classification_head = self.head(
             config.d_model, config.d_model, config.num_labels, config.classifier_dropout
         )
         self.post_init()
 
 
-class LeanBartForQuestionAnswering(BartForQuestionAnswering):
-    config_class = LeanBartConfig
-
+class FreeForQuestionAnswering:
     def __init__(self, config):
-        BartPreTrainedModel.__init__(self, config)
+        PreTrainedModel.__init__(self, config)
         config.num_labels = self.num_labels = 2
-        self.model = LeanBartModel(config)
+        self.model = self.body(config)
         self.qa_outputs = nn.Linear(config.d_model, config.num_labels)
         self.post_init()
 
 
+class LeanBartEncoder(FreeEncoder, BartEncoder):
+    pass
+
+
+class LeanBartDecoder(FreeDecoder, BartDecoder):
+    pass
+
+
+class LeanBartModel(FreeModel, BartModel):
+    config_class = LeanBartConfig
+    parts = (BartScaledWordEmbedding, LeanBartEncoder, LeanBartDecoder)
+
+
+class LeanBartForConditionalGeneration(FreeForConditionalGeneration, BartForConditionalGeneration):
+    config_class, body = LeanBartConfig, LeanBartModel
+
+
+class LeanBartForSequenceClassification(FreeForSequenceClassification, BartForSequenceClassification):
+    config_class, body, head = LeanBartConfig, LeanBartModel, BartClassificationHead
+
+
+class LeanBartForQuestionAnswering(FreeForQuestionAnswering, BartForQuestionAnswering):
+    config_class, body = LeanBartConfig, LeanBartModel
+
+
+class LeanMBartEncoder(FreeEncoder, MBartEncoder):
+    pass
+
+
+class LeanMBartDecoder(FreeDecoder, MBartDecoder):
+    pass
+
+
+class LeanMBartModel(FreeModel, MBartModel):
+    config_class = LeanMBartConfig
+    parts = (MBartScaledWordEmbedding, LeanMBartEncoder, LeanMBartDecoder)
+
+
+class LeanMBartForConditionalGeneration(FreeForConditionalGeneration, MBartForConditionalGeneration):
+    config_class, body = LeanMBartConfig, LeanMBartModel
+
+
+class LeanMBartForSequenceClassification(FreeForSequenceClassification, MBartForSequenceClassification):
+    config_class, body, head = LeanMBartConfig, LeanMBartModel, MBartClassificationHead
+
+
+class LeanMBartForQuestionAnswering(FreeForQuestionAnswering, MBartForQuestionAnswering):
+    config_class, body = LeanMBartConfig, LeanMBartModel
+
+
 AUTO_MAP = {
-    "AutoConfig": "LeanBartConfig",
-    "AutoModel": "LeanBartModel",
-    "AutoModelForSeq2SeqLM": "LeanBartForConditionalGeneration",
-    "AutoModelForSequenceClassification": "LeanBartForSequenceClassification",
-    "AutoModelForQuestionAnswering": "LeanBartForQuestionAnswering",
+    "leansurgeon_bart": {
+        "AutoConfig": "LeanBartConfig",
+        "AutoModel": "LeanBartModel",
+        "AutoModelForSeq2SeqLM": "LeanBartForConditionalGeneration",
+        "AutoModelForSequenceClassification": "LeanBartForSequenceClassification",
+        "AutoModelForQuestionAnswering": "LeanBartForQuestionAnswering",
+    },
+    "leansurgeon_mbart": {
+        "AutoConfig": "LeanMBartConfig",
+        "AutoModel": "LeanMBartModel",
+        "AutoModelForSeq2SeqLM": "LeanMBartForConditionalGeneration",
+        "AutoModelForSequenceClassification": "LeanMBartForSequenceClassification",
+        "AutoModelForQuestionAnswering": "LeanMBartForQuestionAnswering",
+    },
 }

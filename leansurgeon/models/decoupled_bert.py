@@ -1,15 +1,20 @@
-"""BERT with a free head_dim: transformers' own BERT, its attention rebuilt with heads * head_dim columns.
+"""BERT and RoBERTa with a free head_dim: transformers' own, their attention rebuilt with heads * head_dim columns.
 
 This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
 
-Tensor names are BERT's; `head_dim` None (hidden_size // num_attention_heads) gives BERT itself. transformers derives
-head_dim from the width and silently ignores one in the config, so heads * head_dim could not differ from the width, nor
-heads fail to divide it.
+Tensor names are the library's; `head_dim` None (hidden_size // num_attention_heads) gives the library's model itself.
+transformers derives head_dim from the width and silently ignores one in the config, so heads * head_dim could not
+differ from the width, nor heads fail to divide it.
+
+The library has the two families as twins; what they share here are the `Free...` classes, each put before the class of
+the library. XLM-RoBERTa and CamemBERT have RoBERTa's tensors under the same names and become that family when they are
+cut.
 """
 
 import copy
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.bert.configuration_bert import BertConfig
 from transformers.models.bert.modeling_bert import (
     BertEmbeddings,
@@ -20,9 +25,20 @@ from transformers.models.bert.modeling_bert import (
     BertModel,
     BertOnlyMLMHead,
     BertPooler,
-    BertPreTrainedModel,
     BertPreTrainingHeads,
     BertSelfAttention,
+)
+from transformers.models.roberta.configuration_roberta import RobertaConfig
+from transformers.models.roberta.modeling_roberta import (
+    RobertaClassificationHead,
+    RobertaEmbeddings,
+    RobertaEncoder,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    RobertaLMHead,
+    RobertaModel,
+    RobertaPooler,
+    RobertaSelfAttention,
 )
 
 
@@ -30,6 +46,14 @@ class LeanBertConfig(BertConfig):
     """`head_dim` None means hidden_size // num_attention_heads."""
 
     model_type = "leansurgeon_bert"
+
+    head_dim: int | None = None
+
+
+class LeanRobertaConfig(RobertaConfig):
+    """`head_dim` None means hidden_size // num_attention_heads."""
+
+    model_type = "leansurgeon_roberta"
 
     head_dim: int | None = None
 
@@ -43,7 +67,7 @@ def one_head(config):
     return config
 
 
-class LeanBertSelfAttention(BertSelfAttention):
+class FreeSelfAttention:
     """`(batch, tokens, width)` -> `(batch, tokens, heads * head_dim)`; the forward pass is the library's."""
 
     def __init__(self, config, layer_idx=None):
@@ -58,36 +82,64 @@ class LeanBertSelfAttention(BertSelfAttention):
         self.value = nn.Linear(config.hidden_size, self.all_head_size)
 
 
-class LeanBertEncoder(BertEncoder):
+class FreeEncoder:
+    """The library's encoder with an `attention` of these classes in every layer."""
+
     def __init__(self, config):
         if config.is_decoder or config.add_cross_attention:
-            raise ValueError("Decoupled BERT is an encoder: is_decoder and add_cross_attention must be false.")
+            raise ValueError("This model is an encoder: is_decoder and add_cross_attention must be false.")
         super().__init__(one_head(config))
         self.config = config
         for index, layer in enumerate(self.layer):
-            attention = LeanBertSelfAttention(config, layer_idx=index)
+            attention = self.attention(config, layer_idx=index)
             layer.attention.self = attention
             layer.attention.output.dense = nn.Linear(attention.all_head_size, config.hidden_size)
 
 
-class LeanBertModel(BertModel):
-    config_class = LeanBertConfig
+class FreeModel:
+    """The library's model, made of these `parts`: embeddings, encoder, pooler."""
 
     def __init__(self, config, add_pooling_layer=True):
-        BertPreTrainedModel.__init__(self, config)
-        self.config = config
+        PreTrainedModel.__init__(self, config)
         self.gradient_checkpointing = False
-        self.embeddings = BertEmbeddings(config)
-        self.encoder = LeanBertEncoder(config)
-        self.pooler = BertPooler(config) if add_pooling_layer else None
+        embeddings, encoder, pooler = self.parts
+        self.embeddings = embeddings(config)
+        self.encoder = encoder(config)
+        self.pooler = pooler(config) if add_pooling_layer else None
         self.post_init()
+
+
+class LeanBertSelfAttention(FreeSelfAttention, BertSelfAttention):
+    pass
+
+
+class LeanBertEncoder(FreeEncoder, BertEncoder):
+    attention = LeanBertSelfAttention
+
+
+class LeanBertModel(FreeModel, BertModel):
+    config_class = LeanBertConfig
+    parts = (BertEmbeddings, LeanBertEncoder, BertPooler)
+
+
+class LeanRobertaSelfAttention(FreeSelfAttention, RobertaSelfAttention):
+    pass
+
+
+class LeanRobertaEncoder(FreeEncoder, RobertaEncoder):
+    attention = LeanRobertaSelfAttention
+
+
+class LeanRobertaModel(FreeModel, RobertaModel):
+    config_class = LeanRobertaConfig
+    parts = (RobertaEmbeddings, LeanRobertaEncoder, RobertaPooler)
 
 
 class LeanBertForMaskedLM(BertForMaskedLM):
     config_class = LeanBertConfig
 
     def __init__(self, config):
-        BertPreTrainedModel.__init__(self, config)
+        PreTrainedModel.__init__(self, config)
         self.bert = LeanBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
@@ -97,7 +149,7 @@ class LeanBertForPreTraining(BertForPreTraining):
     config_class = LeanBertConfig
 
     def __init__(self, config):
-        BertPreTrainedModel.__init__(self, config)
+        PreTrainedModel.__init__(self, config)
         self.bert = LeanBertModel(config)
         self.cls = BertPreTrainingHeads(config)
         self.post_init()
@@ -107,9 +159,8 @@ class LeanBertForSequenceClassification(BertForSequenceClassification):
     config_class = LeanBertConfig
 
     def __init__(self, config):
-        BertPreTrainedModel.__init__(self, config)
+        PreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
-        self.config = config
         self.bert = LeanBertModel(config)
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
@@ -117,10 +168,39 @@ class LeanBertForSequenceClassification(BertForSequenceClassification):
         self.post_init()
 
 
+class LeanRobertaForMaskedLM(RobertaForMaskedLM):
+    config_class = LeanRobertaConfig
+
+    def __init__(self, config):
+        PreTrainedModel.__init__(self, config)
+        self.roberta = LeanRobertaModel(config, add_pooling_layer=False)
+        self.lm_head = RobertaLMHead(config)
+        self.post_init()
+
+
+class LeanRobertaForSequenceClassification(RobertaForSequenceClassification):
+    config_class = LeanRobertaConfig
+
+    def __init__(self, config):
+        PreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.roberta = LeanRobertaModel(config, add_pooling_layer=False)
+        self.classifier = RobertaClassificationHead(config)
+        self.post_init()
+
+
 AUTO_MAP = {
-    "AutoConfig": "LeanBertConfig",
-    "AutoModel": "LeanBertModel",
-    "AutoModelForPreTraining": "LeanBertForPreTraining",
-    "AutoModelForMaskedLM": "LeanBertForMaskedLM",
-    "AutoModelForSequenceClassification": "LeanBertForSequenceClassification",
+    "leansurgeon_bert": {
+        "AutoConfig": "LeanBertConfig",
+        "AutoModel": "LeanBertModel",
+        "AutoModelForPreTraining": "LeanBertForPreTraining",
+        "AutoModelForMaskedLM": "LeanBertForMaskedLM",
+        "AutoModelForSequenceClassification": "LeanBertForSequenceClassification",
+    },
+    "leansurgeon_roberta": {
+        "AutoConfig": "LeanRobertaConfig",
+        "AutoModel": "LeanRobertaModel",
+        "AutoModelForMaskedLM": "LeanRobertaForMaskedLM",
+        "AutoModelForSequenceClassification": "LeanRobertaForSequenceClassification",
+    },
 }

@@ -91,6 +91,9 @@ def test_a_decoder_with_its_tokenizer_and_a_timm_model(tmp_path, saved):
     lean = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False)
     assert len(lean.blocks) == 1 and lean(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
     assert same(lean.blocks[0], small.blocks[0]) or same(lean.blocks[0], small.blocks[-1])
+    more = {"heads": 4, "head_dim": "keep", "out": tmp_path / "wide"}  # by an entry point of ours
+    wide = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False, **more)
+    assert same(leansurgeon.load(tmp_path / "wide"), wide)
 
 
 def test_a_fresh_model_that_somebody_trained_has_learned():

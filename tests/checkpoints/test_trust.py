@@ -14,6 +14,7 @@ from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.commands.load import load as load_anything
 from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.conftest import build
 from tests.support.command_line import leansurgeon
@@ -159,6 +160,29 @@ def test_a_file_that_is_ours_is_taken_from_the_package(ours, tmp_path, monkeypat
     assert done.returncode == 0 and json.loads(done.stdout)["proof"]["compared"]["done"]
     (folder / "decoupled_bert.py").unlink()  # the package has it
     assert open_source(str(folder)).architecture.code is None
+
+
+def test_a_result_of_a_version_with_other_files_goes_on_loading(ours, tmp_path, monkeypatch):
+    """RoBERTa and mBART had files of their own once; what names them is taken from the file of today."""
+    folder, text = ours, b"raise SystemExit\n"
+    old = folder / "decoupled_roberta.py"
+    (folder / "decoupled_bert.py").rename(old)
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace("decoupled_bert.", "decoupled_roberta."))
+    with pytest.raises(UnsupportedModel):  # a file of that name, and not one of ours
+        load(folder)
+    old.write_bytes(text)
+    monkeypatch.setattr(trust, "earlier", lambda: {old.name: [hashlib.sha256(text).hexdigest()]})
+    model = load_anything(str(folder))
+    assert type(model).__module__ == "leansurgeon.models.decoupled_bert"
+    model.save_pretrained(tmp_path / "again")  # with the file of today, and names of what is in it
+    assert (tmp_path / "again" / "decoupled_bert.py").is_file()
+    assert "decoupled_roberta" not in (tmp_path / "again" / "config.json").read_text()
+    old.unlink()
+    assert open_source(str(folder)).architecture.code is None
+    monkeypatch.setattr(trust, "earlier", dict)
+    with pytest.raises(UnsupportedModel):
+        load(folder)
 
 
 def test_every_file_that_travels_is_known_and_so_are_those_of_before():

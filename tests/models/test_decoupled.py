@@ -5,13 +5,13 @@ import torch
 import transformers as tf
 
 from leansurgeon import architectures
-from leansurgeon.models import decoupled_bert, decoupled_gpt2, decoupled_roberta
+from leansurgeon.models import decoupled_bert, decoupled_gpt2
 
 ENCODER = dict(vocab_size=60, hidden_size=24, num_hidden_layers=2, intermediate_size=40, max_position_embeddings=40)
 DECODER = dict(vocab_size=60, n_embd=24, n_layer=2, n_inner=40, n_positions=32, bos_token_id=0, eos_token_id=1)
 FAMILIES = {
     "bert": (decoupled_bert, tf.BertConfig, ENCODER, "num_attention_heads"),
-    "roberta": (decoupled_roberta, tf.RobertaConfig, ENCODER, "num_attention_heads"),
+    "roberta": (decoupled_bert, tf.RobertaConfig, ENCODER, "num_attention_heads"),
     "gpt2": (decoupled_gpt2, tf.GPT2Config, DECODER, "n_head"),
 }
 PAIRS = [
@@ -22,9 +22,15 @@ PAIRS = [
 ]
 
 
+def class_of(family, auto):
+    """Our class for one of transformers' auto classes."""
+    module = FAMILIES[family][0]
+    return getattr(module, module.AUTO_MAP.get(f"leansurgeon_{family}", module.AUTO_MAP)[auto])
+
+
 def config_of(family, *, lean=True, heads=4, **changes):
-    module, theirs, numbers, key = FAMILIES[family]
-    cls = getattr(module, module.AUTO_MAP["AutoConfig"]) if lean else theirs
+    _, theirs, numbers, key = FAMILIES[family]
+    cls = class_of(family, "AutoConfig") if lean else theirs
     return cls(**numbers, **{key: heads}, pad_token_id=0, num_labels=3, **changes)
 
 
@@ -118,7 +124,7 @@ def test_gradients_reach_every_parameter(family, name, ids):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_maps_have_all_heads(family, ids):
-    name = FAMILIES[family][0].AUTO_MAP["AutoModel"]
+    name = class_of(family, "AutoModel").__name__
     model = build(family, name, heads=5, head_dim=7, attn_implementation="eager")
     with torch.no_grad():
         out = model(ids, output_attentions=True, output_hidden_states=True)
@@ -143,9 +149,8 @@ def test_inverse_layer_scaling_of_gpt2_is_kept(ids):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fresh_models_start_as_the_librarys(family):
     """The rebuilt projections are initialised by the library's rule, not by torch's."""
-    module = FAMILIES[family][0]
     torch.manual_seed(0)
-    model = getattr(module, module.AUTO_MAP["AutoModel"])(config_of(family, heads=40, head_dim=8))
+    model = class_of(family, "AutoModel")(config_of(family, heads=40, head_dim=8))
     std = {n: p.std().item() for n, p in model.named_parameters() if p.ndim == 2 and p.numel() > 5000}
     assert len(std) >= 4
     scaled = 0.02 / (2 * 2) ** 0.5  # GPT-2 scales what enters the residual stream by 1 / sqrt(2 * layers)
@@ -160,7 +165,7 @@ def test_declared_tensors_are_those_of_the_built_model(family):
     assert architecture.modelling == module.__file__.rsplit("/", 1)[1]
     config = config_of(family, heads=5, head_dim=7)
     with torch.device("meta"):
-        model = getattr(module, module.AUTO_MAP["AutoModel"])(config)
+        model = class_of(family, "AutoModel")(config)
     built = {n: tuple(p.shape) for n, p in model.named_parameters() if not n.startswith("pooler")}
     declared = architecture.tensors(config.to_dict(), prefix="")
     assert built == {spec.name: spec.shape for spec in declared}
@@ -173,4 +178,4 @@ def test_declared_tensors_are_those_of_the_built_model(family):
 )
 def test_what_is_not_supported_is_said(family, flag):
     with pytest.raises(ValueError, match="must be false"):
-        build(family, FAMILIES[family][0].AUTO_MAP["AutoModel"], **{flag: True})
+        build(family, class_of(family, "AutoModel").__name__, **{flag: True})

@@ -57,11 +57,12 @@ def judged(architecture: Architecture, config: Config, folder: Path) -> Architec
     named = named_modules(config)
     if architecture.library != "leansurgeon" or not named:
         return architecture  # the library's own class, or ours from the package
-    own = Path(architecture.modelling).stem
-    strange = sorted(module for module in named if module != own)
-    if not strange and ((not (folder / f"{own}.py").exists()) or is_shipped(folder / f"{own}.py")):
+    files = {f"{module}.py" for module in named}
+    strange = sorted(files - {architecture.modelling, *earlier()})
+    changed = sorted(name for name in files if (folder / name).exists() and not is_shipped(folder / name))
+    if not strange and not changed:
         return architecture
-    what = f"{strange[0]}.py" if strange else f"{own}.py, and that is not the file that leansurgeon ships"
+    what = strange[0] if strange else f"{changed[0]}, and that is not the file that leansurgeon ships"
     if not allowed():
         raise UnsupportedModel(
             f"{folder} wants to run code of its own: config.json names {what}.",
@@ -139,11 +140,10 @@ def earlier() -> Mapping[str, list[str]]:
 
 def is_shipped(file: Path) -> bool:
     """Whether a file is byte for byte one that this version of the package or a listed earlier one ships."""
-    own = shipped_file(file.name)
-    if not file.is_file() or not own.is_file():
+    if not file.is_file():
         return False
-    found = digest(file)
-    return found == digest(own) or found in earlier().get(file.name, ())
+    own, found = shipped_file(file.name), digest(file)
+    return found in earlier().get(file.name, ()) or (own.is_file() and found == digest(own))
 
 
 # -- code that the user trusts ---------------------------------------------------------------------

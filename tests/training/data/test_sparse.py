@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leansurgeon import tasks
-from leansurgeon.models import crammed_bert, decoupled_bert, decoupled_roberta
+from leansurgeon.models import crammed_bert, decoupled_bert
 from leansurgeon.training.data import sparse
 from leansurgeon.training.recipe.settings import Train
 from leansurgeon.training.update import dropout
@@ -21,7 +21,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 OURS = {
     "crammed-bert": (crammed_bert.CrammedBertConfig, crammed_bert.CrammedBertForMaskedLM),
     "lean-bert": (decoupled_bert.LeanBertConfig, decoupled_bert.LeanBertForMaskedLM),
-    "lean-roberta": (decoupled_roberta.LeanRobertaConfig, decoupled_roberta.LeanRobertaForMaskedLM),
+    "lean-roberta": (decoupled_bert.LeanRobertaConfig, decoupled_bert.LeanRobertaForMaskedLM),
 }
 MASKED = [name for name, (_, cls, _) in FAMILIES.items() if cls.endswith("ForMaskedLM")]
 
