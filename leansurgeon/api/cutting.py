@@ -68,9 +68,9 @@ def plan(
     held = given.written(source) if given.is_model(source) else None
     name = str(held.folder) if held else given.place(source)
     with trusting(trust_remote_code):
-        found = command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle)
+        priced = command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle)
         cuts = command.calibrated(name, wanted, tower=tower, allow_pickle=allow_pickle) if calibrate else ()
-    return Plan(replace(found, source=held.folder.name) if held else found, tuple(cuts))
+    return Plan(replace(priced, source=held.folder.name) if held else priced, tuple(cuts))
 
 
 @overload
@@ -175,9 +175,9 @@ def share(params: float | str | None) -> str | None:
     return f"{100 * params:g}%" if isinstance(params, float) and 0 < params < 1 else params and str(params)
 
 
-def cut_of(found: Shrunk, held: tuple[object, ...] = ()) -> Cut:
+def cut_of(shrunk: Shrunk, held: tuple[object, ...] = ()) -> Cut:
     """The result for the folder that was written."""
-    return Cut(found.folder, found.record, found.as_dict(), found.told(), held)
+    return Cut(shrunk.folder, shrunk.record, shrunk.as_dict(), shrunk.told(), held)
 
 
 def of_model(
@@ -191,5 +191,5 @@ def of_model(
     if asked.out is None:
         held.append(given.Copy())
         asked = replace(asked, out=held[-1].folder / f"{asked.called}-lean")
-    found = carry_out(str(held[0].folder), wanted, how, asked, speaker(progress))
-    return given.returned(cut_of(found, tuple(held)), source)
+    shrunk = carry_out(str(held[0].folder), wanted, how, asked, speaker(progress))
+    return given.returned(cut_of(shrunk, tuple(held)), source)

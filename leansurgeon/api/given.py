@@ -164,8 +164,8 @@ def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
         return None, None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(said, "config.json")
-    return (Path(found).parent, said) if isinstance(found, str) else (None, None)
+    cached = try_to_load_from_cache(said, "config.json")
+    return (Path(cached).parent, said) if isinstance(cached, str) else (None, None)
 
 
 def returned(result: Folder, source: torch.nn.Module) -> torch.nn.Module:

@@ -57,12 +57,12 @@ def kappa(
         stack.enter_context(meant(tower))
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
         named = given.data(data)
-        found = command.kappa(name, named, speaker(progress), **asked, allow_pickle=allow_pickle)
+        document = command.kappa(name, named, speaker(progress), **asked, allow_pickle=allow_pickle)
         if named is None:
-            command.keep(name, found, speaker(progress))
+            command.keep(name, document, speaker(progress))
     if given.is_model(model):
-        found["name"] = Path(name).name
-    return Kappa(found)
+        document["name"] = Path(name).name
+    return Kappa(document)
 
 
 @public
@@ -117,13 +117,15 @@ def heads(
         name = folder_of(model, tokenizer, stack)
         stack.enter_context(trusting(trust_remote_code))
         stack.enter_context(meant(tower))
-        found = command.heads(name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle)
-        command.keep(name, found, say)
+        measured = command.heads(
+            name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle
+        )
+        command.keep(name, measured, say)
     if given.is_model(model):
-        found.document["model"] = Path(name).name
-    if found.record is None or found.folder is None:
-        return Heads(found.document)
-    return Heads(found.document, Cut(found.folder, found.record, found.document["prune"], found.told()))
+        measured.document["model"] = Path(name).name
+    if measured.record is None or measured.folder is None:
+        return Heads(measured.document)
+    return Heads(measured.document, Cut(measured.folder, measured.record, measured.document["prune"], measured.told()))
 
 
 def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: ExitStack) -> str:
@@ -277,7 +279,7 @@ def load(source: Place, *, allow_pickle: bool = False, trust_remote_code: bool =
     with trusting(trust_remote_code):
         made = command(name, allow_pickle=allow_pickle)
     folder = Path(name) / "model" if (Path(name) / "model" / "config.json").is_file() else Path(name)
-    found = record.read_if_whole(folder)
-    if found is not None:
-        setattr(made, RESULT, source if isinstance(source, Cut | Trained) else Cut(folder, found, found.as_dict()))
+    surgery = record.read_if_whole(folder)
+    if surgery is not None:
+        setattr(made, RESULT, source if isinstance(source, Cut | Trained) else Cut(folder, surgery, surgery.as_dict()))
     return made

@@ -57,14 +57,14 @@ def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:
     'Add data=DATA; proof=False, force=True or out=.'
     """
 
-    def argument(found: re.Match[str]) -> str:
+    def argument(flag: re.Match[str]) -> str:
         """The argument that a flag stands for."""
-        name = found[2].replace("-", "_")
+        name = flag[2].replace("-", "_")
         name = name if name in known else NAMES.get(name, name)
         parameter = known.get(name)
         if parameter is None:
-            return found[0]
-        return f"{name}={'False' if found[1] else 'True' if isinstance(parameter.default, bool) else ''}"
+            return flag[0]
+        return f"{name}={'False' if flag[1] else 'True' if isinstance(parameter.default, bool) else ''}"
 
     if "private" in known:
         text = text.replace("--public", "private=False")

@@ -81,8 +81,8 @@ def retrain(
     )
     with trusting(trust_remote_code), meant(tower):
         ready = command.prepare(folder, how, asked, say)
-        found = command.retrain(ready, how, asked, say, began=began, talk=None if progress is True else say)
-        made = Trained(found.folder, found.best, found.summary, (source,) if source else ())
+        trained = command.retrain(ready, how, asked, say, began=began, talk=None if progress is True else say)
+        made = Trained(trained.folder, trained.best, trained.summary, (source,) if source else ())
         return given.returned(made, model) if source else made
 
 

@@ -48,10 +48,10 @@ def seed_list(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"--seeds {text}: whole numbers from 0 on are needed, such as 0,1,2.")
-    found = [int(word) for word in words]
-    if len(set(found)) < len(found):
+    seeds = [int(word) for word in words]
+    if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds {text} names a seed twice.")
-    return found
+    return seeds
 
 
 def _allow_code(value: bool) -> bool:

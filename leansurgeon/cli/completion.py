@@ -78,6 +78,6 @@ def is_model(folder: Path) -> bool:
 def folders(place: Path) -> list[Path]:
     """The folders of a place that are not hidden, by name; of too many the first that the system names."""
     with suppress(OSError):
-        found = (folder for folder in place.iterdir() if not folder.name.startswith(".") and folder.is_dir())
-        return sorted(islice(found, MOST))
+        inside = (folder for folder in place.iterdir() if not folder.name.startswith(".") and folder.is_dir())
+        return sorted(islice(inside, MOST))
     return []

@@ -100,8 +100,8 @@ def heads(
 
     pruning = None if share is None or out is None else command.Pruning(share, out, heal, force, device)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
-    found = command.heads(model, data, options, pruning, say, samples=samples, allow_pickle=allow_pickle)
-    document = found.document
+    measured = command.heads(model, data, options, pruning, say, samples=samples, allow_pickle=allow_pickle)
+    document = measured.document
     files = []
     if plots is not None:
         from leansurgeon.report.charts.heads import head_charts
@@ -117,6 +117,6 @@ def heads(
             print("\n".join(command.outcome(document["prune"])))
     for file in files:
         say(f"Wrote {file}.")
-    command.keep(model, found, say)
-    if found.folder:
-        pushed(where, found.folder)
+    command.keep(model, measured, say)
+    if measured.folder:
+        pushed(where, measured.folder)

@@ -42,14 +42,14 @@ def paper(
     from leansurgeon.paper.audit import audit
     from leansurgeon.paper.document import as_csv, document
 
-    found = [(exhibit, audit(exhibit, count, what_if=what_if)) for exhibit in chosen(table)]
+    exhibits = [(exhibit, audit(exhibit, count, what_if=what_if)) for exhibit in chosen(table)]
     if as_json or format == "json":
         import json
 
-        typer.echo(json.dumps(document(found, count), indent=2, ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(document(exhibits, count), indent=2, ensure_ascii=False, allow_nan=False))
     elif format == "csv":
-        typer.echo(as_csv(found))
+        typer.echo(as_csv(exhibits))
     else:
         from leansurgeon.paper.text import render
 
-        typer.echo(render(found, format, what_if=what_if))
+        typer.echo(render(exhibits, format, what_if=what_if))

@@ -91,7 +91,7 @@ def plan(
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
     training = command.Training(memory, batch, tokens, precision, attention, optimizer, checkpointing, world_size, gpu)
     # With --json and memory, torch counts the operations too.
-    found = command.plan(
+    priced = command.plan(
         source, wanted, training, tower=tower and tower.value, allow_pickle=allow_pickle, cross_check=as_json
     )
     cuts = ()
@@ -99,8 +99,8 @@ def plan(
         cuts = command.calibrated(source, wanted, tower=tower and tower.value, allow_pickle=allow_pickle)
     if as_json:
         more = {"calibrated": [asdict(cut) for cut in cuts]} if calibrate else {}
-        print(json.dumps({"schema_version": 1, **found.as_dict(), **more}))
+        print(json.dumps({"schema_version": 1, **priced.as_dict(), **more}))
         return
-    print(costs_table(replace(found, source=short(found.source, NAME))))
+    print(costs_table(replace(priced, source=short(priced.source, NAME))))
     if calibrate:
         print("\n" + projection_table(cuts))

@@ -115,5 +115,5 @@ def _hardware(name: str) -> str:
     """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
     from leansurgeon.training.recipe import reading as recipefile
 
-    found = re.search(r"^# Hardware +(.*)$", recipefile.text_of(recipefile.shipped()[name]), re.MULTILINE)
-    return re.split(r" \(|[,.;:]| with ", found[1])[0] if found else ""
+    match = re.search(r"^# Hardware +(.*)$", recipefile.text_of(recipefile.shipped()[name]), re.MULTILINE)
+    return re.split(r" \(|[,.;:]| with ", match[1])[0] if match else ""

@@ -43,13 +43,13 @@ def report(
         from leansurgeon.report.charts.render import check
 
         check(plots)
-    found = command.report(paths or [], workspace)
-    for problem in found.problems:
+    collected = command.report(paths or [], workspace)
+    for problem in collected.problems:
         typer.echo(f"skipped: {problem}", err=True)
-    text = found.text("json" if json else format, wide=wide, kappa=kappa)
+    text = collected.text("json" if json else format, wide=wide, kappa=kappa)
     if html is not None:
-        typer.echo(f"Page: {found.html(html)}", err=True)
+        typer.echo(f"Page: {collected.html(html)}", err=True)
     if plots is not None:
-        for path in found.plots(plots):
+        for path in collected.plots(plots):
             typer.echo(f"Chart: {path}", err=True)
     typer.echo(text)

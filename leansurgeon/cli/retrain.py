@@ -128,10 +128,10 @@ def retrain(
         show(ready.recipe, ready.folder, asked.processes, **options)
         return
     with sigterm_as_exception():
-        found = command.retrain(ready, how, asked, say, began=began)
+        trained = command.retrain(ready, how, asked, say, began=began)
     if not is_worker() or rank() == 0:
-        print(json.dumps(found.as_dict()) if as_json else found.folder, flush=True)
-        pushed(where, found.best)
+        print(json.dumps(trained.as_dict()) if as_json else trained.folder, flush=True)
+        pushed(where, trained.best)
 
 
 @contextmanager

@@ -136,36 +136,36 @@ def search(
         show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
 
 
-def listed(opened: Source, found: Shapes, *, as_json: bool) -> str:
+def listed(opened: Source, shapes: Shapes, *, as_json: bool) -> str:
     """The shapes that fit, for a dry run."""
     from leansurgeon.search import cheap
     from leansurgeon.search.table import candidates_table, space_line
 
-    cheaply = cheap.scores(opened, found.candidates, None)
-    ranked = cheap.order(found.candidates, cheaply)
+    cheaply = cheap.scores(opened, shapes.candidates, None)
+    ranked = cheap.order(shapes.candidates, cheaply)
     if as_json:
-        return json.dumps(dry_document(opened, found, ranked))
+        return json.dumps(dry_document(opened, shapes, ranked))
     name, size = short(opened.name, 60), opened.parameters.total
-    lines = [*wrap(f"{name}, {size:,} parameters. {space_line(found)}"), "", candidates_table(ranked, cheaply)]
+    lines = [*wrap(f"{name}, {size:,} parameters. {space_line(shapes)}"), "", candidates_table(ranked, cheaply)]
     more = len(ranked) - 20
     return "\n".join([*lines, f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."])
 
 
-def show(found: Searched, plots: Path | None, *, as_json: bool) -> None:
+def show(outcome: Searched, plots: Path | None, *, as_json: bool) -> None:
     """The outcome as text or as one JSON document, which also lies in the search's folder."""
     from leansurgeon.training.runs.folder import write_json
 
-    document = found.as_dict()
+    document = outcome.as_dict()
     if plots:
         from leansurgeon.search import plots as drawing
 
-        document["plots"] = [str(file) for file in drawing.draw(found.outcome, plots)]
-        write_json(found.folder / command.DOCUMENT, document)
-    print(json.dumps(document) if as_json else found)
+        document["plots"] = [str(file) for file in drawing.draw(outcome.outcome, plots)]
+        write_json(outcome.folder / command.DOCUMENT, document)
+    print(json.dumps(document) if as_json else outcome)
 
 
-def dry_document(opened: Source, found: Shapes, ranked: list[Candidate]) -> JsonObject:
+def dry_document(opened: Source, space: Shapes, ranked: list[Candidate]) -> JsonObject:
     """The JSON document of a search without training: the space and its best candidates."""
     shapes = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
-    counts = {"shapes": found.looked_at, "too_large": found.too_large, "refused": found.refused}
+    counts = {"shapes": space.looked_at, "too_large": space.too_large, "refused": space.refused}
     return {"schema_version": 1, "dry_run": True, "source": opened.name, "space": counts, "candidates": shapes}

@@ -139,9 +139,9 @@ def shrink(
         device=device,
         resume=resume,
     )
-    found = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
-    print(json.dumps(found.as_dict()) if as_json else found.told(), flush=True)
-    pushed(where, found.folder)
+    shrunk = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
+    print(json.dumps(shrunk.as_dict()) if as_json else shrunk.told(), flush=True)
+    pushed(where, shrunk.folder)
 
 
 def question(name: str, as_json: bool) -> None:

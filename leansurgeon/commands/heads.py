@@ -109,13 +109,13 @@ def heads(
     return Measured(document, record, decided, pruning.out)
 
 
-def keep(model: str, found: Measured, say: Say) -> None:
+def keep(model: str, measured: Measured, say: Say) -> None:
     """Keep the document as heads.json where MODEL is a run or in one."""
     from leansurgeon.report.evidence.folder import HEADS
     from leansurgeon.training.runs import folder as runfolder
 
     if run := runfolder.run_of(model):
-        runfolder.write_json(run / HEADS, found.document)
+        runfolder.write_json(run / HEADS, measured.document)
         say(f"Kept as {run / HEADS}.")
 
 
@@ -144,7 +144,7 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say) ->
 
 
 def pruned(
-    opened: Source, found: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say
+    opened: Source, study: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say
 ) -> tuple[Decided, SurgeryRecord]:
     """Write the smaller checkpoint; what was decided, and its record."""
     from leansurgeon.surgery import prune
@@ -153,8 +153,8 @@ def pruned(
     asked = pruning.share
     decided = prune.decide(
         opened,
-        found.sites,
-        found.importance,
+        study.sites,
+        study.importance,
         asked,
         sample,
         seed=seed,
@@ -162,9 +162,9 @@ def pruned(
         say=say,
         device=pruning.device,
     )
-    options = found.document["options"]
+    options = study.document["options"]
     importance = {key: options[key] for key in ("reduction", "normalise")}
-    importance["by_head"] = [entry["importance"] for entry in found.document["attentions"]]
+    importance["by_head"] = [entry["importance"] for entry in study.document["attentions"]]
     decided = replace(decided, record=decided.record | {"importance": importance})
     return decided, carry_out(decided, pruning.out, force=pruning.force, say=say)
 
@@ -204,24 +204,24 @@ def checked(reduction: str, normalize: str, prune: str | None, out: Path | None)
     return share(prune)
 
 
-def outcome(found: JsonObject) -> list[str]:
+def outcome(document: JsonObject) -> list[str]:
     """What --prune has written."""
     from leansurgeon.checkpoints.proof.report_numbers import sentence
     from leansurgeon.checkpoints.record import Proof
     from leansurgeon.report.tables.decided import closing
 
-    proof = Proof.from_dict(found["proof"])
-    before, after = Shape.from_dict(found["before"]), Shape.from_dict(found["after"])
-    a, b = found["parameters_before"], found["parameters_after"]
-    lines = closing(Path(found["out"]), proof).split("\n")
+    proof = Proof.from_dict(document["proof"])
+    before, after = Shape.from_dict(document["before"]), Shape.from_dict(document["after"])
+    a, b = document["parameters_before"], document["parameters_after"]
+    lines = closing(Path(document["out"]), proof).split("\n")
     lines += wrap(
         f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
         f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
     )
-    if found["library"] == "leansurgeon":
+    if document["library"] == "leansurgeon":
         lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
-    lines += wrap(sentence(proof.compared, found["language"]))
-    if found["healed"]:
+    lines += wrap(sentence(proof.compared, document["language"]))
+    if document["healed"]:
         lines += wrap(
             f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
             "heads by what the others can take over instead, and kept more where it was measured."

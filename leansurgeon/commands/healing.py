@@ -103,8 +103,8 @@ def _of_run(asked: Asked) -> TrainingRecipe | None:
     from leansurgeon.training.runs import checkpoint
     from leansurgeon.training.runs import folder as runfolder
 
-    found = checkpoint.located(Path(asked.resume))[0] / runfolder.RECIPE
-    return reading.load_training(str(found)) if found.is_file() else None
+    recipe = checkpoint.located(Path(asked.resume))[0] / runfolder.RECIPE
+    return reading.load_training(str(recipe)) if recipe.is_file() else None
 
 
 def has_learned(folder: Path) -> bool:
@@ -142,20 +142,20 @@ def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made
     line. Of an experiment also what arms with transferred weights have of their own.
     """
     train, own = settings.train, getattr(settings, "retrain", {})
-    found = {key for key, (asked, *_) in GPU_ONLY.items() if asked in (getattr(train, key), own.get(key))}
-    if not found:
+    unusable = {key for key, (asked, *_) in GPU_ONLY.items() if asked in (getattr(train, key), own.get(key))}
+    if not unusable:
         return settings
     import torch
 
     if not cpu and torch.accelerator.is_available():
         return settings
-    say(f"There is no GPU to train on: {' and '.join(GPU_ONLY[key][2] for key in GPU_ONLY if key in found)}.")
-    asked_for = {key: GPU_ONLY[key][0] for key in found}
-    here = {key: GPU_ONLY[key][1] for key in found}
-    changed = {key: here[key] for key in found if getattr(train, key) == asked_for[key]}
+    say(f"There is no GPU to train on: {' and '.join(GPU_ONLY[key][2] for key in GPU_ONLY if key in unusable)}.")
+    asked_for = {key: GPU_ONLY[key][0] for key in unusable}
+    here = {key: GPU_ONLY[key][1] for key in unusable}
+    changed = {key: here[key] for key in unusable if getattr(train, key) == asked_for[key]}
     changes: dict[str, Any] = {"train": train.model_copy(update=changed)}
     if own:
-        changes["retrain"] = own | {key: here[key] for key in found if own.get(key) == asked_for[key]}
+        changes["retrain"] = own | {key: here[key] for key in unusable if own.get(key) == asked_for[key]}
     return settings.model_copy(update=changes)
 
 

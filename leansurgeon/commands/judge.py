@@ -66,12 +66,12 @@ def judge(
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
-        found = on_all(opened, origin, data, tasks, limit, seed, say)
+        comparisons = on_all(opened, origin, data, tasks, limit, seed, say)
         language = predicts_words(opened)
         if opened.record and against is None:
-            judged.note(opened.folder, opened.record, found, language=language)
+            judged.note(opened.folder, opened.record, comparisons, language=language)
             say(f"Kept in {opened.folder}: surgery.json and the model card.")
-    return Judged(model, origin.name, found, language)
+    return Judged(model, origin.name, comparisons, language)
 
 
 def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pickle: bool) -> Source:
@@ -92,10 +92,10 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
             what = "a preset, which knows nothing" if origin.kind == "preset" else "not on this machine"
             raise UsageError(f"{origin.name}, from which it was cut, is {what}.", hint)
         against = str(place)
-    found = open_source(against, allow_pickle=allow_pickle, keep=keep)
-    if found.folder is None:
+    other = open_source(against, allow_pickle=allow_pickle, keep=keep)
+    if other.folder is None:
         raise UsageError(f"'{against}' is a preset and has no weights to compare with.", hint)
-    return found
+    return other
 
 
 def on_all(
@@ -106,17 +106,17 @@ def on_all(
     from leansurgeon.surgery.check import judged
     from leansurgeon.training.runs.sample_data import data_to_measure
 
-    found = {}
+    comparisons = {}
     if tasks:  # a task that is not there is known at once
         harness.named(tasks)
         harness.harness()
     if data:
         sample = data_to_measure(prepares(origin, opened), data, origin.name, "Judging", None, seed, say)
         say(f"Judging on {data} ...")
-        found[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total)
+        comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total)
     if tasks:
-        found |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
-    return found
+        comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
+    return comparisons
 
 
 def prepares(origin: Source, opened: Source) -> Source:

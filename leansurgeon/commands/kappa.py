@@ -42,7 +42,7 @@ def kappa(
     return study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
 
 
-def keep(model: str, found: KappaDocument, say: Say) -> None:
+def keep(model: str, document: KappaDocument, say: Say) -> None:
     """Keep the document as kappa.json where MODEL is a run or in one; a report shows it beside figures of the run's own
     data.
     """
@@ -50,5 +50,5 @@ def keep(model: str, found: KappaDocument, say: Say) -> None:
     from leansurgeon.training.runs import folder as runfolder
 
     if run := runfolder.run_of(model):
-        runfolder.write_json(run / KAPPA, found)
+        runfolder.write_json(run / KAPPA, document)
         say(f"Kept as {run / KAPPA}.")

@@ -132,8 +132,8 @@ def refuse_public(api: HfApi, where: Target) -> None:
 
 def role(who: dict) -> str:
     """What the token may do: read, write, or another word of the hub's."""
-    found = who.get("auth", {}).get("accessToken", {})
-    return str(found.get("role", "")) if isinstance(found, dict) else ""
+    token = who.get("auth", {}).get("accessToken", {})
+    return str(token.get("role", "")) if isinstance(token, dict) else ""
 
 
 def reason(error: Exception) -> str:

@@ -89,5 +89,5 @@ def report(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Report
     from leansurgeon.report.evidence.collect import collect
     from leansurgeon.report.rows.sections import sections
 
-    found = collect(paths, workspace)
-    return Report(found, tuple(sections(found.entries)))
+    collection = collect(paths, workspace)
+    return Report(collection, tuple(sections(collection.entries)))

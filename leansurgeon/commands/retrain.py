@@ -148,9 +148,9 @@ def run_folder(ready: Ready, resume: str, asked: Asked, say: Say) -> Path:
         return new  # rank 0 says which
     from leansurgeon.training.runs.resume import interrupted
 
-    found = interrupted(workspace, settings, ready.folder) if workspace.is_dir() else None
-    if found is not None and resume == "auto":
-        return found
-    if found is not None:
-        say(f"An interrupted run of this recipe is in {found}; --resume auto goes on with it.")
+    unfinished = interrupted(workspace, settings, ready.folder) if workspace.is_dir() else None
+    if unfinished is not None and resume == "auto":
+        return unfinished
+    if unfinished is not None:
+        say(f"An interrupted run of this recipe is in {unfinished}; --resume auto goes on with it.")
     return new

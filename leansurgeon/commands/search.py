@@ -123,8 +123,8 @@ def begin(source: str, space: Space, budget: Budget, asked: Asked) -> Opened:
         seeds = ",".join(map(str, asked.seeds))
         raise UsageError(f"--seeds {seeds}: a heal has one seed.", "Give one, or train with --recipe.")
     init = "transfer" if opened.learned else "fresh"
-    found = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
-    return Opened(source, opened, training, changes, found)
+    shapes = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
+    return Opened(source, opened, training, changes, shapes)
 
 
 def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) -> Searched:
@@ -150,9 +150,9 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
             say(f"Writing the winner to {target} ...")
             write_winner(opened, outcome.winner, sample, seed, asked.fit, target, force=force, say=say)
     command, mode = shrink_command(begun, outcome.winner, asked), "training" if training else "heal"
-    found = Searched(outcome, command, folder, mode, target, asked.recipe)
-    write_json(folder / DOCUMENT, found.as_dict())
-    return found
+    searched = Searched(outcome, command, folder, mode, target, asked.recipe)
+    write_json(folder / DOCUMENT, searched.as_dict())
+    return searched
 
 
 def tried(

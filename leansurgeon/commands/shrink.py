@@ -78,17 +78,17 @@ class Shrunk:
         from leansurgeon.surgery.plan.next_steps import indivisible
 
         head = {"schema_version": 1, "dry_run": self.record is None, "out": self.record and str(self.folder)}
-        found = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record}
-        found["indivisible"] = [number.as_dict() for number in indivisible(self.decided.plan.after)]
-        found["cannot_hold"] = refused.as_dict() if (refused := self.decided.plan.cannot_hold) else None
+        document = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record}
+        document["indivisible"] = [number.as_dict() for number in indivisible(self.decided.plan.after)]
+        document["cannot_hold"] = refused.as_dict() if (refused := self.decided.plan.cannot_hold) else None
         if self.record is None:
-            return found
-        found["proof"] = self.record.proof and self.record.proof.as_dict()
+            return document
+        document["proof"] = self.record.proof and self.record.proof.as_dict()
         if self.record.judged:
-            found["judged"] = {name: other.as_dict() for name, other in self.record.judged.items()}
+            document["judged"] = {name: other.as_dict() for name, other in self.record.judged.items()}
         if self.record.starts:
-            found["compare"] = {name: start.as_dict() for name, start in self.record.starts.items()}
-        return found
+            document["compare"] = {name: start.as_dict() for name, start in self.record.starts.items()}
+        return document
 
     def told(self) -> str:
         """The same for a person."""
@@ -239,9 +239,9 @@ def carried_out(decided: Decided, folder: Path, compared: Wanted | None, asked: 
     starts = None
     if compared:
 
-        def starts(found: Proof) -> dict[str, Comparison]:
+        def starts(proof: Proof) -> dict[str, Comparison]:
             """The comparisons of other ways to start, measured as the result was."""
-            return comparison.starts(compared, decided.plan, decided.calibration, found.compared, say)
+            return comparison.starts(compared, decided.plan, decided.calibration, proof.compared, say)
 
     return carry_out(decided, folder, force=asked.force, check=asked.proof, keep_unproved=True, starts=starts, say=say)
 
@@ -250,13 +250,13 @@ def domains(data: Calibration | None) -> dict[str, Calibration]:
     """The sources of mixed sample data by the names that records have for them."""
     from leansurgeon.checkpoints.places import without_places
 
-    found: dict[str, Calibration] = {}
+    by_name: dict[str, Calibration] = {}
     for source in data.sources if data else ():
         name = without_places(source.name)
-        while name in found:  # files of one name in two folders
+        while name in by_name:  # files of one name in two folders
             name += "'"
-        found[name] = source
-    return found
+        by_name[name] = source
+    return by_name
 
 
 def judged_on(
@@ -314,10 +314,10 @@ def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
     from leansurgeon.checkpoints.proof.report_numbers import sentence
     from leansurgeon.measure.data.own import NAME as OWN
 
-    lines, found, data = [], record.proof.compared, decided.calibration
+    lines, comparison, data = [], record.proof.compared, decided.calibration
     if decided.plan.source.learned and decided.plan.init != "fresh":
-        lines += wrap(sentence(found, record.language))
-        if data is not None and found and found.done:
+        lines += wrap(sentence(comparison, record.language))
+        if data is not None and comparison and comparison.done:
             other = "" if record.judged else "; --judge DATA judges on others"
             of = f"what {decided.plan.source.name} made itself" if data.name == OWN else data.name
             lines += wrap(f"These outputs are of the same data that was calibrated on ({of}){other}.")
@@ -341,9 +341,9 @@ def seconds(text: str | None, flag: str) -> float | None:
     if text is None:
         return None
     try:
-        found = parse_duration(text).seconds
+        duration = parse_duration(text).seconds
     except ValueError:
-        found = None
-    if found is None:
+        duration = None
+    if duration is None:
         raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")
-    return found
+    return duration

@@ -31,16 +31,16 @@ def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]
     """What every arm wants, in the recipe's order. An impossible one is refused before anything runs, and named;
     controls are looked at last, since they depend on the arm that they control.
     """
-    found = {}
+    wanted_by_arm = {}
     for name in sorted(recipe.arms, key=lambda name: recipe.arms[name].control_of is not None):
         try:
-            found[name] = wanted_of(name, recipe, source)
+            wanted_by_arm[name] = wanted_of(name, recipe, source)
             method, calibrate = method_of(name, recipe)
-            plan(source, found[name], 0, method, calibrated=calibrate)
+            plan(source, wanted_by_arm[name], 0, method, calibrated=calibrate)
         except LeanSurgeonError as error:
             error.message = f"Arm '{name}': {error.message}"
             raise
-    return {name: found[name] for name in recipe.arms}
+    return {name: wanted_by_arm[name] for name in recipe.arms}
 
 
 def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
@@ -67,13 +67,13 @@ def flops_of(reshaped: Reshaped) -> int:
     """Forward operations of one sample of the family's usual length. Raises `UnsupportedModel` for families without a
     closed form.
     """
-    found = closed_form(reshaped.specs, reshaped.shape, reshaped.config(), reshaped.architecture)
-    if found is None:
+    flops = closed_form(reshaped.specs, reshaped.shape, reshaped.config(), reshaped.architecture)
+    if flops is None:
         raise UnsupportedModel(
             f"{reshaped.architecture.name} has no closed form for its FLOPs, so no control can match them.",
             "Leave `match: flops` out: a control of equal parameters is possible.",
         )
-    return found.total
+    return flops.total
 
 
 def typed(arm: Arm) -> Wanted:

@@ -16,13 +16,13 @@ PAPER = "Saratchandran, Teney, Lucey: Leaner Transformers: More Heads, Less Dept
 Exhibits = Sequence[tuple[Exhibit, list[Audited]]]
 
 
-def document(found: Exhibits, how: str) -> JsonObject:
+def document(exhibits: Exhibits, how: str) -> JsonObject:
     """Everything that is known of every row. `how` is meta or formula."""
     return {
         "schema_version": SCHEMA_VERSION,
         "paper": PAPER,
         "count": how,
-        "summary": summary([a for _, rows in found for a in rows]),
+        "summary": summary([a for _, rows in exhibits for a in rows]),
         "exhibits": [
             {
                 "key": exhibit.key,
@@ -31,7 +31,7 @@ def document(found: Exhibits, how: str) -> JsonObject:
                 "remarks": list(exhibit.remarks),
                 "rows": [record(a) for a in rows],
             }
-            for exhibit, rows in found
+            for exhibit, rows in exhibits
         ],
     }
 
@@ -86,9 +86,9 @@ def alternative(x: Alternative, original: int) -> JsonObject:
     }
 
 
-def as_csv(found: Exhibits) -> str:
+def as_csv(exhibits: Exhibits) -> str:
     """One line a row, all numbers as they are."""
-    lines = [flat(exhibit, a) for exhibit, rows in found for a in rows]
+    lines = [flat(exhibit, a) for exhibit, rows in exhibits for a in rows]
     text = io.StringIO()
     if lines:
         writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")

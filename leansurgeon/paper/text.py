@@ -23,15 +23,15 @@ class Grid:
     rows: list[list[str]]
 
 
-def render(found: Exhibits, format: str = "table", *, what_if: bool = False) -> str:
+def render(exhibits: Exhibits, format: str = "table", *, what_if: bool = False) -> str:
     """Every exhibit and a closing summary; `format` is table, markdown or latex."""
     blocks = []
-    for exhibit, rows in found:
+    for exhibit, rows in exhibits:
         blocks += prose([f"{exhibit.name}: {exhibit.title}"], format, heading=True)
         for grid in grids_of(exhibit, rows, what_if):
             blocks += [*prose([grid.caption] if grid.caption else [], format), draw(grid, format)]
         blocks += prose(lines_below(exhibit, rows), format)
-    return "\n\n".join(blocks + prose(wrap(closing(found)), format))
+    return "\n\n".join(blocks + prose(wrap(closing(exhibits)), format))
 
 
 def prose(lines: list[str], format: str, *, heading: bool = False) -> list[str]:
@@ -213,16 +213,16 @@ def said_by_paper(exhibit: Exhibit, rows: list[Audited]) -> str:
     return " and ".join(words)
 
 
-def closing(found: Exhibits) -> str:
+def closing(exhibits: Exhibits) -> str:
     """How many printed figures our counts reach, and by how much the others are missed."""
-    rows = [a for _, rows in found for a in rows]
+    rows = [a for _, rows in exhibits for a in rows]
     total = summary(rows)
     printed, reached = total["rows"] - total["unprinted"], total["rounds"] + total["truncates"]
     if not printed:
         return ""
     cut = f" ({total['truncates']} is cut there instead of rounded)" if total["truncates"] else ""
     text = f"Reached: {reached} of {printed} printed figures{cut}, {total['as_printed']} by the row as it is printed."
-    misses = [f"{name(e, a)} {per_cent(a.difference_percent, 2)}" for e, rows in found for a in rows if missed(a)]
+    misses = [f"{name(e, a)} {per_cent(a.difference_percent, 2)}" for e, rows in exhibits for a in rows if missed(a)]
     return text + (f" Not reached: {', '.join(misses)}." if misses else "")
 
 

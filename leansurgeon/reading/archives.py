@@ -32,10 +32,10 @@ class _Header(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
         """The header in a block of 512 bytes."""
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in _BEFORE_A_MEMBER and found.size > _NAMES:
-            raise ValueError(f"a name in it takes {found.size:,} bytes")
-        return found
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _BEFORE_A_MEMBER and header.size > _NAMES:
+            raise ValueError(f"a name in it takes {header.size:,} bytes")
+        return header
 
 
 def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, bytes]]:

@@ -100,11 +100,11 @@ def _integer(digits: str) -> int:
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise _Refused(f"says {quoted(twice)} twice")
-    return found
+    return unique
 
 
 def _check(value: Json, surrogates: bool) -> None:

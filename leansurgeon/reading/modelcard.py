@@ -63,7 +63,7 @@ def plain(value: object) -> Json:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items() if isinstance(key, str)}
     if isinstance(value, list):
-        return [found for item in value if (found := plain(item)) is not None]
+        return [entry for item in value if (entry := plain(item)) is not None]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | bool | int | float) else None
@@ -71,8 +71,8 @@ def plain(value: object) -> Json:
 
 def cached_name(folder: Path) -> str | None:
     """`org/name` of a folder in the hub's cache; None for any other."""
-    found = CACHED.search(folder.as_posix())
-    return f"{found[1]}/{found[2]}" if found else None
+    match = CACHED.search(folder.as_posix())
+    return f"{match[1]}/{match[2]}" if match else None
 
 
 def own_name(folder: Path) -> str | None:
@@ -83,7 +83,7 @@ def own_name(folder: Path) -> str | None:
         text = body(folder)
     except LeanSurgeonError:
         return None
-    title = next((found[1] for line in text.splitlines() if (found := TITLE.fullmatch(line))), "")
+    title = next((match[1] for line in text.splitlines() if (match := TITLE.fullmatch(line))), "")
     if re.fullmatch(NAME, title):
         return title
     names = re.findall(rf"(?<![\w./-])([A-Za-z0-9][\w.-]*/{re.escape(title)})(?![\w/-])", text) if title else []

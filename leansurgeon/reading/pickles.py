@@ -35,19 +35,19 @@ def read_tensors(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedMod
         raise raising(f"{path.name} holds {quoted(type(loaded).__name__)} where names and their tensors are expected.")
     import torch
 
-    found = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
-    for name, tensor in found.items():
+    tensors = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise raising(f"{path.name} names a tensor {quoted(name)}, which is no text.")
         if strange := _what_is_strange(tensor):
             raise raising(f"{quoted(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
-    size, limit = sum(t.numel() * t.element_size() for t in found.values()), SHARED * path.stat().st_size
+    size, limit = sum(t.numel() * t.element_size() for t in tensors.values()), SHARED * path.stat().st_size
     if size > limit:
         raise raising(
             f"The tensors of {path.name} take {size:,} bytes in memory, more than {SHARED} times the file's "
             f"{limit // SHARED:,}."
         )
-    return {name: tensor.detach().contiguous().clone() for name, tensor in found.items()}
+    return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _load(path: Path, raising: type[LeanSurgeonError]) -> Any:
@@ -113,14 +113,14 @@ class _Arrays(pickle.Unpickler):
 def parse_arrays(content: bytes, where: str) -> dict[bytes, Any]:
     """A pickled dictionary of arrays, as Python 2 wrote it. Raises `UsageError`; `where` begins its sentence."""
     try:
-        found = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        arrays = _Arrays(io.BytesIO(content), encoding="bytes").load()
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # damaged pickles fail in every way there is
         raise UsageError(f"{where} is no pickle of arrays: {error}.") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{where} is no pickle of arrays: it holds {quoted(type(found).__name__)}.")
-    for key, value in found.items():
+    if not isinstance(arrays, dict):
+        raise UsageError(f"{where} is no pickle of arrays: it holds {quoted(type(arrays).__name__)}.")
+    for key, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
             raise UsageError(f"{where} is no pickle of arrays: {quoted(key)} holds objects.")
-    return found
+    return arrays

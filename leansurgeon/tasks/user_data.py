@@ -68,16 +68,16 @@ def recognise(spec: str) -> UserData:
     raise UsageError(f"There is no file or folder '{spec}'.", HINT)
 
 
-def columns_of(found: UserData, given: str | None) -> dict[str, str]:
+def columns_of(data: UserData, given: str | None) -> dict[str, str]:
     """Which columns of a table hold what: `{"text": .., "label": ..}`, by `text=A,label=B` as `given`, by their names,
     or where those say nothing by what stands in them; "label" is absent where there is none, "text_pair" only where it
     was given. Raises `UsageError`.
     """
-    chosen = _given_columns(given, found.columns)
+    chosen = _given_columns(given, data.columns)
     if "text" not in chosen:
-        chosen["text"] = _named(_TEXT_COLUMNS, found.columns, chosen) or _wordiest(found, chosen)
+        chosen["text"] = _named(_TEXT_COLUMNS, data.columns, chosen) or _wordiest(data, chosen)
     if "label" not in chosen:
-        label = _named(_LABEL_COLUMNS, found.columns, chosen) or _classlike(found, chosen)
+        label = _named(_LABEL_COLUMNS, data.columns, chosen) or _classlike(data, chosen)
         chosen |= {"label": label} if label else {}
     return chosen
 
@@ -159,41 +159,41 @@ def _named(names: tuple[str, ...], columns: tuple[str, ...], taken: dict[str, st
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _wordiest(found: UserData, taken: dict[str, str]) -> str:
+def _wordiest(data: UserData, taken: dict[str, str]) -> str:
     """The column with the longest texts. Raises `UsageError` where none holds words."""
     lengths = {
         column: sum(len(str(value).split()) for value in values) / max(1, len(values))
-        for column, values in _samples(found, taken).items()
+        for column, values in _samples(data, taken).items()
         if values and all(isinstance(value, str) for value in values)
     }
     best = max(lengths, key=lengths.__getitem__, default=None)
     if best is None or lengths[best] < 2:
         raise UsageError(
-            f"No column of {found.spec} looks like text.",
-            f"Say which: --columns text=COLUMN,label=COLUMN. {_listed(found.columns)}",
+            f"No column of {data.spec} looks like text.",
+            f"Say which: --columns text=COLUMN,label=COLUMN. {_listed(data.columns)}",
         )
     return best
 
 
-def _classlike(found: UserData, taken: dict[str, str]) -> str | None:
+def _classlike(data: UserData, taken: dict[str, str]) -> str | None:
     """The one column whose few different values come again and again; None where there is none, or more than one."""
     columns = [
         column
-        for column, values in _samples(found, taken).items()
+        for column, values in _samples(data, taken).items()
         if len(values) >= 8 and 2 <= len({str(value) for value in values}) <= max(2, len(values) // 4)
     ]
     return columns[0] if len(columns) == 1 else None
 
 
-def _samples(found: UserData, taken: dict[str, str]) -> dict[str, list[Any]]:
+def _samples(data: UserData, taken: dict[str, str]) -> dict[str, list[Any]]:
     """The first values of every column that is not taken."""
-    free = [column for column in found.columns if column not in taken.values()]
+    free = [column for column in data.columns if column not in taken.values()]
     values: dict[str, list[Any]] = {column: [] for column in free}
-    if found.kind == "hub":
-        name, config = hub.parse(found.spec)
+    if data.kind == "hub":
+        name, config = hub.parse(data.spec)
         rows = hub.rows(hub.load(name, config, "train", by_hand=HINT), free, name)
     else:
-        rows = tables.read(text_files.find(list(found.names))[0], free)
+        rows = tables.read(text_files.find(list(data.names))[0], free)
     for number, row in rows:
         for column, value in zip(free, row, strict=True):
             values[column].append(value)

@@ -32,8 +32,8 @@ def diff(
 
     with ExitStack() as keep:
         sources = [open_source(name, allow_pickle=allow_pickle, keep=keep) for name in (a, b)]
-        found = compare(*sources)
+        differences = compare(*sources)
     if as_json:
-        print(json.dumps({"schema_version": 1, **found.as_dict()}))
+        print(json.dumps({"schema_version": 1, **differences.as_dict()}))
     else:
-        print("\n".join(describe(found)))
+        print("\n".join(describe(differences)))

@@ -54,19 +54,19 @@ def families(
     if depth < 3:
         raise UsageError(f"--depth must be at least 3, so that something is left of a cut, and {depth} was given.")
     names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
-    found: dict[str, Row] = {}
+    known: dict[str, Row] = {}
     if state and state.exists():
         rows = [Row(**jsonfile.parse(line, str(state))) for line in files.read_text(state, jsonfile.LIMIT).splitlines()]
         drawn = [row for row in rows if (row.seed, row.depth) == (seed, depth)]
-        found = {row.name: row for row in drawn if row.name in names}
-    left = [name for name in names if name not in found]
-    for number, row in enumerate(tried(left, jobs, Drawn(seed, depth)), len(found) + 1):
-        found[row.name] = row = replace(row, seed=seed, depth=depth)
+        known = {row.name: row for row in drawn if row.name in names}
+    left = [name for name in names if name not in known]
+    for number, row in enumerate(tried(left, jobs, Drawn(seed, depth)), len(known) + 1):
+        known[row.name] = row = replace(row, seed=seed, depth=depth)
         if state:
             with state.open("a") as file:
                 file.write(json.dumps(row.as_dict()) + "\n")
         say(f"{number}/{len(names)} {row.name}: {shortly(row)}")
-    rows = [found[name] for name in names]
+    rows = [known[name] for name in names]
     if as_json:
         print(json.dumps(document(rows), indent=2))
         return

@@ -69,7 +69,7 @@ def inspect(
         if infer:
             print(inferred(source, as_json=as_json))
             return
-        found = inspection.inspect(source)
+        result = inspection.inspect(source)
         checks = None
         if doctor:
             from leansurgeon.surgery.check.doctor import examine
@@ -78,16 +78,16 @@ def inspect(
             checks = examine(source)
         conditioning = measured(source, data, model) if data else kept(source)
     if as_json:
-        document = {"schema_version": 1, **found.as_dict(), "doctor": checks and [c.as_dict() for c in checks]}
+        document = {"schema_version": 1, **result.as_dict(), "doctor": checks and [c.as_dict() for c in checks]}
         document |= {"kappa": conditioning}
         print(json.dumps(document))
     else:
-        print("\n".join(describe(found) + (diagnosis(checks) if checks else [])))
+        print("\n".join(describe(result) + (diagnosis(checks) if checks else [])))
         if conditioning:
             from leansurgeon.report.tables.kappa import tables
 
             print("\n".join(["", *tables(conditioning)]))
-    bad = any(f.level == "contradiction" for f in found.findings)
+    bad = any(f.level == "contradiction" for f in result.findings)
     if bad or any(c.ok is False for c in checks or ()):
         raise typer.Exit(UNFIT)
 
@@ -131,15 +131,15 @@ def kept(source: Source) -> JsonObject | None:
     summary = folder.parent / SUMMARY if folder else None
     if summary is None or not summary.is_file() or not (folder.parent / LAST).is_dir():
         return None
-    found = (jsonfile.read_object_if_whole(summary) or {}).get("kappa")
-    return found if isinstance(found, dict) else None
+    kappa = (jsonfile.read_object_if_whole(summary) or {}).get("kappa")
+    return kappa if isinstance(kappa, dict) else None
 
 
-def describe(found: Inspection) -> list[str]:
+def describe(inspection: Inspection) -> list[str]:
     """The inspection as a person reads it, at most 80 columns."""
     from tabulate import tabulate
 
-    source = found.source
+    source = inspection.source
     arch, shape, parameters = source.architecture, source.shape, source.parameters
     cls = (source.config.get("architectures") or [""])[0]
     lines = [*wrap(f"{short(source.name, 70)}: {arch.name} of {arch.library}{', ' + cls if cls else ''}"), ""]
@@ -161,20 +161,20 @@ def describe(found: Inspection) -> list[str]:
         )
     ]
     lines += [*tabulate(parts, headers=["parameters", "", ""], colalign=("left", "right", "right")).splitlines(), ""]
-    lines += paragraph("Heads", found.heads)
-    lines += paragraph("Origin", origin(found))
-    for finding in found.findings:
+    lines += paragraph("Heads", inspection.heads)
+    lines += paragraph("Origin", origin(inspection))
+    for finding in inspection.findings:
         lines += paragraph(finding.level.capitalize(), finding.says)
-    if not found.findings:
+    if not inspection.findings:
         lines += paragraph("Traps", "none known.")
     return lines
 
 
-def origin(found: Inspection) -> str:
+def origin(inspection: Inspection) -> str:
     """Where the model comes from, by its surgery.json."""
-    record = found.record
+    record = inspection.record
     if record is None:
-        preset = found.source.preset
+        preset = inspection.source.preset
         return (
             f"the preset {preset.name}."
             if preset

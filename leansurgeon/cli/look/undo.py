@@ -64,7 +64,7 @@ def closing(out: Path, record: SurgeryRecord) -> str:
     verified, proof = record.decided["verified"], record.proof
     if verified["by"] == "reload":
         compared = proof.compared
-        found = (
+        comparison = (
             f"outputs differ from the undone model's by at most {compared.max_difference:.2g} where their spread "
             f"is {compared.spread:.2g}"
             if compared.done
@@ -72,7 +72,7 @@ def closing(out: Path, record: SurgeryRecord) -> str:
         )
         return (
             f"Written to {out}; {verified['source']} is not at hand or has changed, so the result was reloaded with "
-            f"{proof.loaded_with}: {found}."
+            f"{proof.loaded_with}: {comparison}."
         )
     how = "the file has the recorded SHA-256" if verified["by"] == "sha256" else "compared tensor by tensor"
     left = verified.get("left_out")

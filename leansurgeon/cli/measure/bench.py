@@ -59,7 +59,7 @@ def bench(
     with ExitStack() as keep:
         source = open_source(model, allow_pickle=allow_pickle, weights=False, keep=keep)
         length = benches.default_load_tokens(source, tokens)
-        found, skipped = benches.contenders(source, sweep)
+        rivals, skipped = benches.contenders(source, sweep)
         import torch
 
         from leansurgeon.measure.costs import speed
@@ -73,7 +73,7 @@ def bench(
         if precision == "fp16" and device.type == "cpu":
             raise UsageError("--precision fp16 is for a GPU.", "Give bf16 or fp32.")
         load = speed.Load(batch, length, precision)
-        rows, more = benches.measure(found, load, wanted, rounds, device, say)
+        rows, more = benches.measure(rivals, load, wanted, rounds, device, say)
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     remarks = benches.remarks(rows, hopper=cuda and torch.cuda.get_device_capability(device)[0] == 9)

@@ -54,5 +54,5 @@ def judge(
     from leansurgeon.commands import judge as command
 
     options = {"against": against, "limit": limit, "seed": seed, "allow_pickle": allow_pickle}
-    found = command.judge(model, data, lm_eval, say, **options)
-    print(json.dumps(found.as_dict()) if as_json else found.told())
+    judged = command.judge(model, data, lm_eval, say, **options)
+    print(json.dumps(judged.as_dict()) if as_json else judged.told())

@@ -106,15 +106,15 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
 
     Raises UsageError where they are not CIFAR-10, LeanSurgeonError where the hub cannot be reached.
     """
-    found = find(data)
+    place = find(data)
     key = {
         "version": 1,
-        "files": found.key() if isinstance(found, image_places.ImagePlaces) else image_places.stamp(found),
+        "files": place.key() if isinstance(place, image_places.ImagePlaces) else image_places.stamp(place),
     }
 
     def build(folder: Path) -> disk.Info:
         say(f"cifar10: reading {data}")
-        splits = _rows(found) if isinstance(found, image_places.ImagePlaces) else _batches(found)
+        splits = _rows(place) if isinstance(place, image_places.ImagePlaces) else _batches(place)
         for split, (images, labels) in splits._asdict().items():
             if len(labels) and labels.max() > 9:
                 raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
@@ -148,10 +148,10 @@ def find(data: str) -> Path | image_places.ImagePlaces:
 _HUB_SPLITS = (("train", "train"), ("eval", "test"))
 
 
-def _rows(found: image_places.ImagePlaces) -> Splits:
+def _rows(source: image_places.ImagePlaces) -> Splits:
     splits = {}
-    for split, places in found.places.items():
-        rows = image_tables.rows_of(found.kind, places, None)[1]
+    for split, places in source.places.items():
+        rows = image_tables.rows_of(source.kind, places, None)[1]
         pictures, labels = [], []
         for content, label in rows:
             image = np.asarray(decode(content, "RGB", f"An image of {places[0]}"))
@@ -187,8 +187,8 @@ def _read_all(place: Path) -> dict[str, bytes]:
     wanted = {name + suffix for names in BATCHES.values() for name in names for suffix in ("", ".bin")}
     if place.is_dir():
         return {name: files.read_bytes(place / name, BATCH) for name in wanted if (place / name).is_file()}
-    found = archives.members(place, lambda name: Path(name).name in wanted, BATCH)
-    return {Path(name).name: content for name, content in found}
+    members = archives.members(place, lambda name: Path(name).name in wanted, BATCH)
+    return {Path(name).name: content for name, content in members}
 
 
 def _binary(content: bytes, where: str) -> Split:

@@ -48,19 +48,19 @@ class Index:
 
 
 def build(
-    found: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Callable[[str], None]
+    place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
     sizes, names, many = {}, None, 0
-    for split, places in found.places.items():
-        if found.kind == "folder":
+    for split, places in place.places.items():
+        if place.kind == "folder":
             index, names = _folders(places, names)
-        elif found.kind == "flat":
+        elif place.kind == "flat":
             index = _flat(places)
-        elif found.kind == "tar":
+        elif place.kind == "tar":
             index = _shards(places)
         else:
-            index, own = _unpack(found.kind, places, folder / f"{split}-images.bin", label, say)
+            index, own = _unpack(place.kind, places, folder / f"{split}-images.bin", label, say)
             names = names or own
         if not index.file:
             raise UsageError(f"{_called(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
@@ -69,7 +69,7 @@ def build(
     many = max(many, len(names or []))
     if many == 1:
         raise UsageError(
-            f"{_called(found.places['train'])} holds images of one class, and telling classes apart takes two or more.",
+            f"{_called(place.places['train'])} holds images of one class, and telling classes apart takes two or more.",
             "Images without classes, for calibration, lie in one folder without folders in it.",
         )
     if classes is not None and classes < many:
@@ -124,9 +124,9 @@ def _called(places: list[Any]) -> str:
 
 def _images_in(folder: str) -> Iterator[str]:
     """All images below a folder, sorted."""
-    found = listing(folder)
-    yield from found.images
-    for path in found.folders:
+    entries = listing(folder)
+    yield from entries.images
+    for path in entries.folders:
         yield from _images_in(path)
 
 

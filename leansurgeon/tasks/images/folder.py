@@ -101,12 +101,12 @@ class ImageFolder(base.Task):
         """List the images and their classes into the cache once; the images stay where they are."""
         o = self.options
         _check_transform(o)
-        found = places.find(o.data, o.eval_data)
-        key = {"version": _VERSION, **found.key(), "label": o.label, "classes": o.classes}
+        source = places.find(o.data, o.eval_data)
+        key = {"version": _VERSION, **source.key(), "label": o.label, "classes": o.classes}
 
         def build(folder: Path) -> disk.Info:
             say(f"{self.name}: looking through {o.data}")
-            return image_files.build(found, folder, o.label, o.classes, say)
+            return image_files.build(source, folder, o.label, o.classes, say)
 
         self._open(disk.entry(cache, "images", key, build))
         self._rows = self._chosen()

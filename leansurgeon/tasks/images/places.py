@@ -73,14 +73,14 @@ def _expand(text: str) -> list[Path]:
     import glob
 
     path = Path(text).expanduser()
-    found = [path] if os.path.exists(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
-    if not found:
+    paths = [path] if os.path.exists(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
+    if not paths:
         hint = (
             "Give a folder with train/CLASS/*.jpg and val/CLASS/*.jpg, webdataset shards (*.tar), parquet files of the "
             "hub, or hub:OWNER/NAME."
         )
         raise UsageError(f"No images are at '{text}'.", hint)
-    return [p.absolute() for p in found]
+    return [p.absolute() for p in paths]
 
 
 def _find_hub(data: str) -> ImagePlaces:

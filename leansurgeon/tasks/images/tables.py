@@ -70,8 +70,8 @@ def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[b
 
 def _columns(present: list[str], label: str | None, where: str) -> tuple[str, str]:
     wanted = [(_IMAGE_COLUMNS, "image"), ((label,) if label else LABEL_COLUMNS, label or "label")]
-    found = [next((name for name in names if name in present), None) for names, _ in wanted]
-    for column, (_, said) in zip(found, wanted, strict=True):
+    columns = [next((name for name in names if name in present), None) for names, _ in wanted]
+    for column, (_, said) in zip(columns, wanted, strict=True):
         if column is None:
             raise UsageError(f"{where} has no column '{said}'.", f"Columns: {', '.join(present)}.")
-    return found[0], found[1]
+    return columns[0], columns[1]

@@ -72,14 +72,14 @@ def _kept_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> np.
     """(wanted, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j
     operators with j + 1 arguments.
     """
-    kept, found, tried, candidates = [], 0, 0, CANDIDATES
-    while found < wanted:
+    kept, fitting, tried, candidates = [], 0, 0, CANDIDATES
+    while fitting < wanted:
         counts = _grow_counts(grammar, rng, candidates)
         kept.append(counts)
-        found, tried = found + len(counts), tried + candidates
-        if tried >= _HOPELESS and found == 0:
+        fitting, tried = fitting + len(counts), tried + candidates
+        if tried >= _HOPELESS and fitting == 0:
             return None
-        missing = 1.2 * (wanted - found) * tried / max(found, 1)
+        missing = 1.2 * (wanted - fitting) * tried / max(fitting, 1)
         candidates = int(min(max(missing, 256), 8 * CANDIDATES))
     return np.concatenate(kept)[:wanted]
 

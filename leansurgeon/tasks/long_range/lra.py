@@ -249,12 +249,12 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
     labels, lengths = [], [[] for _ in texts]
     for label, parts in rows:
         labels.append(label)
-        for part, writer, found in zip(parts, writers, lengths, strict=True):
+        for part, writer, sizes in zip(parts, writers, lengths, strict=True):
             writer.append(np.frombuffer(part, dtype=np.uint8))
-            found.append(len(part))
-    for writer, found, suffix in zip(writers, lengths, texts, strict=True):
+            sizes.append(len(part))
+    for writer, sizes, suffix in zip(writers, lengths, texts, strict=True):
         writer.close()
-        np.save(folder / f"{split}-starts{suffix}.npy", ragged.starts_of(np.array(found, dtype=np.int64)))
+        np.save(folder / f"{split}-starts{suffix}.npy", ragged.starts_of(np.array(sizes, dtype=np.int64)))
     np.save(folder / f"{split}-labels.npy", np.array(labels, dtype=np.uint8))
     return len(labels)
 
@@ -283,9 +283,9 @@ def _imdb(data: str) -> dict[str, Any]:
         return {"train": path / "aclImdb_v1.tar.gz", "eval": path / "aclImdb_v1.tar.gz"}
     splits = {}
     for split, word in (("train", "train"), ("eval", "test")):
-        found = sorted(p for p in path.rglob(f"{word}*") if p.suffix in tables.SUFFIXES) if path.is_dir() else []
-        if found:
-            splits[split] = found[0]
+        tables_here = sorted(p for p in path.rglob(f"{word}*") if p.suffix in tables.SUFFIXES) if path.is_dir() else []
+        if tables_here:
+            splits[split] = tables_here[0]
     if len(splits) < 2:
         raise UsageError(f"The IMDb reviews are not in {data}.", IMDB_BY_HAND)
     return splits
@@ -336,10 +336,10 @@ def _called(place: Path | Dataset) -> str:
 def _pairs_files(path: Path) -> dict[str, Path]:
     files = {}
     for split in ("train", "eval", "test"):
-        found = sorted(path.rglob(f"*.{split}.tsv")) if path.is_dir() else []
-        if not found:
+        matches = sorted(path.rglob(f"*.{split}.tsv")) if path.is_dir() else []
+        if not matches:
             raise UsageError(f"The AAN pairs are not in {path}: new_aan_pairs.{split}.tsv is missing.", AAN_BY_HAND)
-        files[split] = found[0].absolute()
+        files[split] = matches[0].absolute()
     return files
 
 

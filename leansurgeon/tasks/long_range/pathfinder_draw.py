@@ -67,7 +67,7 @@ def chunk(style: Style, seed: int, number: int, attempts: int = ATTEMPTS) -> Dra
     """The images that come of `attempts` beginnings; a pure function of its arguments."""
     rng = np.random.default_rng([seed, number, style.contour_length])
     board = _targets(style, rng, attempts)
-    found = _distractors(style, rng, board)
+    distractors = _distractors(style, rng, board)
     labels = rng.integers(0, 2, len(board.image))
     first = rng.integers(0, 2, len(labels))
     marked = np.stack([first, np.where(labels == 1, first, 1 - first)], axis=1)
@@ -80,7 +80,7 @@ def chunk(style: Style, seed: int, number: int, attempts: int = ATTEMPTS) -> Dra
     image = board.image[:, inner, inner]
     top = image.reshape(len(image), -1).max(axis=1)[:, None, None] if len(image) else np.ones((0, 1, 1))
     pixels = np.rint(image / top * 255).astype(np.uint8)
-    return Drawn(pixels, labels.astype(np.uint8), board.tips, board.dashes, marked, found)
+    return Drawn(pixels, labels.astype(np.uint8), board.tips, board.dashes, marked, distractors)
 
 
 # -- contours --------------------------------------------------------------------------------------
@@ -165,16 +165,16 @@ def _shrink(
 def _distractors(style: Style, rng: np.random.Generator, board: _Board) -> np.ndarray:
     """Add distractors where they fit, all of one length; (N,) how many did."""
     s = style
-    found = np.zeros(len(board.image), dtype=np.int64)
+    placed = np.zeros(len(board.image), dtype=np.int64)
     for _ in range(s.distractors):
-        missing = np.arange(len(found))
+        missing = np.arange(len(placed))
         for _ in range(s.contour_trials):
             if not len(missing):
                 break
             done = _distractor(style, rng, board, missing)
-            found[missing[done]] += 1
+            placed[missing[done]] += 1
             missing = missing[~done]
-    return found
+    return placed
 
 
 def _distractor(style: Style, rng: np.random.Generator, board: _Board, rows: np.ndarray) -> np.ndarray:

@@ -198,11 +198,11 @@ def _label_names(rows: dict[str, _Rows]) -> list[str]:
 
 def _numbered(rows: dict[str, _Rows], classes: list[str]) -> dict[str, int]:
     """Label -> number of its class. Raises UsageError for a label that is none of the classes."""
-    found = sorted({label for part in rows.values() for label in part.labels})
-    numbers = matched(found, classes)
+    labels = sorted({label for part in rows.values() for label in part.labels})
+    numbers = matched(labels, classes)
     if numbers is None:
         raise UsageError(
-            f"The labels {', '.join(found[:6])} are not the model's classes {', '.join(classes[:6])}.",
+            f"The labels {', '.join(labels[:6])} are not the model's classes {', '.join(classes[:6])}.",
             "Leave the task's option classes out to train a new head.",
         )
     return numbers

@@ -19,7 +19,7 @@ def find(names: str | Sequence[str]) -> list[Path]:
 
     Raises UsageError for a name that stands for no file.
     """
-    found: dict[Path, None] = {}
+    unique: dict[Path, None] = {}
     for name in [names] if isinstance(names, str) else names:
         if name in PACKAGED:
             paths = [PACKAGED[name]]
@@ -34,15 +34,15 @@ def find(names: str | Sequence[str]) -> list[Path]:
         if not paths:
             known = ", ".join(f"'{word}'" for word in PACKAGED)
             raise UsageError(f"No data file is called or matches '{name}'.", f"Packaged text: {known}.")
-        found.update(dict.fromkeys(paths))
-    return list(found)
+        unique.update(dict.fromkeys(paths))
+    return list(unique)
 
 
 def in_folder(folder: Path) -> list[Path]:
     """All text files and tables in a folder and below it, sorted; what begins with a dot is left out."""
     known = (*SUFFIXES, *tables.SUFFIXES)
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file())
-    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    readable = (path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file())
+    return sorted(p for p in readable if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def read(path: Path) -> str:

@@ -127,11 +127,11 @@ class Glue(TextClassification):
             "task": o.task,
             "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
             "seq_len": o.seq_len,
-            "places": {part: [image_places.stamp(p) for p in found] for part, found in places.items()},
+            "places": {part: [image_places.stamp(p) for p in paths] for part, paths in places.items()},
         }
 
         def build(folder: Path) -> disk.Info:
-            parts = {part: _read(found, self.kind) for part, found in places.items()}
+            parts = {part: _read(paths, self.kind) for part, paths in places.items()}
             say(f"glue {o.task}: tokenising {sum(len(rows.texts) for rows in parts.values()):,} rows ({o.tokenizer})")
             rows = {"train": parts["train"], "eval": _joined([parts[part] for part in parts if part != "train"])}
             texts = rows["train"].texts + (rows["train"].pairs or [])

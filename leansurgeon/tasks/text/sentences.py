@@ -70,15 +70,15 @@ class Sentences(classification.TextClassification):
                 lines, held = hold_out(lines, o.eval_fraction, o.split_seed)
             else:
                 held = [line for line in of_documents(other.whole()) if line not in set(lines)]
-            for split, found in (("train", lines), ("eval", held)):
-                if not found:
+            for split, rows in (("train", lines), ("eval", held)):
+                if not rows:
                     raise UsageError(f"The {split} data has no sentence of more than {LEAST} characters.")
             say(f"{self.name}: tokenising {len(lines) + len(held):,} sentences ({o.tokenizer})")
             tokenizer = vocab.make(o.tokenizer, o.vocab_size, lines, model_dir)
             tokenizer.save_pretrained(folder / "tokenizer")
-            for split, found in (("train", lines), ("eval", held)):
-                classification.store_tokens(folder, split, found, None, tokenizer, o.seq_len)
-                np.save(folder / f"{split}-labels.npy", np.zeros(len(found), dtype=np.int32))
+            for split, rows in (("train", lines), ("eval", held)):
+                classification.store_tokens(folder, split, rows, None, tokenizer, o.seq_len)
+                np.save(folder / f"{split}-labels.npy", np.zeros(len(rows), dtype=np.int32))
             return {
                 "sizes": {"train": len(lines), "eval": len(held)},
                 "vocab": len(tokenizer),
@@ -125,21 +125,21 @@ def cosine_score(embeddings: Tensor, batch: dict[str, Tensor]) -> base.Score:
 
 def of_documents(documents: Iterable[str | list[int]]) -> list[str]:
     """The different sentences of all documents in their order. Raises UsageError for documents of token ids."""
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for document in documents:
         if not isinstance(document, str):
             raise UsageError("The data holds token ids, and sentences are cut from text.")
-        found.update(dict.fromkeys(sentences(document)))
-    return list(found)
+        unique.update(dict.fromkeys(sentences(document)))
+    return list(unique)
 
 
 def sentences(text: str) -> list[str]:
     """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for line in text.splitlines():
         pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
-        found.update((piece, None) for piece in pieces if len(piece) > LEAST)
-    return list(found)
+        unique.update((piece, None) for piece in pieces if len(piece) > LEAST)
+    return list(unique)
 
 
 def hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:

@@ -242,11 +242,11 @@ def _from_hub(name: str) -> PreTrainedTokenizerBase:
 def _char(size: int, texts: Iterable[str]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    found: set[str] = set()
+    characters_seen: set[str] = set()
     for text in texts:
         _refuse_ids(text)
-        found.update(text)
-    characters = sorted(found)
+        characters_seen.update(text)
+    characters = sorted(characters_seen)
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
