@@ -35,7 +35,7 @@ Batch = dict[str, Any]
 
 TOKENS = Parts(fit=65_536, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
 WINDOW = 512
-LINES = Parts(fit=1_024, guard=256, heldout=512)  # sentences, for encoders that embed them one by one
+LINES = Parts(fit=4_096, guard=512, heldout=512)  # sentences, for encoders that embed them one by one
 LINE_TOKENS = 128
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
 SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each

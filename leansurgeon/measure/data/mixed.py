@@ -14,7 +14,7 @@ from leansurgeon.measure.data.parts import WORDS
 
 T = TypeVar("T")
 JOIN = " + "
-THIN = 0.5  # of the usual number of samples
+LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin
 
 
 def mixed(sources: Sequence[Calibration]) -> Calibration:
@@ -69,8 +69,11 @@ def usual(data: Calibration, part: str) -> int:
 
 def is_thin(data: Calibration) -> bool:
     """Whether these are so few texts that what is fitted to them may be worse on all others."""
-    few = sum(map(rows_of, data.fit)) < THIN * usual(data, "fit")
-    return few and data.asked is None and "input_ids" in data.fit[0]
+    first = data.fit[0]
+    if data.asked is not None or "input_ids" not in first:
+        return False
+    least = LEAST_LINES if "attention_mask" in first else LEAST_TOKENS // first["input_ids"].shape[-1]
+    return sum(map(rows_of, data.fit)) < least
 
 
 def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
