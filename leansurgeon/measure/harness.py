@@ -33,10 +33,10 @@ def named(tasks: str) -> tuple[list[str], list[str]]:
         if not word.endswith((".yaml", ".yml")):
             names.append(word)
             continue
-        found = re.search(r"^task:\s*[\"']?([\w.-]+)", files.read_text(Path(word), LIMIT), re.MULTILINE)
-        if found is None:
+        match = re.search(r"^task:\s*[\"']?([\w.-]+)", files.read_text(Path(word), LIMIT), re.MULTILINE)
+        if match is None:
             raise UsageError(f"{word} names no task of lm-evaluation-harness.", "It needs a line such as `task: mine`.")
-        names.append(found[1])
+        names.append(match[1])
         folders.append(str(Path(word).resolve().parent))
     if not names:
         raise UsageError("--lm-eval names no task.", "Give names such as arc_easy, or a task's YAML file.")
@@ -56,7 +56,7 @@ def judged(
     known = manager(include_path=folders or None)
     if unknown := [name for name in names if name not in known.all_tasks]:
         raise UsageError(f"lm-evaluation-harness knows no task {unknown[0]!r}.", "`lm-eval ls tasks` lists them.")
-    found = []
+    by_model = []
     for what, folder in (("the source", source), ("the result", result)):
         say(f"lm-eval on {what}: {', '.join(names)} ...")
         arguments = {"pretrained": str(folder), "dtype": "float32"}
@@ -73,8 +73,8 @@ def judged(
                 batch_size=8,
                 device=device(),
             )
-        found.append({name: scores(samples) for name, samples in done["samples"].items()})
-    before, after = found
+        by_model.append({name: scores(samples) for name, samples in done["samples"].items()})
+    before, after = by_model
     return {KEPT + name: compared(before[name], after[name]) for name in before}
 
 
@@ -101,20 +101,20 @@ def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:
     """Sum and weight of every metric of every document. A metric that the harness weighs (perplexity) gives a pair of
     log-likelihood and words or bytes; it becomes a loss in nats.
     """
-    found: Scores = {}
+    by_metric: Scores = {}
     for sample in samples:
         for name in sample["metrics"]:
             value = sample[name]
             if isinstance(value, (list, tuple)) and len(value) == 2:
-                found.setdefault(f"{name}, as nats", {})[sample["doc_id"]] = (-float(value[0]), float(value[1]))
+                by_metric.setdefault(f"{name}, as nats", {})[sample["doc_id"]] = (-float(value[0]), float(value[1]))
             elif isinstance(value, (int, float)):
-                found.setdefault(name, {})[sample["doc_id"]] = (float(value), 1.0)
-    return found
+                by_metric.setdefault(name, {})[sample["doc_id"]] = (float(value), 1.0)
+    return by_metric
 
 
 def compared(before: Scores, after: Scores) -> Comparison:
     """Each metric of both, with the interval of the difference over documents."""
-    found, documents = {}, 0
+    scores_of_both, documents = {}, 0
     for name, old in before.items():
         both = [(old[i], after[name][i]) for i in sorted(old) if i in after.get(name, {})]
         if not both:
@@ -122,6 +122,6 @@ def compared(before: Scores, after: Scores) -> Comparison:
         weights = [a[1] for a, _ in both]
         around = paired.interval([b[0] - a[0] for a, b in both], weights)
         means = [sum(pair[side][0] for pair in both) / sum(weights) for side in (0, 1)]
-        found[name] = Both(*means, *(around or (None, None)))
+        scores_of_both[name] = Both(*means, *(around or (None, None)))
         documents = max(documents, len(both))
-    return Comparison(data="lm-eval", scores=found, scored=documents)
+    return Comparison(data="lm-eval", scores=scores_of_both, scored=documents)

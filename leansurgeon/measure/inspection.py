@@ -65,11 +65,11 @@ class Inspection:
 def inspect(source: Source) -> Inspection:
     """Everything that can be said of an opened source."""
     record, problem = surgery_record(source)
-    found = [problem] if problem else []
-    found += contradictions(source.shape, record)
-    found += ignored_head_dim(source)
-    found += hidden_edits(source, recorded=record is not None)
-    return Inspection(source, head_policy(source.architecture), tuple(found), record)
+    findings = [problem] if problem else []
+    findings += contradictions(source.shape, record)
+    findings += ignored_head_dim(source)
+    findings += hidden_edits(source, recorded=record is not None)
+    return Inspection(source, head_policy(source.architecture), tuple(findings), record)
 
 
 def keeps(arch: Architecture) -> str:
@@ -171,7 +171,7 @@ def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:
         return error
     try:
         config = read_config(folder)
-        found = contradictions(architectures.of(config).shape(config), record)
+        against = contradictions(architectures.of(config).shape(config), record)
     except LeanSurgeonError:
         return error
-    return UnsupportedModel(error.message, found[0].says) if found else error
+    return UnsupportedModel(error.message, against[0].says) if against else error

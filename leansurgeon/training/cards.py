@@ -29,10 +29,10 @@ def training(made: Summary, scores: Scores | None) -> Training:
     """The figures of these weights, and how they came about."""
     task = made.task
     data = str(without_places(task.data.get("source") or task.name))
-    found = [Metric(task.metric, task.metric_label, scores.metric)] if scores and scores.metric is not None else []
+    metrics = [Metric(task.metric, task.metric_label, scores.metric)] if scores and scores.metric is not None else []
     if scores and scores.loss is not None and task.metric != "loss":
-        found.append(Metric("loss", "loss", scores.loss))
-    measured = [Measured(f"{data}, evaluation", tuple(found))]
+        metrics.append(Metric("loss", "loss", scores.loss))
+    measured = [Measured(f"{data}, evaluation", tuple(metrics))]
     if made.test and made.test.best and made.test.best.metric is not None:
         metric = Metric(task.metric, task.metric_label, made.test.best.metric)
         measured.append(Measured(f"{data}, published test split", (metric,)))

@@ -81,8 +81,8 @@ def ready(
     run_dir = Path(council.share(lambda: str(run_dir)))  # its name may have the time in it
     origin = council.share(lambda: resume.origin_of(model_dir))
     how = {"resume": resume_from, "anyway": resume_anyway, "replace": replace, "say": progress.say}
-    found = council.share(lambda: resume.point(run_dir, recipe, origin, **how))
-    saved = checkpoint.read_state(found) if found else None
+    start = council.share(lambda: resume.point(run_dir, recipe, origin, **how))
+    saved = checkpoint.read_state(start) if start else None
     if task is None:
         with accelerator.local_main_process_first():
             task = prepared_task(recipe, model_dir, progress.say)
@@ -97,8 +97,8 @@ def ready(
             loaded = starting.loaded(recipe, model_dir, task)
         run = _assembled(recipe, model_dir, run_dir, progress, task, loaded, scheme, accelerator, council, origin)
         _fit(run)
-    _occupy(run, found, saved, replace)
-    progress.say(_sentence(run, found))
+    _occupy(run, start, saved, replace)
+    progress.say(_sentence(run, start))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
     crowd = recipe.train.workers * here
     if crowd > _cores():
@@ -144,19 +144,19 @@ def _assembled(
     )
 
 
-def _occupy(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
+def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
     """Take the run folder and put the training where its checkpoint left it. The last thing of all: a training that is
     refused leaves no folder in the way of the next try. Whatever fails here, the folder is let go.
     """
     council = run.council
-    if not found:
+    if not start:
         council.everywhere(lambda: _check_room(run) if run.main else None)
     try:
-        council.everywhere(lambda: _take(run, found, saved, replace) if run.main else None)
+        council.everywhere(lambda: _take(run, start, saved, replace) if run.main else None)
         run.place = runfolder.place_of(run.folder)
-        if found:
+        if start:
             with guards.memory_explained(run.trainer.accelerator, lambda: guards.SMALLER):
-                council.everywhere(lambda: state.restore(run, found, saved))
+                council.everywhere(lambda: state.restore(run, start, saved))
             state.look_at_best(run)
             run.history.resumed.append(run.history.done)
         run.trackers = trackers.Trackers(run.recipe, run.folder, main=run.main)
@@ -317,23 +317,23 @@ def _most_at_once(run: Run) -> int:
     return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
 
 
-def _take(run: Run, found: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
+def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
     """Take hold of the run folder: a new one is made, one that is continued gets the recipe as it is now."""
-    if found is None:
+    if start is None:
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
         runfolder.create(run.folder, replace=replace or checkpoint_free(run.folder))
     run.lock = runfolder.hold(run.folder)
     sweep(run.folder)
-    if found is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
+    if start is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
         file = run.folder / runfolder.RECIPE
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
         runfolder.write_text(file, runfolder.with_call(call, dump(run.recipe)))
     # Torn, or beyond the one that was asked for: they will be written again.
-    later = [path for path in checkpoint.all_of(run.folder) if found is not None and path.name > found.name]
+    later = [path for path in checkpoint.all_of(run.folder) if start is not None and path.name > start.name]
     if later:
         names = ", ".join(path.name for path in later)
-        run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {found.name}.")
+        run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
     for path in later:
         runfolder.discard(path)
 
@@ -343,7 +343,7 @@ def checkpoint_free(folder: Path) -> bool:
     return not (folder / runfolder.SUMMARY).exists() and checkpoint.newest(folder) is None
 
 
-def _sentence(run: Run, found: Path | None) -> str:
+def _sentence(run: Run, checkpoint_dir: Path | None) -> str:
     scheme, accelerator = run.plan, run.trainer.accelerator
     seed, precision, device = run.trainer.seed, run.recipe.train.precision, engine.device_name(accelerator)
     samples = f"{scheme.batch_at(0)} to {scheme.batch}" if scheme.ramp_steps else str(scheme.batch)
@@ -352,7 +352,7 @@ def _sentence(run: Run, found: Path | None) -> str:
         if scheme.timed
         else f"{plural(scheme.steps, 'step')} of {plural(samples, 'sample')} ({scheme.epochs:.4g} epochs)"
     )
-    start = f"resumed after step {run.history.done} ({found}); " if found else ""
+    start = f"resumed after step {run.history.done} ({checkpoint_dir}); " if checkpoint_dir else ""
     return (
         f"{run.recipe.name}: {start}{length}, seed {seed}, {precision}, "
         f"{scheme.processes} x {device}, micro batch {scheme.micro} x {scheme.accumulation}"

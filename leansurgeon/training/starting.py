@@ -120,8 +120,8 @@ def brings_tokenizer(model_dir: Path) -> bool:
 def rows_of(model_dir: Path) -> int | None:
     """Tokens that the model has embeddings for, as its config says."""
     config = complete(read_config(Path(model_dir)))
-    found = architectures.of(config).flat(config).get("vocab_size")
-    return found if isinstance(found, int) else None
+    rows = architectures.of(config).flat(config).get("vocab_size")
+    return rows if isinstance(rows, int) else None
 
 
 def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
@@ -134,15 +134,15 @@ def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
     overrides = task.model_overrides()
     if not recipe.train.new_tokenizer:
         return checkpoints.load(model_dir, task.head, overrides)
-    found = checkpoints.load(model_dir, task.head, {k: v for k, v in overrides.items() if k != "vocab_size"})
-    embeddings_anew(found, task.tokenizer(), overrides.get("vocab_size"))
-    return found
+    model = checkpoints.load(model_dir, task.head, {k: v for k, v in overrides.items() if k != "vocab_size"})
+    embeddings_anew(model, task.tokenizer(), overrides.get("vocab_size"))
+    return model
 
 
 @torch.no_grad()
-def embeddings_anew(found: Loaded, tokenizer: PreTrainedTokenizerBase, size: int | None) -> None:
+def embeddings_anew(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, size: int | None) -> None:
     """Give the model embeddings of the tokenizer's size that have learned nothing, and its special tokens."""
-    model, std = found.model, found.init_std or 0.02
+    model, std = loaded.model, loaded.init_std or 0.02
     if not hasattr(model, "resize_token_embeddings"):
         raise UsageError(f"{type(model).__name__} has no embeddings of tokens.", "Leave --new-tokenizer out.")
     model.resize_token_embeddings(size or len(tokenizer), mean_resizing=False)
@@ -156,13 +156,13 @@ def embeddings_anew(found: Loaded, tokenizer: PreTrainedTokenizerBase, size: int
     for place in (model.config, getattr(model, "generation_config", None)):
         for key, value in special.items() if place is not None else ():
             setattr(place, key, value)
-    found.config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    loaded.config = model.config.to_dict() | {"architectures": [type(model).__name__]}
 
 
-def replace_tokenizer(folder: Path, found: Loaded, tokenizer: PreTrainedTokenizerBase) -> None:
+def replace_tokenizer(folder: Path, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> None:
     """In a folder that was just saved: the new tokenizer instead of the files of the old one."""
     for name in vocab.MODEL_FILES:
         (folder / name).unlink(missing_ok=True)
     tokenizer.save_pretrained(folder)
     if (folder / "generation_config.json").exists():
-        found.model.generation_config.save_pretrained(folder)
+        loaded.model.generation_config.save_pretrained(folder)

@@ -68,7 +68,7 @@ class History:
 
     def as_dict(self) -> JsonObject:
         scores = {
-            key: found and found.as_dict() for key in ("before", "best", "last") for found in [getattr(self, key)]
+            key: scores and scores.as_dict() for key in ("before", "best", "last") for scores in [getattr(self, key)]
         }
         return asdict(self) | scores
 

@@ -35,18 +35,18 @@ def at_end(run: Run, check: Callable[[], None] = lambda: None) -> OnTest | None:
     if not is_wanted(run):
         return None
     last = _measured(run, run.judged, check)
-    found = OnTest(run.task.size(SPLIT), last, last)
+    result = OnTest(run.task.size(SPLIT), last, last)
     best = run.history.best
     if best is not None and best.step != run.history.done:
         kept = run.recipe.train.checkpoint.keep_best
-        found = replace(found, best=_measured(run, _best(run), check) if kept else None)
-    chosen, metric = found.best or last, run.task.metric
+        result = replace(result, best=_measured(run, _best(run), check) if kept else None)
+    chosen, metric = result.best or last, run.task.metric
     shown = f"{100 * chosen.metric:.2f} %" if metric.percent else f"{chosen.metric:.4g}"
-    which = "best by validation" if found.best else "last step"
-    run.progress.say(f"test split, {plural(found.samples, 'sample')}: {metric.label} {shown} ({which})")
+    which = "best by validation" if result.best else "last step"
+    run.progress.say(f"test split, {plural(result.samples, 'sample')}: {metric.label} {shown} ({which})")
     if run.main:
-        run.note(type="test", step=run.history.done, **found.as_dict(), metric_key=metric.key)
-    return found
+        run.note(type="test", step=run.history.done, **result.as_dict(), metric_key=metric.key)
+    return result
 
 
 def _measured(run: Run, scored: Scored, check: Callable[[], None]) -> Scores:

@@ -269,17 +269,17 @@ def _stopped(run: Run, wish: signals.Wish) -> LeanSurgeonError:
 def _roll_back(run: Run, back: guards.RollBack) -> None:
     """Return to the newest checkpoint; the step that went wrong is left out when it comes again."""
     given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
-    found = run.council.share(lambda: checkpoint.newest(run.folder, run.progress.say))
+    newest = run.council.share(lambda: checkpoint.newest(run.folder, run.progress.say))
     if rollbacks > guards.MOST_ROLLBACKS:
         raise Diverged(
             f"{back.sentence} It was the last of {guards.MOST_ROLLBACKS} rollbacks.", "Lower train.optim.lr."
         )
-    if found is None:
+    if newest is None:
         raise Diverged(
             f"{back.sentence} There is no whole checkpoint in {run.folder} to go back to.", "Lower train.optim.lr."
         )
-    saved = run.council.share(lambda: checkpoint.read_state(found))
-    run.council.everywhere(lambda: state.restore(run, found, saved))
+    saved = run.council.share(lambda: checkpoint.read_state(newest))
+    run.council.everywhere(lambda: state.restore(run, newest, saved))
     state.look_at_best(run)
     run.history.given_up, run.history.rollbacks = given_up, rollbacks
     run.progress.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")

@@ -82,7 +82,7 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
     the model's head_dim and at its inner width. Returns also sentences on those that cannot be.
     """
     shape, skipped = source.shape, []
-    found = [Contender(label(shape), source.config, source.architecture, shape)]
+    models = [Contender(label(shape), source.config, source.architecture, shape)]
     wanted = [("before surgery", before)] if (before := shape_before(source)) else []
     for heads in sweep:
         for stages in (same_head_dim, same_width):
@@ -95,10 +95,10 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
     for name, new in wanted:
         try:
             config, architecture = holding(source, new)
-            found.append(Contender(name, config, architecture, new))
+            models.append(Contender(name, config, architecture, new))
         except LeanSurgeonError as error:
             skipped.append(error.message)
-    return found, skipped
+    return models, skipped
 
 
 def label(shape: Shape) -> str:
@@ -159,7 +159,7 @@ def parse_sweep(text: str | None) -> list[int]:
 
 
 def measure(
-    found: list[Contender], load: Load, backends: list[str], rounds: int, device: torch.device, say: Say
+    models: list[Contender], load: Load, backends: list[str], rounds: int, device: torch.device, say: Say
 ) -> tuple[list[Row], list[str]]:
     """Time every contender; the first one with every backend of `backends` beside "auto".
 
@@ -167,17 +167,17 @@ def measure(
     """
     from leansurgeon.measure.costs import speed
 
-    first = speed.TimedModel(found[0].config, found[0].architecture, load, "auto", device)
+    first = speed.TimedModel(models[0].config, models[0].architecture, load, "auto", device)
     speed.runs(first)
-    taking_part, skipped = [(found[0], first)], []
+    taking_part, skipped = [(models[0], first)], []
     for backend in backends:
         say(f"trying {backend}")
         bench = first.with_backend(backend)
         if problem := speed.runs(bench):
             skipped.append(f"{backend}: {problem}.")
             continue
-        taking_part.append((replace(found[0], backend=backend), bench))
-    for contender in found[1:]:
+        taking_part.append((replace(models[0], backend=backend), bench))
+    for contender in models[1:]:
         bench = speed.TimedModel(contender.config, contender.architecture, load, "auto", device)
         speed.runs(bench)
         taking_part.append((contender, bench))

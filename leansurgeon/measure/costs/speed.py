@@ -119,7 +119,7 @@ def peaks(benches: list[TimedModel], say: Callable[[str], None] = lambda _: None
     if benches[0].device.type == "cuda":
         for bench in benches:
             bench.to("cpu")
-    found = []
+    sizes = []
     for bench in benches:
         say(f"memory of {bench.backend}")
         if bench.device.type != "cuda":
@@ -129,7 +129,7 @@ def peaks(benches: list[TimedModel], say: Callable[[str], None] = lambda _: None
                 return {key: value.clone() for key, value in inputs_of.large.items()}
 
             with kernel(bench.backend):
-                found.append(step(bench.model, setting, batch, cuda=False).peak)
+                sizes.append(step(bench.model, setting, batch, cuda=False).peak)
             continue
         bench.to(bench.device)
         torch.cuda.empty_cache()
@@ -137,9 +137,9 @@ def peaks(benches: list[TimedModel], say: Callable[[str], None] = lambda _: None
         torch.cuda.synchronize(bench.device)
         torch.cuda.reset_peak_memory_stats(bench.device)
         bench.step()
-        found.append(torch.cuda.max_memory_allocated(bench.device))
+        sizes.append(torch.cuda.max_memory_allocated(bench.device))
         bench.to("cpu")
-    return found
+    return sizes
 
 
 def random_model(config: Config, architecture: Architecture) -> nn.Module:

@@ -32,14 +32,14 @@ def first_rows(batch: Batch, most: int, device: torch.device) -> Batch:
 
 def pick(batches: Sequence[Batch], chosen: np.ndarray) -> list[Batch]:
     """The samples `chosen` (numbers through all batches), in their batches."""
-    found, start = [], 0
+    parts, start = [], 0
     for batch in batches:
         size = rows_of(batch)
         here = chosen[(chosen >= start) & (chosen < start + size)] - start
         if len(here):
-            found.append(some_rows(batch, here))
+            parts.append(some_rows(batch, here))
         start += size
-    return found
+    return parts
 
 
 def thin(batches: Sequence[Batch], most: int | None) -> list[Batch]:

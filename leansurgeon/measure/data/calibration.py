@@ -383,14 +383,14 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
 
 def digest(parts: Parts[list[Batch]]) -> str:
     """SHA-256 of every tensor of every batch, in order."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part, batches in parts.items():
-        found.update(part.encode())
+        sha256.update(part.encode())
         for batch in batches:
             for key, value in batch.items():
-                found.update(f"{key}{tuple(value.shape)}".encode())
-                found.update(np.ascontiguousarray(value.numpy()).tobytes())
-    return found.hexdigest()
+                sha256.update(f"{key}{tuple(value.shape)}".encode())
+                sha256.update(np.ascontiguousarray(value.numpy()).tobytes())
+    return sha256.hexdigest()
 
 
 def _rows(batch: Batch) -> int:

@@ -82,18 +82,18 @@ def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
     >>> evenly_filled([100, 1000, 1000], 1000)
     [100, 450, 450]
     """
-    found, left, open_sources = [0] * len(rows), total, sorted(range(len(rows)), key=lambda i: rows[i])
+    shares, left, open_sources = [0] * len(rows), total, sorted(range(len(rows)), key=lambda i: rows[i])
     while open_sources:
         i = open_sources.pop(0)
-        found[i] = min(rows[i], left // (len(open_sources) + 1))
-        left -= found[i]
-    return found
+        shares[i] = min(rows[i], left // (len(open_sources) + 1))
+        left -= shares[i]
+    return shares
 
 
 def in_turns(sources: Sequence[Sequence[T]]) -> Iterator[T]:
     """The first batch of each source, then the second of each, and so on."""
-    for found in zip_longest(*sources):
-        yield from (one for one in found if one is not None)
+    for turn in zip_longest(*sources):
+        yield from (one for one in turn if one is not None)
 
 
 def unlabelled(batch: Batch) -> Batch:

@@ -114,12 +114,12 @@ class Drawing:
         config = source.architecture.flat(source.config)
         ends = said.get("eos_token_id", config.get("eos_token_id"))
         banned = [e for e in (ends if isinstance(ends, list) else [ends]) if isinstance(e, int)]
-        found = cls(banned=tuple(banned))
+        drawing = cls(banned=tuple(banned))
         if said.get("do_sample") is not True:
-            return found
+            return drawing
         warm, most, share = (said.get(key) for key in ("temperature", "top_k", "top_p"))
         return replace(
-            found,
+            drawing,
             temperature=float(warm) if isinstance(warm, int | float) and warm > 0 else 1.0,
             top_k=most if isinstance(most, int) and most > 0 else None,
             top_p=float(share) if isinstance(share, int | float) and 0 < share < 1 else 1.0,

@@ -148,11 +148,11 @@ def spans(tokens: int, rng: np.random.Generator) -> list[int]:
 
 def replaced(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callable[[int], int]) -> list[int]:
     """The tokens with one token in the place of every hidden span."""
-    found, at = [], 0
+    tokens, at = [], 0
     for i, (start, stop) in enumerate(hidden):
-        found += [*ids[at:start], by(i)]
+        tokens += [*ids[at:start], by(i)]
         at = stop
-    return found + ids[at:]
+    return tokens + ids[at:]
 
 
 def name_spans(ids: list[int], hidden: Sequence[tuple[int, int]], names: Sequence[int], end: int | None) -> Pair:

@@ -38,26 +38,26 @@ def one_off(bench: HeadScorer) -> list[Ablated]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
-    found = []
+    rows = []
     for head in track(range(count(bench.sites)), "one head off", "heads/s"):
         keep = np.ones(count(bench.sites), bool)
         keep[head] = False
-        found.append(compared(bench, keep))
-    tested(found)
-    return found
+        rows.append(compared(bench, keep))
+    tested(rows)
+    return rows
 
 
 def all_but_one(bench: HeadScorer, values: np.ndarray) -> list[Ablated]:
     """For every attention: its most important head alone left, against the whole model; `head` counts from 1."""
-    found = []
+    rows = []
     parts = split(values, bench.sites)
     for i, part in track(list(enumerate(parts)), "all but one head off", "layers/s"):
         best = int(np.argmax(part))
         keeps = [np.ones(len(other), bool) for other in parts]
         keeps[i] = np.arange(len(part)) == best
-        found.append({"head": best + 1} | compared(bench, np.concatenate(keeps)))
-    tested(found)
-    return found
+        rows.append({"head": best + 1} | compared(bench, np.concatenate(keeps)))
+    tested(rows)
+    return rows
 
 
 def compared(bench: HeadScorer, keep: np.ndarray) -> Ablated:
@@ -66,11 +66,11 @@ def compared(bench: HeadScorer, keep: np.ndarray) -> Ablated:
     differences = masked.losses - whole.losses
     n = len(differences)
     error = float(differences.std(ddof=1) / np.sqrt(n)) if n > 1 else None
-    found = {"change": float(differences.mean()), "standard_error": error}
-    found["p"] = None if isinstance(bench.judge, Unlabelled) else paired_p(differences)
+    row = {"change": float(differences.mean()), "standard_error": error}
+    row["p"] = None if isinstance(bench.judge, Unlabelled) else paired_p(differences)
     if whole.accuracy is not None:
-        found["accuracy_change"] = masked.accuracy - whole.accuracy
-    return found
+        row["accuracy_change"] = masked.accuracy - whole.accuracy
+    return row
 
 
 def paired_p(differences: np.ndarray) -> float | None:
@@ -102,6 +102,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     return back
 
 
-def matters(found: Ablated) -> bool:
+def matters(row: Ablated) -> bool:
     """Whether a head's absence shows after correction."""
-    return found["p_holm"] is not None and found["p_holm"] < ALPHA
+    return row["p_holm"] is not None and row["p_holm"] < ALPHA

@@ -202,20 +202,20 @@ def curves(bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, opt
         }
         if deltas is not None:
             orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, step=step)
-        found: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
+        document: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
         if options.seeds:
             chance = pruning.random_curve(bench, asked, options.seeds, options.seed, step)
-            orders["random"], found["random_seeds"] = chance["rows"], chance["seeds"]
-        found["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
-    found["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
-    return found
+            orders["random"], document["random_seeds"] = chance["rows"], chance["seeds"]
+        document["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
+    document["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
+    return document
 
 
 def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, Kind]:
     """Heads of every kind of attention, and their share of all importance."""
-    found: dict[str, Kind] = {}
+    by_kind: dict[str, Kind] = {}
     for site, part in zip(places, split(values, places), strict=True):
-        entry = found.setdefault(site.kind, {"heads": 0, "share": 0.0})
+        entry = by_kind.setdefault(site.kind, {"heads": 0, "share": 0.0})
         entry["heads"] += site.heads
         entry["share"] += float(part.sum() / (values.sum() or 1.0))
-    return found
+    return by_kind

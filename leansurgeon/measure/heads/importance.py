@@ -53,14 +53,14 @@ def importance(
             slopes = slopes_of_batch(judge, sites, batch, number, per_token=reduction == "token")
         rows = len(slopes[0])
         samples += rows
-        for sums, found in zip(total, slopes, strict=True):
-            sums += reduced(found.cpu().double(), reduction).numpy()
+        for sums, slope in zip(total, slopes, strict=True):
+            sums += reduced(slope.cpu().double(), reduction).numpy()
     if not samples:
         raise LeanSurgeonError("Importance needs at least one sample.")
-    found = np.concatenate(total) / samples
-    if not np.isfinite(found).all():
+    scores = np.concatenate(total) / samples
+    if not np.isfinite(scores).all():
         raise Diverged("A gradient is NaN or infinite, so heads have no importance.", "Start from a sound checkpoint.")
-    return normalised(found, sites) if normalise == "layer" else found
+    return normalised(scores, sites) if normalise == "layer" else scores
 
 
 def check(reduction: str, normalise: str) -> None:
@@ -89,12 +89,12 @@ def slopes_of_batch(
             raise LeanSurgeonError(f"'{missing}' did not run on this data, so its heads have no importance.")
         total = judge.slopes(output, batch, number).sum()
         gradients = torch.autograd.grad(total, inputs)
-    found = []
+    by_site = []
     for site, x, g in zip(sites, inputs, gradients, strict=True):
         kind = torch.promote_types(x.dtype, torch.float32)
         slopes_BTH = (heads_of(x.detach(), site, rows).to(kind) * heads_of(g, site, rows)).sum(-1)
-        found.append(slopes_BTH if per_token else slopes_BTH.sum(1, keepdim=True))
-    return found
+        by_site.append(slopes_BTH if per_token else slopes_BTH.sum(1, keepdim=True))
+    return by_site
 
 
 def reduced(slopes_BTH: Tensor, reduction: str) -> Tensor:

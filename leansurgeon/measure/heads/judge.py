@@ -51,12 +51,12 @@ class Labelled:
     def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
         """(B,) fp32; 0 for a sample that has nothing to score."""
         rows = len(batch["labels"])
-        found = []
+        losses = []
         for i in range(rows):
             one = {k: v[i : i + 1] if isinstance(v, Tensor) and len(v) == rows else v for k, v in batch.items()}
             score = self.task.score(output[i : i + 1], one)
-            found.append(score.loss_sum / score.loss_count.clamp(min=1))
-        return torch.stack(found)
+            losses.append(score.loss_sum / score.loss_count.clamp(min=1))
+        return torch.stack(losses)
 
     def slopes(self, output: Tensor, batch: Batch, number: int) -> Tensor:
         """(B,) of which importance takes the gradient."""
@@ -169,11 +169,11 @@ class HeadScorer:
                     output = self.judge.forward(batch)
                 losses.append(self.judge.losses(output, batch, self.references[i] if self.references else None).cpu())
                 right.append(self.judge.right(output, batch))
-        found = torch.cat(losses).double().numpy()
-        if not np.isfinite(found).all():
+        values = torch.cat(losses).double().numpy()
+        if not np.isfinite(values).all():
             raise Diverged("The loss of a held-out sample is NaN or infinite, so heads cannot be judged by it.")
         answers = None if right[0] is None else torch.cat(right).cpu().numpy()
-        return Scores(found, answers)
+        return Scores(values, answers)
 
 
 def on(batch: Batch, device: torch.device) -> Batch:

@@ -93,14 +93,14 @@ def at_epoch(
     """
     places = sites(loaded)
     judge = judge_of(loaded, task)
-    found = importance(judge, places, fit)
+    scores = importance(judge, places, fit)
     bench = HeadScorer(judge, places, judged)
-    rows = curve(bench, np.argsort(found, kind="stable"), fractions(steps))
-    total = found.sum() or 1.0
+    rows = curve(bench, np.argsort(scores, kind="stable"), fractions(steps))
+    total = scores.sum() or 1.0
     return {
         "prunable": prunable(rows, bench, tolerance),
         "curve": rows,
-        "importance": {"share": [(part / total).tolist() for part in split(found, places)], "gini": gini(found)},
+        "importance": {"share": [(part / total).tolist() for part in split(scores, places)], "gini": gini(scores)},
         "samples": {"fit": sum(len(b["labels"]) for b in fit), "judged": len(bench.whole.losses)},
     }
 

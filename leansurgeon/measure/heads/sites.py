@@ -60,7 +60,7 @@ def sites(loaded: Loaded) -> list[Site]:
     arch = loaded.architecture
     shape = arch.shape(loaded.config)
     stacks = any(blocks.keys for blocks in arch.stages) and len(shape.stages) > 1
-    found: list[Site] = []
+    places: list[Site] = []
     names = iter(loaded.projections)
     index = 0
     for s, stage in enumerate(shape.stages):
@@ -68,7 +68,7 @@ def sites(loaded: Loaded) -> list[Site]:
         for layer in range(stage.depth):
             for group in range(len(blocks.projection)):
                 kind = kind_of(s, group) if stacks else "self" if not group else f"self {group + 1}"
-                found.append(
+                places.append(
                     Site(
                         next(names),
                         kind,
@@ -84,7 +84,7 @@ def sites(loaded: Loaded) -> list[Site]:
                     )
                 )
             index += 1
-    return found
+    return places
 
 
 def kind_of(stage: int, group: int) -> str:

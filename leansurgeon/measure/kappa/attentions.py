@@ -51,14 +51,14 @@ def of(loaded: Measured) -> list[AttentionModule | None]:
             continue
         if (name := memory.get(bare(spec.name))) is not None:
             groups.setdefault((spec.layer, spec.group), {})[name] = spec
-    found = {}
+    by_path = {}
     for tensors in groups.values():
         letters = "".join(sorted(letter for spec in tensors.values() for letter in spec.role))
         output = next((name for name, spec in tensors.items() if spec.role == "o"), None)
         if letters == "koqv" and output:
             stage = shape.stages[next(iter(tensors.values())).stage]
-            found[output.rpartition(".")[0]] = AttentionModule(output.rpartition(".")[0], stage, tensors)
-    return [found.get(name) for name in loaded.projections]
+            by_path[output.rpartition(".")[0]] = AttentionModule(output.rpartition(".")[0], stage, tensors)
+    return [by_path.get(name) for name in loaded.projections]
 
 
 def matrices(loaded: Measured, attention: AttentionModule) -> dict[str, Array] | None:

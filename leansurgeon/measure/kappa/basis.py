@@ -39,11 +39,11 @@ def balance(left: Array, right: Array) -> Pair:
     """
     left, right = left.astype(np.float64), right.astype(np.float64)
     (q_left, r_left), (q_right, r_right) = np.linalg.qr(left), np.linalg.qr(right.T)
-    found = [np.linalg.svd(r, compute_uv=False) for r in (r_left, r_right)]
-    before = (kappa(found[0]), kappa(found[1]))
+    spectra = [np.linalg.svd(r, compute_uv=False) for r in (r_left, r_right)]
+    before = (kappa(spectra[0]), kappa(spectra[1]))
     same = Pair(left, right, None, before, before)
     d = left.shape[1]
-    if any(len(s) < d or s[-1] <= FULL_RANK * s[0] for s in found):
+    if any(len(s) < d or s[-1] <= FULL_RANK * s[0] for s in spectra):
         return same
     u, s, vt = np.linalg.svd(r_left @ r_right.T)
     root, reached = np.sqrt(s), float(np.sqrt(s[0] / s[-1]))

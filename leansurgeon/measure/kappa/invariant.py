@@ -44,11 +44,11 @@ def measure(
                 probed.append(some_rows(batch, here))
             yield batch
 
-    found = kappa.measure(loaded, noted(), token_mask, samples, half=half)
+    figures = kappa.measure(loaded, noted(), token_mask, samples, half=half)
     parts = attentions.of(loaded)
     slopes: list[JacobianKappa | None] = [None for _ in parts]
     if probes:
         slopes = jacobian(loaded, parts, probed, token_mask, samples=SAMPLES, probes=probes)
-    for layer, matrices, slope in zip(found["layers"], weights(loaded, parts), slopes, strict=True):
+    for layer, matrices, slope in zip(figures["layers"], weights(loaded, parts), slopes, strict=True):
         layer["weights"], layer["jacobian"] = matrices, slope
-    return found
+    return figures

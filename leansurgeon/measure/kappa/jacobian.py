@@ -44,7 +44,7 @@ EXHAUSTED = 1e-5  # what is left of a direction that those before it span: round
 
 def jacobian(
     loaded: Measured,
-    found: list[AttentionModule | None],
+    modules: list[AttentionModule | None],
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], Mask],
     *,
@@ -60,13 +60,13 @@ def jacobian(
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     device = next(loaded.model.parameters()).device
-    rows: list[list[tuple[float, int, bool]]] = [[] for _ in found]
+    rows: list[list[tuple[float, int, bool]]] = [[] for _ in modules]
     taken = 0
     with measuring(loaded.model, device), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward mode
         for batch in batches:
             for i in range(min(rows_of(batch), samples - taken)):
                 one = first_rows(some_rows(batch, slice(i, i + 1)), 1, device)
-                for layer, values in enumerate(_one_sample(loaded, found, one, token_mask(one), probes)):
+                for layer, values in enumerate(_one_sample(loaded, modules, one, token_mask(one), probes)):
                     rows[layer] += [values] if values else []
                 taken += 1
     return [_summed(layer, probes) if layer else None for layer in rows]
@@ -84,10 +84,10 @@ def _summed(values: list[tuple[float, int, bool]], probes: int) -> JacobianKappa
 
 
 def _one_sample(
-    loaded: Measured, found: list[AttentionModule | None], one: dict[str, Tensor], mask: Mask, probes: int
+    loaded: Measured, modules: list[AttentionModule | None], one: dict[str, Tensor], mask: Mask, probes: int
 ) -> list[tuple[float, int, bool] | None]:
     """(kappa(J V), columns of J, whether it is kappa(J)) of every layer on one sample."""
-    ends = _Ends(loaded, found)
+    ends = _Ends(loaded, modules)
     inputs, outputs = ends.record(one)
     generator = torch.Generator().manual_seed(0)  # the same start for every model of this size: paired
     real = {layer: _real(x, of_layer(mask, layer)) for layer, x in inputs.items()}
@@ -103,7 +103,7 @@ def _one_sample(
             bases[layer].append(_direction(nexts[layer], bases[layer], generator))
         pushed = ends.push(one, {n: _whole(bases[n][-1], inputs[n], real[n]) for n in live})
         if pushed is None:
-            return [None for _ in found]
+            return [None for _ in modules]
         for layer in live:
             images[layer].append(pushed[layer][0, real[layer]].flatten().double().cpu())
         back = {n: _whole(images[n][-1], outputs[n], real[n]) for n in live}
@@ -112,7 +112,7 @@ def _one_sample(
             [outputs[n] for n in live], [inputs[n] for n in live], list(back.values()), retain_graph=True
         )
         nexts = {n: g[0, real[n]].flatten().double().cpu() for n, g in zip(live, pulled, strict=True)}
-    results: list[tuple[float, int, bool] | None] = [None for _ in found]
+    results: list[tuple[float, int, bool] | None] = [None for _ in modules]
     for layer in inputs:
         results[layer] = _kappa(torch.stack(images[layer]), columns[layer], outputs[layer].dtype)
     return results
@@ -157,9 +157,9 @@ def _kappa(images_PM: Tensor, columns: int, dtype: torch.dtype) -> tuple[float, 
 class _Ends:
     """The two ends of every attention of a model: its readers (q, k, v) and its output projection."""
 
-    def __init__(self, loaded: Measured, found: list[AttentionModule | None]) -> None:
+    def __init__(self, loaded: Measured, modules: list[AttentionModule | None]) -> None:
         self.loaded = loaded
-        self.found = {layer: attention for layer, attention in enumerate(found) if attention is not None}
+        self.attentions = {layer: attention for layer, attention in enumerate(modules) if attention is not None}
 
     def record(self, one: dict[str, Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of
@@ -222,7 +222,7 @@ class _Ends:
 
         module_of = self.loaded.model.get_submodule
         with Hooks() as hooks:
-            for layer, attention in self.found.items():
+            for layer, attention in self.attentions.items():
                 for name in dict.fromkeys(attention.readers):
                     hooks.before(module_of(name), before(layer))
                 hooks.after(module_of(attention.projection), after(layer))

@@ -53,11 +53,11 @@ def conditioning(
     """
     b, n, m = block.shape
     step = max(1, CHUNK // max(1, n * m))
-    found: list[Conditioning] = []
+    statistics: list[Conditioning] = []
     for start in range(0, b, step):
         part = None if mask is None else mask[start : start + step]
-        found += _conditioning(*_placed(block[start : start + step], part), min(m, most or m), centred)
-    return found
+        statistics += _conditioning(*_placed(block[start : start + step], part), min(m, most or m), centred)
+    return statistics
 
 
 def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) -> list[Conditioning]:
@@ -70,7 +70,7 @@ def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) 
         middle_BR = _values(block, left_BR, raw_BR.sum(1), mask, True, most).cpu().numpy()
 
     eps = torch.finfo(block.dtype).eps
-    found = []
+    statistics = []
     for i, tokens in enumerate(counts):
         if not tokens:
             continue
@@ -84,7 +84,7 @@ def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) 
         )
         total = sigma.sum()
         share = sigma[sigma > 0] / total
-        found.append(
+        statistics.append(
             Conditioning(
                 kappa=kappa,
                 bound=bound,
@@ -98,7 +98,7 @@ def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) 
                 tokens=tokens,
             )
         )
-    return found
+    return statistics
 
 
 def noise_floor(sigma: Tensor | np.ndarray, tokens: int, inner: int, eps: float) -> float:

@@ -101,8 +101,8 @@ def study(
     say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
     with phase("forward passes", passes, "passes/s") as advance:
         watched = _Watched(loaded, advance)
-        found = invariant.measure(watched, batches, mask, size, probes=probes, half=HALVES[precision])
-    for layer, kind in zip(found["layers"], kinds, strict=True):
+        figures = invariant.measure(watched, batches, mask, size, probes=probes, half=HALVES[precision])
+    for layer, kind in zip(figures["layers"], kinds, strict=True):
         layer["kind"] = kind
     return {
         "schema_version": 1,
@@ -112,5 +112,5 @@ def study(
         "shape": opened.shape.as_dict(),
         "data": {"name": sample.name, "says": sample.says, "sha256": sample.digest},
         "options": {"samples": samples, "probes": probes, "precision": precision},
-        **found,
+        **figures,
     }

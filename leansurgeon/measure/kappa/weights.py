@@ -23,14 +23,14 @@ FP32 = torch.finfo(torch.float32).eps
 Matrices: TypeAlias = dict[str, MatrixKappa]  # by the names of `weights`
 
 
-def weights(loaded: Measured, found: list[attentions.AttentionModule | None]) -> list[Matrices | None]:
+def weights(loaded: Measured, modules: list[attentions.AttentionModule | None]) -> list[Matrices | None]:
     """For every attention: `q`, `k`, `v`, `o` (whole matrices) and, over heads, the median of `vo` and `qk` with the
     number of heads whose product lacks rank. None where the weights have no such form.
 
     A figure is `{"value": x, "lower_bound": null}`, or the other way round where the rank is not full.
     """
     rows = []
-    for attention in found:
+    for attention in modules:
         pieces = attentions.matrices(loaded, attention) if attention else None
         rows.append(None if pieces is None else of_matrices(pieces))
     return rows

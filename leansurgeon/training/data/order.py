@@ -32,11 +32,11 @@ def groups(seed: int, position: int, samples: int, size: int, group: int) -> lis
 
     With group = samples = batch and position = step * batch this is `global_batch`.
     """
-    per_epoch, found = size // group * group, []
+    per_epoch, parts = size // group * group, []
     for start in range(position, position + samples, group):
         epoch, place = divmod(start, per_epoch)
-        found.append((epoch, epoch_order(seed, epoch, size)[place : place + group]))
-    return found
+        parts.append((epoch, epoch_order(seed, epoch, size)[place : place + group]))
+    return parts
 
 
 def micro_batches(indices: np.ndarray, processes: int, rank: int, micro: int) -> np.ndarray:

@@ -47,8 +47,8 @@ class Synthetic(Instead):
             return self._task.model_overrides()
         except (KeyError, AttributeError, RuntimeError):
             named = {"num_labels": "classes", "image_size": "image_size", "num_channels": "channels"}
-            found = {key: getattr(self._task.options, option, None) for key, option in named.items()}
-            return {key: value for key, value in found.items() if value is not None}
+            options = {key: getattr(self._task.options, option, None) for key, option in named.items()}
+            return {key: value for key, value in options.items() if value is not None}
 
     def know(self, loaded: Loaded) -> None:
         """Take from the model what the recipe leaves open: image size, vocabulary, number of classes."""
@@ -85,8 +85,8 @@ class Synthetic(Instead):
 
     def _known(self, *names: str) -> int:
         """The first of these that the task or the model's config says."""
-        found = self.model_overrides() | {"num_labels": self._labels()} | {k: self._config.get(k) for k in names}
-        given = {**found, **{k: v for k, v in self.model_overrides().items() if v is not None}}
+        known = self.model_overrides() | {"num_labels": self._labels()} | {k: self._config.get(k) for k in names}
+        given = {**known, **{k: v for k, v in self.model_overrides().items() if v is not None}}
         value = next(given[name] for name in names if given.get(name) is not None)
         return int(value[0] if isinstance(value, (list, tuple)) else value)
 

@@ -73,21 +73,21 @@ class Council:
             return result
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.processes
-        dist.all_gather_object(found, None if failed is None else _told(failed), group=self._group)
-        first = next((text for text in found if text is not None), None)
+        told: list[Any] = [None] * self.processes
+        dist.all_gather_object(told, None if failed is None else _told(failed), group=self._group)
+        first = next((text for text in told if text is not None), None)
         if first is not None:
             raise _raised(*first) from failed
         return result
 
     def share(self, work: Callable[[], Any]) -> Any:
         """What `work` gives on rank 0, on every process; its error is raised on all."""
-        found = self.everywhere(lambda: work() if self.rank == 0 else None)
+        made = self.everywhere(lambda: work() if self.rank == 0 else None)
         if self.processes == 1:
-            return found
+            return made
         import torch.distributed as dist
 
-        box = [found]
+        box = [made]
         dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 

@@ -45,8 +45,8 @@ def set_aside() -> list[str]:
     something. Not only while Accelerate starts: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`, which
     `accelerate launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but one.
     """
-    found = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_ASIDE) and key not in _HARMLESS}
-    return sorted(key for key, value in found.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)
+    taken = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_ASIDE) and key not in _HARMLESS}
+    return sorted(key for key, value in taken.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)
 
 
 def in_force(train: Train, device: str) -> list[str]:

@@ -59,13 +59,13 @@ def collected(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """The tensors put together, on the CPU where they were in parts; to be called by all processes, and kept by those
     with `keep`. One is put together at a time, so that the device holds no second model.
     """
-    found = {}
+    by_name = {}
     for name, tensor in tensors.items():
         in_parts = hasattr(tensor, "full_tensor")
         together = whole(tensor.detach())
         if keep:
-            found[name] = together.cpu() if in_parts else together
-    return found
+            by_name[name] = together.cpu() if in_parts else together
+    return by_name
 
 
 def parted(tensor: Tensor, like: Tensor) -> Tensor:
@@ -140,10 +140,10 @@ def fill(twin: Any, model: nn.Module, *, main: bool) -> None:
     import torch
 
     there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    found = collected(there, keep=main)
+    tensors = collected(there, keep=main)
     if not main:
         return
     here = {**dict(twin.model.named_parameters()), **dict(twin.model.named_buffers())}
     with torch.no_grad():
-        for name, tensor in found.items():
+        for name, tensor in tensors.items():
             here[name].copy_(tensor)

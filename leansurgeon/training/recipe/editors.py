@@ -59,21 +59,21 @@ def partial(part: Json) -> Json:
         return [partial(item) for item in part]
     if not isinstance(part, dict):
         return part
-    found = {key: partial(value) for key, value in part.items() if key != "required"}
-    if "$ref" in found:
-        found["$ref"] = found["$ref"].replace(REF, REF + PARTIAL)
-    return found
+    kept = {key: partial(value) for key, value in part.items() if key != "required"}
+    if "$ref" in kept:
+        kept["$ref"] = kept["$ref"].replace(REF, REF + PARTIAL)
+    return kept
 
 
 def reached(parts: dict[str, Json], names: list[str]) -> set[str]:
     """The parts that are referred to, directly or through others."""
-    found: set[str] = set()
+    seen: set[str] = set()
     left = list(names)
     while left:
-        if (name := left.pop()) not in found:
-            found.add(name)
+        if (name := left.pop()) not in seen:
+            seen.add(name)
             left += re.findall(r"'#/\$defs/(\w+)'", str(parts[name]))
-    return found
+    return seen
 
 
 def copied(text: str, target: Path) -> str:

@@ -110,18 +110,18 @@ def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dic
             f"{source.slug} tells classes of texts apart, and {data.spec} says no classes.",
             "Give a table (csv, tsv, jsonl, parquet) with a column of texts and one of labels.",
         )
-    found = user_data.columns_of(data, columns)
-    if "label" not in found:
+    chosen = user_data.columns_of(data, columns)
+    if "label" not in chosen:
         raise UsageError(
             f"No column of {data.spec} looks like a label.",
-            f"Say which: --columns text={found['text']},label=COLUMN. Columns: {', '.join(data.columns)}.",
+            f"Say which: --columns text={chosen['text']},label=COLUMN. Columns: {', '.join(data.columns)}.",
         )
-    options = {"train": list(data.names), "text": found["text"], "label": found["label"]}
-    options |= {"text_pair": found["text_pair"]} if "text_pair" in found else {}
+    options = {"train": list(data.names), "text": chosen["text"], "label": chosen["label"]}
+    options |= {"text_pair": chosen["text_pair"]} if "text_pair" in chosen else {}
     options |= {"seq_len": length(source, LINE)} | tokenizer
-    labels = labels_in(list(data.names), found["label"])
+    labels = labels_in(list(data.names), chosen["label"])
     names, says, new = classes_of(source, labels, "labels")
-    read = f"Texts are in column '{found['text']}', labels in column '{found['label']}'."
+    read = f"Texts are in column '{chosen['text']}', labels in column '{chosen['label']}'."
     return Chosen(
         "text-classification", options | ({"classes": names} if names else {}), (read, *says, *told(tokenizer)), new
     )
@@ -129,12 +129,12 @@ def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dic
 
 def labels_in(names: list[str], column: str) -> list[str]:
     """The different labels of a table, as the task names them."""
-    found = {
+    labels = {
         label_text(value, f"{path}, row {number}")
         for path in text_files.find(names)
         for number, (value,) in tables.read(path, [column])
     }
-    return sorted(found)
+    return sorted(labels)
 
 
 def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] | None, tuple[str, ...], bool]:
@@ -182,10 +182,10 @@ def class_folders(data: UserData) -> list[str]:
     """Names of the class folders, sorted; none for shards and parquet files."""
     if data.spec.startswith("hub:"):
         return []
-    found = image_places.find(data.names[0], None)
-    if found.kind != "folder":
+    places = image_places.find(data.names[0], None)
+    if places.kind != "folder":
         return []
-    return sorted(entry.name for entry in Path(found.places["train"][0]).iterdir() if entry.is_dir())
+    return sorted(entry.name for entry in Path(places.places["train"][0]).iterdir() if entry.is_dir())
 
 
 def prepared(chosen: Chosen, model_dir: Path, cache: Path, say: Callable[[str], None]) -> tasks.Task:

@@ -50,20 +50,20 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
     """
     source = open_source(str(model_dir))
     kind = kind_of(source)
-    found = teacher.find(source, model_dir, kind, asked.sets, new_tokenizer=asked.new_tokenizer)
-    if kind == "features" and found.name is None:
+    taught_by = teacher.find(source, model_dir, kind, asked.sets, new_tokenizer=asked.new_tokenizer)
+    if kind == "features" and taught_by.name is None:
         raise UsageError(
-            f"{source.slug} has no head, and a model that it could learn from is not at hand: {found.why}.",
+            f"{source.slug} has no head, and a model that it could learn from is not at hand: {taught_by.why}.",
             "Name one: --set train.distill.teacher=FOLDER.",
         )
     chosen = from_data.task_of(source, kind, data, asked.columns, new_tokenizer=asked.new_tokenizer)
     for sentence in chosen.says:
         say(sentence)
     if chosen.new_head:
-        found = teacher.Teacher(None, "its head is new")
+        taught_by = teacher.Teacher(None, "its head is new")
     task = from_data.prepared(chosen, model_dir, cache, say)
     train = settings(
-        source, kind, task.size("train"), from_data.length_of(task), found, asked, new_head=chosen.new_head
+        source, kind, task.size("train"), from_data.length_of(task), taught_by, asked, new_head=chosen.new_head
     )
     raw = {
         "version": 1,
@@ -73,7 +73,7 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
         "train": train,
         "measure": None,
     }
-    say(found.sentence(kind))
+    say(taught_by.sentence(kind))
     return reading.checked(raw, asked.sets, f"--data {data.spec}")
 
 
@@ -93,10 +93,10 @@ def kind_of(source: Source) -> str:
         return "image-classification" if calibration.outputs(source) else "features"
     if name.endswith("ForSequenceClassification"):
         return "sequence-classification"
-    found = calibration.head_of(source)
-    if found == "image-classification" and not name.endswith("ForImageClassification"):
+    head = calibration.head_of(source)
+    if head == "image-classification" and not name.endswith("ForImageClassification"):
         return "features"
-    return found or "features"
+    return head or "features"
 
 
 def settings(
@@ -104,7 +104,7 @@ def settings(
     kind: str,
     samples: int,
     tokens: int | None,
-    found: teacher.Teacher,
+    taught_by: teacher.Teacher,
     asked: Asked,
     *,
     new_head: bool = False,
@@ -117,8 +117,8 @@ def settings(
     matrices = source.parameters.total - source.parameters.embeddings
     seconds = parse_duration(asked.time).seconds if asked.time else None
     batch = machine.batch(kind, matrices, tokens, here, samples, seconds)
-    micro = machine.micro(source, kind, tokens, here, taught=found.name is not None)
-    factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and found.name is None else 1.0)
+    micro = machine.micro(source, kind, tokens, here, taught=taught_by.name is not None)
+    factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and taught_by.name is None else 1.0)
     lr = RATE * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
     duration = asked.time or LENGTHS.get(kind, "1ep")
     train: dict[str, Any] = {
@@ -134,9 +134,9 @@ def settings(
     if source.learned and not new_head and not any(text.startswith("train.optim.lr=") for text in asked.sets):
         train["optim"]["full_steps"] = FULL.get(kind, FEW)
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
-    if found.name is not None:
-        train["distill"] = found.settings(kind)
-        if found.own and not (new_head or asked.lora) and (count := teacher.untouched(source)):
+    if taught_by.name is not None:
+        train["distill"] = taught_by.settings(kind)
+        if taught_by.own and not (new_head or asked.lora) and (count := teacher.untouched(source)):
             train["frozen_blocks"] = count
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     if asked.new_tokenizer:

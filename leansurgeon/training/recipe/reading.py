@@ -254,27 +254,27 @@ def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source:
 
 def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], source: _Source) -> UsageError:
     """The first mistake found, as one sentence. Unknown keys go first: they often cause the missing ones."""
-    found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
-    path = (*prefix, *_keys(found["loc"]))
+    mistake = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
+    path = (*prefix, *_keys(mistake["loc"]))
     name = ".".join(path)
-    if found["type"] == "extra_forbidden":
-        return _unknown(path, _model_at(model, found["loc"][:-1]), source)
-    if found["type"] == "missing":
+    if mistake["type"] == "extra_forbidden":
+        return _unknown(path, _model_at(model, mistake["loc"][:-1]), source)
+    if mistake["type"] == "missing":
         return UsageError(f"{source.of(path)}: `{name}` is missing.")
-    given = found.get("input")
+    given = mistake.get("input")
     shown = f", and {given!r} was given" if not isinstance(given, dict) else ""
-    if found["type"] == "literal_error":
+    if mistake["type"] == "literal_error":
         near = did_you_mean(
-            str(given), [word.strip(" '") for word in found["ctx"]["expected"].replace(" or ", ",").split(",")]
+            str(given), [word.strip(" '") for word in mistake["ctx"]["expected"].replace(" or ", ",").split(",")]
         )
-        text = f"must be {found['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
+        text = f"must be {mistake['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
         if path[-1:] == ("precision",) and str(given).lower() in ("no", "off", "none", "false"):
             text += "; full precision is called fp32"
-    elif found["type"] == "value_error":
-        text = str(found["ctx"]["error"])
+    elif mistake["type"] == "value_error":
+        text = str(mistake["ctx"]["error"])
         shown = ""
     else:
-        text = found["msg"].replace("Input should be", "must be")
+        text = mistake["msg"].replace("Input should be", "must be")
         text = text[0].lower() + text[1:] + shown
     return UsageError(f"{source.of(path)}: {f'`{name}`: ' if name else ''}{text}.")
 

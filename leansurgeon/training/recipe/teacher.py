@@ -85,7 +85,7 @@ def at_hand(origin: Origin, model_dir: Path) -> str | None:
         return name if path.is_dir() else None
     above = [folder / path for folder in model_dir.resolve().parents if (folder / path).is_dir()]
     if origin.sha256:
-        above = [found for folder in above if (found := whereabouts.holding(folder, origin))]
+        above = [called for folder in above if (called := whereabouts.holding(folder, origin))]
     return str(above[0]) if above else None
 
 

@@ -246,10 +246,10 @@ def located(given: Path) -> tuple[Path, Path]:
                 f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
             )
         return run_dir, given
-    found = newest(given)
-    if found is None:
+    last = newest(given)
+    if last is None:
         raise UsageError(f"{given} holds no whole checkpoint.", "It cannot be continued; train it anew.")
-    return given, found
+    return given, last
 
 
 def remove(run_dir: Path) -> None:

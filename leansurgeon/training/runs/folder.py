@@ -41,10 +41,10 @@ def check_place(folder: Path, place: tuple[int, int], done: int) -> None:
 def place_of(folder: Path) -> tuple[int, int] | None:
     """What tells a folder from another of the same name: its device and inode; None where there is none."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 _CALL = "# leansurgeon "
@@ -121,13 +121,13 @@ def newest_shrunk(workspace: Path) -> Path:
     """The folder below `workspace` with the youngest `surgery.json`; what a run or an experiment keeps for itself does
     not count.
     """
-    found = [path for path in workspace.glob("**/surgery.json") if not _internal(path.parent, workspace)]
-    if not found:
+    records = [path for path in workspace.glob("**/surgery.json") if not _internal(path.parent, workspace)]
+    if not records:
         raise UsageError(
             f"There is no shrunk model in {workspace}.",
             "`leansurgeon shrink SOURCE --heads .. --layers ..` makes one, or name the MODEL.",
         )
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, str(path))).parent
+    return max(records, key=lambda path: (path.stat().st_mtime_ns, str(path))).parent
 
 
 def _internal(folder: Path, workspace: Path) -> bool:

@@ -47,21 +47,21 @@ def point(
         if replace:
             return None
         raise UsageError(f"The run in {run_dir} is finished.", "Choose another folder with -o to train it again.")
-    found = given[1] if given else checkpoint.newest(run_dir, say)
-    if found is None:
+    checkpoint_dir = given[1] if given else checkpoint.newest(run_dir, say)
+    if checkpoint_dir is None:
         say(f"{run_dir} was interrupted before its first checkpoint; it starts anew.")
         return None
     try:
-        check_same(checkpoint.read_state(found), recipe, origin, found, anyway=anyway)
+        check_same(checkpoint.read_state(checkpoint_dir), recipe, origin, checkpoint_dir, anyway=anyway)
     except UsageError:
         if replace:
             return None
         raise
-    return found
+    return checkpoint_dir
 
 
 def check_same(
-    state: dict[str, Any], recipe: TrainingRecipe, origin: dict[str, str], found: Path, *, anyway: bool
+    state: dict[str, Any], recipe: TrainingRecipe, origin: dict[str, str], saved: Path, *, anyway: bool
 ) -> None:
     """Raises `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
     if anyway:
@@ -70,10 +70,10 @@ def check_same(
     hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
     if key is not None:
         name, old, new = key
-        raise UsageError(f"The recipe has changed since {found}: {name} was {old!r} and is {new!r}.", hint)
+        raise UsageError(f"The recipe has changed since {saved}: {name} was {old!r} and is {new!r}.", hint)
     for file, digest in origin.items():
         if state["origin"].get(file) not in (None, digest):
-            raise UsageError(f"The model that this run started with has changed since {found}: {file} differs.", hint)
+            raise UsageError(f"The model that this run started with has changed since {saved}: {file} differs.", hint)
 
 
 def check_data(state: dict[str, Any], data: dict[str, int], entry: str | None = None, *, anyway: bool = False) -> None:
@@ -100,9 +100,9 @@ def first_difference(old: Any, new: Any, free: tuple[str, ...] = FREE, path: str
         return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*new, *(key for key in old if key not in new)]:
-            found = first_difference(old.get(key), new.get(key), free, f"{path}.{key}" if path else str(key))
-            if found:
-                return found
+            difference = first_difference(old.get(key), new.get(key), free, f"{path}.{key}" if path else str(key))
+            if difference:
+                return difference
         return None
     return None if old == new else (path, old, new)
 

@@ -82,8 +82,8 @@ def sample_data_of_all(
         raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
     if not named:
         return sample_data(opened, None, task, samples, seed, say)
-    found = [sample_data(opened, name, None, samples, seed, say) for name in named]
-    whole = mixed(found)
+    parts = [sample_data(opened, name, None, samples, seed, say) for name in named]
+    whole = mixed(parts)
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
     if has_own or pairs.has_two_stacks(opened) or not is_thin(whole):
         return whole
@@ -104,15 +104,15 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
         say(f"{opened.name} has an encoder and a decoder and makes no samples of its own. {otherwise}")
         return None
     try:
-        found = own.samples(opened, seed=seed, device=device, say=say)
+        made = own.samples(opened, seed=seed, device=device, say=say)
     except Interrupted:
         raise
     except (LeanSurgeonError, *CALLED_WRONGLY) as error:
         say(f"{opened.name} makes no samples of its own: {reason(error)} {otherwise}")
         return None
     if otherwise == BY_WEIGHTS:
-        say(f"Sample data: none of yours, so {found.says} (--calibrate takes yours; --uncalibrated does without).")
-    return found
+        say(f"Sample data: none of yours, so {made.says} (--calibrate takes yours; --uncalibrated does without).")
+    return made
 
 
 def data_to_measure(

@@ -179,8 +179,8 @@ class Part:
         return cls(**words, seed=whole(data.get("seed")), control_of=control_of, settings=settings)
 
     def as_dict(self) -> JsonObject:
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return found if self.settings is not None else {k: v for k, v in found.items() if k != "settings"}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values if self.settings is not None else {k: v for k, v in values.items() if k != "settings"}
 
 
 @dataclass(frozen=True)
@@ -257,17 +257,17 @@ class Summary:
 
     def as_dict(self) -> JsonObject:
         """As the file holds it."""
-        found: dict[str, Any] = {"schema_version": self.schema_version, "name": self.name, "status": self.status}
+        document: dict[str, Any] = {"schema_version": self.schema_version, "name": self.name, "status": self.status}
         for one in fields(self):
             if one.name in ("memory_bytes", "other"):
                 continue
             if one.name == "memory_kind":
-                found["memory"] = {"bytes": self.memory_bytes, "kind": self.memory_kind}
+                document["memory"] = {"bytes": self.memory_bytes, "kind": self.memory_kind}
                 continue
             value = getattr(self, one.name)
             value = value.as_dict() if hasattr(value, "as_dict") else value
-            found[one.name] = list(value) if isinstance(value, tuple) else value
-        return found | self.other
+            document[one.name] = list(value) if isinstance(value, tuple) else value
+        return document | self.other
 
 
 def read(run_dir: Path) -> Summary:
@@ -319,8 +319,8 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
+    value_read = number(value)
+    return None if value_read is None else int(value_read)
 
 
 def text(value: object) -> str:
@@ -337,5 +337,5 @@ def _object(value: object) -> JsonObject | None:
 
 
 def _figures(data: Mapping[str, Any]) -> dict[str, float]:
-    found = _object(data.get("metrics")) or {}
-    return {key: n for key, value in found.items() if (n := number(value)) is not None}
+    metrics = _object(data.get("metrics")) or {}
+    return {key: n for key, value in metrics.items() if (n := number(value)) is not None}

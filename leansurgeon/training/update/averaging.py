@@ -48,5 +48,5 @@ class Average:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, each once; of those in parts the part of this process."""
-    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: shards.local(tensor) for name, tensor in found.items()}
+    by_name = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: shards.local(tensor) for name, tensor in by_name.items()}

@@ -66,12 +66,12 @@ def change(loaded: Loaded, wanted: Basis) -> None:
         for group in range(kv_heads):
             heads = slice(group * each, (group + 1) * each)
             outputs = held.o[:, heads]
-            found = pair(outputs.reshape(-1, head_dim), held.v[group])
-            if found.basis is not None:
-                held.o[:, heads] = found.left.reshape(outputs.shape)
-                held.v[group] = found.right
+            turned = pair(outputs.reshape(-1, head_dim), held.v[group])
+            if turned.basis is not None:
+                held.o[:, heads] = turned.left.reshape(outputs.shape)
+                held.v[group] = turned.right
                 if held.bias is not None:
-                    held.bias[group] = found.basis @ held.bias[group]
+                    held.bias[group] = turned.basis @ held.bias[group]
 
     _for_every_attention(loaded, turn)
 
@@ -108,18 +108,18 @@ def _values(attention: attentions.AttentionModule, state: dict[str, torch.Tensor
         if not ("v" in spec.role or spec.role == "o"):
             continue
         buffers[name] = state[name].detach().double().cpu().numpy().copy()
-        found = to_pieces(spec, buffers[name], attention.stage)
-        assert all(np.shares_memory(piece, buffers[name]) for piece in found.values())  # what is written arrives
-        pieces |= found
+        pieces_here = to_pieces(spec, buffers[name], attention.stage)
+        assert all(np.shares_memory(piece, buffers[name]) for piece in pieces_here.values())  # what is written arrives
+        pieces |= pieces_here
     return Values(pieces["v"], pieces["o"], pieces.get("v_bias"), buffers)
 
 
 def _with_biases(tensors: dict[str, TensorSpec], state: dict[str, torch.Tensor]) -> dict[str, TensorSpec]:
     """The matrices of an attention, and the biases of those that make values, as specs of one axis."""
-    found = dict(tensors)
+    specs = dict(tensors)
     for name, spec in tensors.items():
         bias = f"{name.rpartition('.')[0]}.bias"
         if "v" in spec.role and bias in state:
             at = outer_axis(spec)
-            found[bias] = replace(spec, name=bias, shape=(spec.shape[at],), axes=(spec.axes[at],))
-    return found
+            specs[bias] = replace(spec, name=bias, shape=(spec.shape[at],), axes=(spec.axes[at],))
+    return specs

@@ -222,15 +222,15 @@ class _Tap:
 def blocks(loaded: Loaded) -> list[nn.Module]:
     """The blocks of a model in order, over all its stages."""
     names = dict(loaded.model.named_modules())
-    found = []
+    modules = []
     for number, stage in enumerate(loaded.architecture.shape(loaded.config).stages):
         template = loaded.architecture.blocks(number).projection[0]
         head, _, tail = template.partition("{i}")
         for layer in range(stage.depth):
             ending = f"{head}{layer}"
             path = next(name for name in names if name == ending + tail or name.endswith(f".{ending}{tail}"))
-            found.append(names[path.removesuffix(tail)])
-    return found
+            modules.append(names[path.removesuffix(tail)])
+    return modules
 
 
 def targets(student: Any, teacher: Any, name: str) -> list[int]:
@@ -266,10 +266,10 @@ def place_of(origin: Origin, hint: str) -> str:
 
     if origin.kind != "folder" or not origin.sha256:
         return origin.name
-    found = whereabouts.find(origin)
-    if found is None:
+    place = whereabouts.find(origin)
+    if place is None:
         raise UsageError(f"The source {origin.name} is not on this machine, or not what was cut any more.", hint)
-    return str(found)
+    return str(place)
 
 
 def load_teacher(

@@ -17,14 +17,14 @@ def apply(model: nn.Module, rate: float, family: str) -> None:
     """
     from torch import nn
 
-    found = False
+    has_dropout = False
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.p, found = rate, True
+            module.p, has_dropout = rate, True
         # Fused attention takes its rate as a number, which modules keep as `dropout`, `attention_dropout`, ...
         for name, value in vars(module).items():
             if "dropout" in name and type(value) is float:
                 setattr(module, name, rate)
-                found = True
-    if rate and not found:
+                has_dropout = True
+    if rate and not has_dropout:
         raise UsageError(f"{family} models have no place for dropout.", "Leave train.dropout out.")

@@ -49,14 +49,14 @@ def matrices(loaded: Loaded) -> list[str]:
     from leansurgeon.training.update.distill import blocks
 
     within = {id(module) for block in blocks(loaded) for module in block.modules()}
-    found = [
+    names = [
         name
         for name, module in loaded.model.named_modules()
         if id(module) in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
     ]
-    if not found:
+    if not names:
         raise UsageError(f"{type(loaded.model).__name__} has no linear layers in its blocks.", "Leave --lora out.")
-    return found
+    return names
 
 
 @torch.no_grad()

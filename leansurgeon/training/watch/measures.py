@@ -112,11 +112,11 @@ def _batches(run: Run, split: str, samples: int) -> Iterator[dict[str, Any]]:
         yield run.task.batch(split, spread[at], seed=0, epoch=0)
 
 
-def _sentence(kind: str, found: dict[str, Any], done: int) -> str:
+def _sentence(kind: str, figures: dict[str, Any], done: int) -> str:
     when = f"after step {done}" if done else "before the first step"
     if kind == "heads":
-        return f"{when}: {100 * found['prunable']:.0f} % of the heads could go"
-    value, bound = found["model"]["median"], found["model"]["median_lower_bound"]
+        return f"{when}: {100 * figures['prunable']:.0f} % of the heads could go"
+    value, bound = figures["model"]["median"], figures["model"]["median_lower_bound"]
     return f"{when}: kappa " + (f"{value:.4g}" if value is not None else f"at least {bound:.4g}")
 
 

@@ -68,7 +68,7 @@ def _flat(values: Any, path: str = "") -> JsonObject:
     """`{"train.optim.lr": 1e-3, ...}`, lists as text: what every tracker takes."""
     if not isinstance(values, dict):
         return {path: values if isinstance(values, (int, float, str, bool)) else str(values)}
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{path}.{key}" if path else str(key))
-    return found
+        by_path |= _flat(value, f"{path}.{key}" if path else str(key))
+    return by_path

@@ -66,6 +66,6 @@ class Window:
     def look(self) -> Look:
         """Read all rows (the one place where the host waits for the device) and begin anew."""
         rows, now = torch.stack(self.rows).tolist(), time.perf_counter()
-        found = Look(rows, self._taken, now - self._began, self._waited)
+        look = Look(rows, self._taken, now - self._began, self._waited)
         self.rows, self._began, self._waited, self._taken = [], now, 0.0, 0
-        return found
+        return look
