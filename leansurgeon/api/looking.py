@@ -210,6 +210,7 @@ def search(
     parallel: int | None = None,
     out: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] = "runs",
+    device: str = "auto",
     force: bool = False,
     tokenizer: object | None = None,
     tower: str | None = None,
@@ -249,6 +250,7 @@ def search(
         workspace=Path(workspace),
         force=force,
         allow_pickle=allow_pickle,
+        device=device,
     )
     with ExitStack() as stack:
         name = folder_of(source, tokenizer, stack)

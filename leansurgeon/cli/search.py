@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, WhichTower, mean, say, seed_list
+from leansurgeon.cli.common import (
+    AllowPickle,
+    AsJson,
+    SourceName,
+    TrustRemoteCode,
+    WhichDevice,
+    WhichTower,
+    mean,
+    say,
+    seed_list,
+)
 from leansurgeon.commands import search as command
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
@@ -91,6 +101,7 @@ def search(
         Path | None, typer.Option(help="Draw SVG, PNG and PDF into this folder.", show_default=False)
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where searches, models and runs live.")] = Path("runs"),
+    device: WhichDevice = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Forget what an earlier call of this search found.")] = False,
@@ -125,6 +136,7 @@ def search(
         workspace=workspace,
         force=force,
         allow_pickle=allow_pickle,
+        device=device,
     )
     if plots:
         check_plots(plots)

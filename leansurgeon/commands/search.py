@@ -33,7 +33,8 @@ DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 @dataclass(frozen=True)
 class Asked:
     """What is asked beside the budget and the space. `data` names sample data for heals, `recipe` (changed by `sets`)
-    how candidates are trained instead; `out` or `write` say where the winner goes, if it is to be written.
+    how candidates are trained instead; `out` or `write` say where the winner goes, if it is to be written. `device` is
+    where they are healed.
     """
 
     data: str | None = None
@@ -51,6 +52,7 @@ class Asked:
     workspace: Path = Path("runs")
     force: bool = False
     allow_pickle: bool = False
+    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ def begin(source: str, space: Space, budget: Budget, asked: Asked) -> Opened:
     training = recipe_of(opened, asked.recipe, asked.sets)
     if training and asked.data:
         raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")
+    if training and asked.device != "auto":
+        raise UsageError(f"--device {asked.device} is for heals, and a recipe trains.", "Leave one of them out.")
     if not training and len(asked.seeds) > 1:
         seeds = ",".join(map(str, asked.seeds))
         raise UsageError(f"--seeds {seeds}: a heal has one seed.", "Give one, or train with --recipe.")
@@ -135,7 +139,7 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
     from leansurgeon.search.table import space_line
     from leansurgeon.training.runs.folder import write_json
 
-    opened, training, seed = begun.source, begun.training, asked.seeds[0]
+    opened, training = begun.source, begun.training
     say(space_line(begun.found))
     sample = samples_of(begun, asked, say)
     setting = setting_of(training, sample, asked.batch)
@@ -148,7 +152,7 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
         outcome = tried(begun, budget, sample, setting, folder, asked, say)
         if target:
             say(f"Writing the winner to {target} ...")
-            write_winner(opened, outcome.winner, sample, seed, asked.fit, target, force=force, say=say)
+            write_winner(opened, outcome.winner, sample, asked, target, force=force, say=say)
     command, mode = shrink_command(begun, outcome.winner, asked), "training" if training else "heal"
     searched = Searched(outcome, command, folder, mode, target, asked.recipe)
     write_json(folder / DOCUMENT, searched.as_dict())
@@ -173,9 +177,10 @@ def tried(
         length = Fraction(asked.share).limit_denominator(1000)
         bench: Any = Trainings(opened, begun.training, folder, seeds, length, asked.parallel, begun.changes, say)
     else:
+        from leansurgeon.measure.device import chosen
         from leansurgeon.search.heals import Heals
 
-        bench = Heals(opened, sample, folder / "heals", seeds[0], asked.fit, say)
+        bench = Heals(opened, sample, folder / "heals", seeds[0], asked.fit, say, chosen(asked.device))
     return outcome.search(
         opened, begun.found, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say
     )
@@ -284,14 +289,16 @@ def shrink_command(begun: Opened, winner: Candidate, asked: Asked) -> str:
 
 
 def write_winner(
-    opened: Source, winner: Candidate, sample: Calibration, seed: int, fit: int, target: Path, *, force: bool, say: Say
+    opened: Source, winner: Candidate, sample: Calibration, asked: Asked, target: Path, *, force: bool, say: Say
 ) -> None:
     """What `shrink_command` would do, with the sample data at hand."""
+    from leansurgeon.measure.device import chosen
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.planning import plan
     from leansurgeon.surgery.shrink import carry_out, decide
 
     used = sample if opened.learned else None
-    method = Method(fit=fit if opened.learned else 0)
-    decided = decide(plan(opened, winner.wanted, seed, method, calibrated=used is not None), used, say)
-    carry_out(decided, target, force=force, say=say)
+    method = Method(fit=asked.fit if opened.learned else 0)
+    steps = plan(opened, winner.wanted, asked.seeds[0], method, calibrated=used is not None)
+    device = chosen(asked.device) if used is not None else "cpu"
+    carry_out(decide(steps, used, say, device=device), target, force=force, say=say)

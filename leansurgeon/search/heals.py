@@ -1,5 +1,6 @@
 """Candidates by short heals: calibrated shrink on a share of the sample data, judged on held-out samples. Imports
-torch.
+torch. On the last rung a candidate stands as `shrink` leaves it: refitted in closed form and by the growing local fit,
+which `walk.grow` bounds in passes of the source over the samples; on earlier rungs the closed form is all.
 
 The held-out samples are two halves. The first one chooses among candidates; the second is looked at once, for the
 winner, its control and the source, since the best of many is flattered by what chose it.
@@ -49,6 +50,7 @@ class Heals:
     seed: int = 0
     fit: int = 0  # local fitting steps for every layer on the last rung
     say: Callable[[str], None] = lambda _: None
+    device: str = "cpu"  # where candidates are healed; they are judged on the CPU
     halves: tuple[list[Batch], list[Batch]] = field(init=False)
     references: dict[str, list[torch.Tensor]] = field(init=False, default_factory=dict)
 
@@ -73,7 +75,7 @@ class Heals:
 
     def of(self, candidate: Candidate, share: Fraction) -> Results:
         """Scores on both halves, from the file where there is one."""
-        file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}.json"
+        file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}-{heal_of(share)}.json"
         try:
             return {part: read_result(value) for part, value in jsonfile.read_object(file).items()}
         except (UsageError, ValueError, TypeError, KeyError):
@@ -90,9 +92,9 @@ class Heals:
         """Scores on both halves of a candidate that is cut and refitted now."""
         if candidate.shape == self.source.shape:
             return self.judged(self.source.folder)
-        method = Method(heal="closed", fit=round(self.fit * share))
+        method = Method(heal=heal_of(share), fit=round(self.fit * share))
         steps = plan(self.source, candidate.wanted, self.seed, method, calibrated=True)
-        decided = decide(steps, part_of(self.data, share))
+        decided = decide(steps, part_of(self.data, share), device=self.device)
         with scratch() as place:
             folder = place / "model"
             folder.mkdir()
@@ -128,6 +130,11 @@ class Heals:
         if not torch.isfinite(found).all():
             raise Diverged("its output is no finite number.")
         return Score(1 - float(found.double().mean()), "cosine", True, False, samples=len(found))
+
+
+def heal_of(share: Fraction) -> str:
+    """How candidates are healed on a rung with this share of the sample data; all of it is the last one's."""
+    return "local" if share == 1 else "closed"
 
 
 def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score:

@@ -32,7 +32,7 @@ SURFACE = {
     "diff": f"a b {TRUST}",
     "report": "paths workspace",
     "search": "source params memory latency heads layers mlp_dim head_dim data samples fit recipe set share seeds "
-    f"tries batch parallel out workspace force tokenizer tower {TRUST} progress",
+    f"tries batch parallel out workspace device force tokenizer tower {TRUST} progress",
     "load": f"source {TRUST}",
 }
 

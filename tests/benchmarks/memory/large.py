@@ -4,8 +4,11 @@
     python -m tests.benchmarks.memory.large --size 7b         # 15 GB on disk, 30 GB in fp32: more than memory
     python -m tests.benchmarks.memory.large --heal local      # and the local fit, whose span is trained in fp32
 
-Random weights say nothing about quality; time and memory are those of a real model of the shape. Layers are named, so
-one candidate is walked: the contest holds one block and the states of its trial besides. Printed is one line of JSON.
+Random weights say nothing about quality; time and memory are those of a real model of the shape, with as many tokens
+to fit and to guard as `shrink` takes by default (--tokens 2048 for a first look). Left out are the choice of layers,
+which are named here, so that one candidate is walked (a contest walks several, and holds one block and the states of
+its trial besides); reading and tokenising text; and the proof, in a process of its own. The span of the local fit may
+stop growing sooner than a real model's, whose guard gains more. Printed is one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 
+from leansurgeon.measure.data.calibration import TOKENS
 from tests.benchmarks.streaming_models import llama
 from tests.benchmarks.test_streaming import anonymous
 
@@ -45,7 +49,8 @@ folder, out, keep, heal, tokens = sys.argv[1:]
 source = open_source(folder)
 count = max(2, int(tokens) // 512)
 draws = torch.Generator().manual_seed(0)
-ids = torch.randint(0, 1_000, (count + 2, 1, min(512, int(tokens) // 2)), generator=draws)
+guard = max(1, count // 4)
+ids = torch.randint(0, 1_000, (count + guard + 1, 1, min(512, int(tokens) // 2)), generator=draws)
 batches = [{"input_ids": x, "labels": x} for x in ids]
 data = Calibration("noise", "noise", "-", batches[:count], batches[count:-1], batches[-1:])
 layers = str(len(keep.split(",")))
@@ -89,7 +94,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--size", choices=SIZES, default="3b")
     parser.add_argument("--lose", type=int, default=4, help="layers")
     parser.add_argument("--heal", choices=("none", "closed", "local"), default="closed")
-    parser.add_argument("--tokens", type=int, default=2_048, help="to fit to")
+    parser.add_argument("--tokens", type=int, default=TOKENS.fit, help="to fit to; a quarter as many guard")
     parser.add_argument("--folder", type=Path, default=Path("large"), help="where the model is made; it stays there")
     asked = parser.parse_args(words)
     found = measure(asked.size, asked.lose, asked.heal, asked.tokens, asked.folder)

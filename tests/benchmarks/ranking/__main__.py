@@ -1,8 +1,11 @@
 """Does search rank shapes as they stand after healing? Kendall's tau on the shapes of one trained model.
 
-Each shape is scored twice on held-out samples: as search scores it on a rung (a closed form on a share of the data),
-and after full healing (the cut with the growing local fit, then distillation from the model that was cut). Shapes that
-the state file holds are kept, so that the command goes on where it was stopped:
+Evidence is gathered as `search` gathers it, for so many minutes of processor time (`--minutes`): a round in closed
+form on a share of the sample data over all shapes, then, the best first, one with all data and the growing local fit,
+as far as the time goes. Who was fitted later stands before who was not, as on the rungs of a search. Then every shape
+is healed in full: the cut with the local fit, then distillation from the model that was cut. The half of the held-out
+samples that gives the evidence is not the half that scores the healed ones. What the state file holds is kept, so that
+the command goes on where it was stopped:
 
     python -m tests.benchmarks.ranking --model RUN/original-s0/last --data task:digits --state ranking.jsonl
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -35,7 +39,7 @@ from leansurgeon.surgery.write.apply import apply
 from leansurgeon.training.runs.sample_data import sample_data
 
 RATE = 1e-3
-Row = dict[str, float | str]
+Row = dict[str, float | str | Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ def shapes(source: Source, count: int, low: float, high: float) -> list[Candidat
     return [fitting[i] for i in places]
 
 
-def healed(source: Source, candidate: Candidate, data: Calibration, how: Healing) -> Score:
-    """The score on the samples to judge after the local fit and distillation."""
+def healed(heals: Heals, candidate: Candidate, how: Healing) -> Score:
+    """The score after the local fit and distillation, on the half of the held-out samples that no evidence saw."""
+    source, data = heals.source, heals.data
     method = Method(heal="local")
     decided = decide(plan(source, candidate.wanted, how.seed, method, calibrated=True), data)
     with scratch() as place:
@@ -67,15 +72,16 @@ def healed(source: Source, candidate: Candidate, data: Calibration, how: Healing
             decided.close()
         loaded = load(place / "model")
         distil(loaded, load(source.folder), data, how)
-        loaded.model.eval()
         with torch.no_grad():
-            return task_score(loaded, data, data.heldout)
+            return task_score(loaded, data, heals.halves[1])
 
 
 def distil(student, teacher, data: Calibration, how: Healing) -> None:
-    """The divergence of the student's predictions from the teacher's, by AdamW at a rate that falls as a cosine."""
+    """The divergence of the student's predictions from the teacher's, by AdamW at a rate that falls as a cosine;
+    nothing is dropped at random, since the teacher drops nothing either.
+    """
     teacher.model.eval()
-    student.model.train()
+    student.model.eval()
     steps, order = how.epochs * len(data.fit), torch.Generator().manual_seed(how.seed)
     optimizer = torch.optim.AdamW(student.model.parameters(), RATE, weight_decay=0.0)
     pace = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -96,9 +102,63 @@ def rows_of(state: Path) -> list[Row]:
     return [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
 
 
-def tau(rows: list[Row]) -> float | None:
-    """Kendall's tau between the losses of the evidence and those after healing."""
-    return kendall_tau([row["evidence"] for row in rows], [row["healed"] for row in rows])
+def evidence(
+    heals: Heals, candidates: Sequence[Candidate], rounds: Sequence[Fraction], limit: float, state: Path
+) -> None:
+    """Append what search would know of all candidates after `limit` seconds of processor time, those of earlier calls
+    counted. The first round is for all, so that there is an order.
+    """
+    for number, share in enumerate(rounds):
+        rows = [row for row in rows_of(state) if row["stage"] == "evidence"]
+        known, first = standing(rows), {c.name: i for i, c in enumerate(candidates)}
+        spent = sum(row["cpu"] for row in rows)
+        done = {row["shape"] for row in rows if row["round"] == number}
+        for candidate in sorted(candidates, key=lambda c: (known.get(c.name, ()), first[c.name])):
+            if candidate.name in done:
+                continue
+            if number and spent >= limit:
+                return
+            begun = time.process_time()
+            found = heals.healed(candidate, share)["choosing"].score
+            spent += (cpu := time.process_time() - begun)
+            append(state, {"stage": "evidence", "shape": candidate.name, "round": number, "key": found.key, "cpu": cpu})
+            print(f"{candidate.name}: {found.label} {found.text} in round {number + 1}", flush=True)
+
+
+def append(state: Path, row: Row) -> None:
+    """One more row of the state file."""
+    with state.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def standing(rows: Sequence[Row]) -> dict[str, tuple[float, ...]]:
+    """Where each shape stands, the smaller the better: who came to a later round first, then the key of its score."""
+    found: dict[str, tuple[float, ...]] = {}
+    for row in sorted(rows, key=lambda row: row.get("round", 0)):
+        found[row["shape"]] = (-row.get("round", 0), *row["key"])
+    return found
+
+
+def tau(rows: Sequence[Row]) -> float | None:
+    """Kendall's tau between the order of the evidence and that after healing, by what search itself orders by."""
+    orders = [standing([row for row in rows if row["stage"] == stage]) for stage in ("evidence", "healed")]
+    names = [name for name in orders[0] if name in orders[1]]
+    places = [sorted(set(order.values())) for order in orders]
+    return kendall_tau(*([place.index(order[n]) for n in names] for order, place in zip(orders, places, strict=True)))
+
+
+def summary(rows: Sequence[Row], sizes: Mapping[str, int]) -> str:
+    """The orders side by side, the tau and what the evidence cost."""
+    first, last = (standing([row for row in rows if row["stage"] == stage]) for stage in ("evidence", "healed"))
+    places = {name: place for place, name in enumerate(sorted(first, key=lambda name: first[name]), 1)}
+    scores = {row["shape"]: row["score"] for row in rows if row["stage"] == "healed"}
+    lines = [{"shape": name, "parameters": sizes.get(name), "place by evidence": places.get(name),
+              "rounds": 1 - first[name][0] if name in first else 0, "healed": scores[name]}
+             for name in sorted(last, key=lambda name: last[name])]  # fmt: skip
+    spent, found = sum(row["cpu"] for row in rows if row["stage"] == "evidence") / 60, tau(rows)
+    told = "none, all alike" if found is None else f"{found:+.2f}"
+    said = f"Kendall's tau over {len(lines)} shapes: {told}, after {spent:.1f} CPU minutes of evidence"
+    return f"{tabulate(lines, headers='keys', tablefmt='github')}\n{said}"
 
 
 def main(words: list[str] | None = None) -> None:
@@ -107,7 +167,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--shapes", type=int, default=20)
     parser.add_argument("--between", default="0.3,0.7", help="shares of the source's parameters")
-    parser.add_argument("--share", type=Fraction, default=Fraction(1), help="of the samples that the evidence fits to")
+    parser.add_argument("--minutes", type=float, default=10, help="of processor time for the evidence of all shapes")
+    parser.add_argument("--share", type=Fraction, default=Fraction(1, 4), help="of the samples, in the first round")
     parser.add_argument("--epochs", type=int, default=5, help="of distillation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, default=Path("ranking.jsonl"))
@@ -115,26 +176,23 @@ def main(words: list[str] | None = None) -> None:
     torch.manual_seed(asked.seed)
     source = open_source(asked.model)
     data = sample_data(source, asked.data, None, None, asked.seed, print)
-    done, how = {row["shape"] for row in rows_of(asked.state)}, Healing(asked.epochs, asked.seed)
+    if data.task is None:
+        raise SystemExit(f"{asked.data} has no labels for {source.name}, so there is no metric to rank by.")
     low, high = map(float, asked.between.split(","))
+    candidates = shapes(source, asked.shapes, low, high)
     with scratch() as place:
         heals = Heals(source, data, place, asked.seed)
-        for candidate in shapes(source, asked.shapes, low, high):
+        evidence(heals, candidates, (asked.share, Fraction(1)), 60 * asked.minutes, asked.state)
+        done = {row["shape"] for row in rows_of(asked.state) if row["stage"] == "healed"}
+        for candidate in candidates:
             if candidate.name in done:
                 continue
-            start = time.process_time()
-            found = heals.healed(candidate, asked.share)["choosing"].score
-            middle = time.process_time()
-            after = healed(source, candidate, data, how)
-            row: Row = {"shape": candidate.name, "parameters": candidate.parameters, "evidence": found.loss}
-            row |= {"evidence cpu": middle - start, "healed": after.loss, "healed cpu": time.process_time() - middle}
-            with asked.state.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{candidate.name}: loss {found.loss:.4f} as search sees it, {after.loss:.4f} healed", flush=True)
-    rows = rows_of(asked.state)
-    print(tabulate(sorted(rows, key=lambda row: row["healed"]), headers="keys", tablefmt="github", floatfmt=".4f"))
-    spent = sum(row["evidence cpu"] for row in rows) / 60
-    print(f"Kendall's tau over {len(rows)} shapes: {tau(rows):+.2f}, after {spent:.1f} CPU minutes of evidence")
+            begun = time.process_time()
+            after = healed(heals, candidate, Healing(asked.epochs, asked.seed))
+            row: Row = {"stage": "healed", "shape": candidate.name, "key": after.key, "score": after.text}
+            append(asked.state, row | {"cpu": time.process_time() - begun})
+            print(f"{candidate.name}: {after.label} {after.text} healed", flush=True)
+    print(summary(rows_of(asked.state), {c.name: c.parameters for c in candidates}))
 
 
 if __name__ == "__main__":

@@ -3,21 +3,61 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
 
-from tests.benchmarks.ranking.__main__ import main, tau
+from leansurgeon.search.halving import Result
+from leansurgeon.search.score import Score
+from tests.benchmarks.ranking.__main__ import evidence, main, rows_of, standing, tau
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
 
-def test_the_tau_is_scipys():
-    rows = [
-        {"evidence": e, "healed": h} for e, h in zip((3.0, 1.0, 2.0, 5.0, 4.0), (2.0, 1.0, 3.0, 4.0, 5.0), strict=True)
-    ]
-    wanted = stats.kendalltau([r["evidence"] for r in rows], [r["healed"] for r in rows]).statistic
-    assert tau(rows) == pytest.approx(wanted)
+def row(stage, shape, *key, number=0):
+    return {"stage": stage, "shape": shape, "round": number, "key": key, "score": "", "cpu": 30.0}
+
+
+def test_the_tau_is_scipys_on_the_orders_that_search_makes():
+    """Equal accuracies are told apart by the loss, as `Score.key` does."""
+    first = {"a": (-0.9, 3.0), "b": (-0.9, 1.0), "c": (-0.8, 2.0), "d": (-0.7, 5.0), "e": (-0.7, 4.0)}
+    then = {"a": (-0.9, 2.0), "b": (-0.8, 1.0), "c": (-0.8, 3.0), "d": (-0.6, 4.0), "e": (-0.5, 5.0)}
+    rows = [row("evidence", n, *k) for n, k in first.items()] + [row("healed", n, *k) for n, k in then.items()]
+    by_hand = stats.kendalltau([2, 1, 3, 5, 4], [1, 2, 3, 4, 5]).statistic
+    assert tau(rows) == pytest.approx(by_hand)
+
+
+def test_who_came_to_the_second_round_stands_first():
+    rows = [row("evidence", "a", 1.0), row("evidence", "b", 2.0), row("evidence", "c", 3.0)]
+    rows += [row("evidence", "a", 9.0, number=1), row("evidence", "b", 8.0, number=1)]
+    order = standing(rows)
+    assert sorted(order, key=lambda name: order[name]) == ["b", "a", "c"]
+
+
+class Counted(SimpleNamespace):
+    """Heals that cost two seconds of processor time each, on a clock of their own."""
+
+    def healed(self, candidate, share):
+        self.clock[0] += 2.0
+        self.asked.append((candidate.name, share))
+        return {"choosing": Result(Score(0.0, "loss", False, False, self.losses[candidate.name]))}
+
+
+def test_evidence_ends_by_the_clock_the_best_of_the_first_round_first(tmp_path, monkeypatch):
+    clock, state = [0.0], tmp_path / "rows.jsonl"
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
+    heals = Counted(clock=clock, asked=[], losses={"a": 3.0, "b": 1.0, "c": 2.0})
+    candidates = [SimpleNamespace(name=name) for name in "abc"]
+    rounds = (Fraction(1, 4), Fraction(1))
+    evidence(heals, candidates, rounds, 7.0, state)
+    wanted = [("a", rounds[0]), ("b", rounds[0]), ("c", rounds[0]), ("b", rounds[1])]
+    assert heals.asked == wanted
+    evidence(heals, candidates, rounds, 7.0, state)  # what was spent counts
+    assert heals.asked == wanted
+    evidence(heals, candidates, rounds, 11.0, state)
+    assert heals.asked[4:] == [("c", rounds[1]), ("a", rounds[1])]
 
 
 def test_the_command_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
@@ -29,11 +69,13 @@ def test_the_command_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     state = tmp_path / "rows.jsonl"
     call = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "a.txt"), "--shapes", "2", "--epochs", "1"]
     main([*call, "--between", "0.3,0.9", "--state", str(state)])
-    rows = [json.loads(line) for line in state.read_text().splitlines()]
-    assert len({row["shape"] for row in rows}) == 2 and all(row["healed"] > 0 < row["evidence"] for row in rows)
-    state.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    rows = rows_of(state)
+    assert [(r["stage"], r.get("round")) for r in rows] == [("evidence", 0)] * 2 + [("evidence", 1)] * 2 + [
+        ("healed", None)
+    ] * 2
+    state.write_text("".join(json.dumps(r) + "\n" for r in rows[:-1]))
     main([*call, "--between", "0.3,0.9", "--state", str(state)])
-    again = [json.loads(line) for line in state.read_text().splitlines()]
-    assert [row["shape"] for row in again] == [rows[1]["shape"], rows[0]["shape"]]
-    assert again[1]["healed"] == pytest.approx(rows[0]["healed"], rel=1e-4)
+    again = rows_of(state)
+    assert [r["shape"] for r in again] == [r["shape"] for r in rows]
+    assert again[-1]["key"] == pytest.approx(rows[-1]["key"], rel=1e-4)
     assert "Kendall's tau over 2 shapes" in capsys.readouterr().out
