@@ -75,7 +75,7 @@ def compared(bench: HeadScorer, keep: np.ndarray) -> Ablated:
 
 def paired_p(differences: np.ndarray) -> float | None:
     """Two-sided p of Student's paired t-test; 1 where nothing differs, None with a single sample."""
-    from scipy import stats  # comes with scikit-learn
+    from scipy import stats
 
     if len(differences) < 2:
         return None

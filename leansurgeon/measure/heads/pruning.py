@@ -224,7 +224,7 @@ def gini(values: np.ndarray) -> float:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     """Rank correlation; None where one of the two is constant."""
-    from scipy import stats  # comes with scikit-learn
+    from scipy import stats
 
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None

@@ -166,7 +166,7 @@ def _gram(block: Tensor, mask: Tensor | None) -> Tensor:
 def _blas() -> Any:
     """The BLAS of numpy and that of scipy, whose threads are not torch's to count."""
     import scipy.linalg  # noqa: F401  # brings a BLAS of its own, which has to be there to be found
-    from threadpoolctl import ThreadpoolController  # comes with scikit-learn
+    from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 
@@ -208,7 +208,7 @@ def _by_lapack(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None)
     """The same on the host, together. A reflection brings the direction to the first place, where LAPACK's reduction of
     the lower triangle leaves it.
     """
-    from scipy.linalg import blas, lapack  # comes with scikit-learn
+    from scipy.linalg import blas, lapack
 
     room = int(lapack.dsytrd_lwork(gram.shape[1], lower=1)[0])
 
