@@ -92,10 +92,10 @@ def nearest_divisible(value: int, by: int) -> str:
     return ", ".join(str(v) for v in dict.fromkeys((below, above)) if v > 0)
 
 
-def divisors_near(width: int, heads: int, count: int = 2) -> list[int]:
-    """The divisors of `width` nearest to `heads`, in ascending order."""
+def divisors_near(width: int, heads: int) -> list[int]:
+    """The two divisors of `width` nearest to `heads`, in ascending order."""
     divisors = [d for d in range(1, width + 1) if width % d == 0]
-    return sorted(sorted(divisors, key=lambda d: (abs(d - heads), d))[:count])
+    return sorted(sorted(divisors, key=lambda d: (abs(d - heads), d))[:2])
 
 
 def evenly(depth: int, keep: int) -> tuple[int, ...]:

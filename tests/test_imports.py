@@ -230,7 +230,7 @@ def test_most_types_are_named_and_most_of_what_is_public_is_explained():
 
 
 # What a package is called where that is not what is imported of it.
-CALLED = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow", "vl_convert": "vl-convert-python"}
+CALLED = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow"}
 CALLED |= {"lm_eval": "lm-eval"}
 
 
@@ -250,4 +250,4 @@ def test_every_import_is_declared_and_every_declared_package_is_imported():
     foreign = {name for name in imported if name not in sys.stdlib_module_names} - own
     packages = {CALLED.get(name, name).lower() for name in foreign}
     assert sorted(packages - core - asked) == []
-    assert sorted(core - packages) == []
+    assert sorted(core - packages) == ["vl-convert-python"]  # altair imports it

@@ -53,10 +53,10 @@ def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError, lim
     return value
 
 
-def read_object_if_whole(path: Path, limit: int = LIMIT) -> JsonObject | None:
+def read_object_if_whole(path: Path) -> JsonObject | None:
     """`read_object`, None where there is none or it cannot be read: for what may be missing without harm."""
     try:
-        return read_object(path, limit=limit)
+        return read_object(path)
     except UsageError:
         return None
 

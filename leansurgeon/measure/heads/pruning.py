@@ -110,13 +110,6 @@ def fractions(steps: int) -> list[float]:
     return [i / steps for i in range(steps + 1)]
 
 
-def without(order: np.ndarray, number: int) -> np.ndarray:
-    """Which heads stay, (all heads,) bool, when the first `number` of an order go."""
-    keep = np.ones(len(order), bool)
-    keep[order[:number]] = False
-    return keep
-
-
 def row(bench: HeadScorer, keep: np.ndarray) -> Point:
     """One point of a curve."""
     gone = int((~keep).sum())

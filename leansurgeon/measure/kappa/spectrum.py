@@ -22,12 +22,8 @@ SAFE_RATIO = 4e-12
 CHUNK = 2**24  # elements that are worked on together; a GPU holds them in fp64 (128 MiB), the host a sample at a time
 
 
-def spectrum(block: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Singular values of every sample's block, in fp64 and descending: (B, min(N, M)).
-
-    `block` is (B, N, M) in any floating dtype, `mask` (B, N) with True at real tokens. Values beyond min(real tokens,
-    M) are 0, so sigma_k stands at index min(real tokens, M) - 1 and a padded sample gives what its cropped matrix
-    gives.
+def spectrum(block: Tensor) -> Tensor:
+    """Singular values of every sample's block (B, N, M), in fp64 and descending: (B, min(N, M)).
 
     The Gram matrix of the smaller side is 2 to 7 times faster than an SVD; where it is not exact (kappa over 5e5, or
     an eigenvalue that rounding made negative) that sample alone goes through `svdvals`. Raises `Diverged` when a real
@@ -36,7 +32,7 @@ def spectrum(block: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> spectrum(torch.diag(torch.tensor([4.0, 2.0, 1.0]))[None])
     tensor([[4., 2., 1.]], dtype=torch.float64)
     """
-    block, mask = _placed(block, mask)
+    block, mask = _placed(block, None)
     raw_BR, _ = _eigenvalues(_gram(block, mask), block, mask, centred=False)
     return _values(block, raw_BR, raw_BR[:, 0], mask, False, block.shape[2])
 

@@ -62,7 +62,7 @@ def another_order(patient: Patient) -> str:
         return None if new is raw else np.ascontiguousarray(new)
 
     what = "MLP units" if same else "heads and MLP units"
-    expect(patient, patient.altered(change), patient.own, f"With {what} in another order")
+    expect(patient.altered(change), patient.own, f"With {what} in another order")
     return f"{what} in another order give the same output"
 
 
@@ -106,7 +106,7 @@ def split_heads(patient: Patient) -> str:
     wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="keep")
     with patient.folder() as folder:
         _, output = patient.cut(folder / "cut", [wanted], Method(more="split"))
-    expect(patient, output, patient.own, "With every head split in two")
+    expect(output, patient.own, "With every head split in two")
     return "every head split in two of its size gives the same output"
 
 
@@ -136,7 +136,7 @@ def smaller_heads(patient: Patient) -> str:
     with patient.folder() as folder:
         poor = altered_patient(patient, folder / "poorer", poorer)
         _, output = poor.cut(folder / "cut", [wanted], Method(uncalibrated=True))
-        expect(patient, output, poor.own, "With every head split in two smaller ones", SPLIT)
+        expect(output, poor.own, "With every head split in two smaller ones", SPLIT)
     return "every head split in two of half its size gives the same output, where its scores need few entries"
 
 
@@ -150,7 +150,7 @@ def grown(patient: Patient, choices: list[Wanted], role: str, what: str) -> str:
     """The test of adding silent parts: nothing changes until the output columns of the new ones are filled."""
     with patient.folder() as folder:
         result, output = patient.cut(folder / "cut", choices)
-        expect(patient, output, patient.own, f"With more {what}, which say nothing yet,")
+        expect(output, patient.own, f"With more {what}, which say nothing yet,")
         wide = patient.beside(result)
         gap = distance(wide.altered(filled(role, wide)), output)
     if gap <= EXACT:
@@ -208,7 +208,7 @@ def drop(patient: Patient, gone: Sequence[int]) -> None:
     keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
     with patient.folder() as folder:
         _, output = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
-    expect(patient, output, passing(patient, gone), f"Without layer {', '.join(map(str, gone))}")
+    expect(output, passing(patient, gone), f"Without layer {', '.join(map(str, gone))}")
 
 
 def passing(patient: Patient, layers: Sequence[int]) -> torch.Tensor:
@@ -311,14 +311,14 @@ def fewer_say(patient: Patient, silent: Change, wanted: Wanted) -> bool:
             _, output = quiet.cut(folder / "cut", [wanted])
         except Unclear:
             return False
-        expect(patient, output, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
+        expect(output, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
     return True
 
 
 # -- in common ----------------------------------------------------------------------------------------
 
 
-def expect(patient: Patient, output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
+def expect(output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
     """Raises `Wrong` where an answer is not the expected one."""
     gap = distance(output, expected) if output.shape == expected.shape else float("inf")
     if not gap <= within:

@@ -136,13 +136,6 @@ def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
         start = end
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Token ids of one document, in parts, without special tokens but for the one that ends it (if the tokenizer has
-    one).
-    """
-    yield from encode_all(tokenizer, [text], dtype)
-
-
 def encode_all(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[str | list[int]], dtype: np.dtype
 ) -> Iterator[np.ndarray]:

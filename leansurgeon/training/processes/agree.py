@@ -91,9 +91,6 @@ class Council:
         dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
-    def wait(self) -> None:
-        self.largest([0.0])
-
 
 def _told(error: Exception) -> tuple[str, str, str | None]:
     if isinstance(error, LeanSurgeonError):
