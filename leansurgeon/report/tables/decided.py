@@ -21,7 +21,12 @@ def table(decided: dict[str, Any]) -> str:
     """
     decisions = decided.get("decisions", [])
     measured = any("heads" in decision for decision in decisions)
-    parts = [tried(decided), changed(decisions), "" if measured else weighed(decided.get("kept_heads", {}))]
+    parts = [
+        tried(decided),
+        changed(decisions),
+        "" if measured else weighed(decided.get("kept_heads", {})),
+        spent(decided),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -84,6 +89,21 @@ def made(decision: dict[str, Any]) -> str:
     if decision.get("fit", {}).get("kept"):
         found.append("fitted")
     return ", ".join(found)
+
+
+def spent(decided: dict[str, Any]) -> str:
+    """How many passes of the source the cut took, and what their bound left out; records of earlier versions do not
+    say.
+    """
+    if "passes" not in decided:
+        return ""
+    over = f"{decided['tokens']:,} calibration tokens" if "tokens" in decided else "the calibration samples"
+    found = f"The cut took {decided['passes']:.1f} forward passes of the source over {over}."
+    if decided.get("steps_taken_over"):
+        found += " Some of them are of the cut that was interrupted."
+    if left_out := decided.get("held_back"):
+        found += f" Their bound left out: {'; '.join(left_out)}."
+    return "\n".join(wrap(found))
 
 
 def weighed(kept: dict[str, list[int]]) -> str:

@@ -51,15 +51,19 @@ def fit_span(
     phase: Phase,
     clock: Clock | None = None,
     device: str = "cpu",
+    most: Callable[[int], int] = lambda steps: steps,
 ) -> Fitted:
     """Fit in place, by products on a kind of `device`; the parameters are put back where the guard does not gain, after
-    a second try at a gentler rate.
+    a second try at a gentler rate. `most` says before each try how many of so many steps may be taken; the first takes
+    one at least.
     """
-    steps = max(1, min(phase.steps, EPOCHS * len(fit)))
+    wanted = max(1, min(phase.steps, EPOCHS * len(fit)))
+    steps = max(1, most(wanted))
     cast = products(fit[0].hidden.shape[-1], device)
     settings = {"betas": BETAS, "pace": pace, "cast": cast}
     done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, **settings)
-    if done.kept or (clock is not None and clock.gone >= 1):
+    over = done.kept or (clock is not None and clock.gone >= 1)
+    if over or not (steps := most(wanted)):
         return done
     return fit_examples(
         forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, clock=clock, **settings

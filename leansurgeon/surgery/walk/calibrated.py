@@ -14,7 +14,7 @@ Changed tensors are written to a scratch folder, so memory holds one block of th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,19 +32,19 @@ from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import check_finite, outputs_of
-from leansurgeon.surgery.walk import choose_layers, make_fused
+from leansurgeon.surgery.walk import choose_layers, make_fused, projection
+from leansurgeon.surgery.walk.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
 from leansurgeon.surgery.walk.changes import divides_heads, is_near, ranges
-from leansurgeon.surgery.walk.edits import edits_in
-from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View
+from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View, tokens_of
 from leansurgeon.surgery.walk.grow import fit_locally
 from leansurgeon.surgery.walk.judge import judge
+from leansurgeon.surgery.walk.kept import edits_in
 from leansurgeon.surgery.walk.race import CLOSE, race
 from leansurgeon.surgery.walk.student import Student
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
 CHOICE = "choice"  # what the step of a cut is called that is kept
-TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def calibrate(
         undo.enter_context(full_fp32())  # what is not asked to be in bf16
         ground = Ground(plan, calibration, options, say)
         ground.choose_products()
+        say(projection.foretell(ground).told(ground.source.name))
         chosen, evidence, tried = contest(ground, held)
         whole, (best, *others) = View.of(calibration, None), chosen
         winner, score, teacher = compete(
@@ -98,6 +99,9 @@ def calibrate(
         "decisions": winner.record,
         "changed_tensors": len(winner.edits),
         "passes": round(ground.passes(), 2),
+        "tokens": round(ground.one_pass / plan.before.depth),
+        "held_back": ground.held_back,
+        "steps_taken_over": ground.taken,
         "seconds": round(time.monotonic() - started, 1),
     }
     return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)
@@ -106,19 +110,52 @@ def calibrate(
 def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], dict[str, Any], list[dict[str, Any]]]:
     """The candidates that remain after a trial on part of the data, the numbers behind them, and what was tried."""
     if step := ground.options.kept.get(CHOICE):
+        ground.go_on_from(step)
         said = step.record
+        ground.held_back += said["held_back"]
         return [Candidate.of(c) for c in said["chosen"]], said["evidence"], said["tried"]
     part, tried = View.of(ground.calibration, TRIAL), []
     chosen, evidence = choose(ground, part)
+    part, chosen = affordable(ground, part, chosen)
     if len(chosen) > 1:
         students = enrolled(ground, part, chosen, held)
         teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
-        chosen = finalists(race(ground, part, students, teacher, tried))
+        room = after_trial(ground, chosen)
+        chosen = finalists(race(ground, part, students, teacher, tried, room))
         for student in students:
             student.edits.close()
     found = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": tried}
-    ground.options.kept.put(CHOICE, {}, found)
+    ground.keep(CHOICE, {}, found | {"held_back": ground.held_back})
     return chosen, evidence, tried
+
+
+def after_trial(ground: Ground, chosen: Sequence[Candidate]) -> float:
+    """Passes that the trial may come to, so that any one of the sets can still be refitted on all data."""
+    whole = {part: getattr(ground.calibration, part) for part in PARTS}
+    return ground.closed_bound - 1 - max(ground.cost(way, whole) for way in chosen) / ground.one_pass
+
+
+def affordable(ground: Ground, part: View, chosen: list[Candidate]) -> tuple[View, list[Candidate]]:
+    """The part of the data on which sets of layers compete, and those that do: where all would exceed the bound on
+    passes, first less data, then fewer sets, those that angles and influence speak for before others.
+    """
+    if len(chosen) < 2:
+        return part, chosen
+    room = ground.room(after_trial(ground, chosen))
+    sizes = {name: sum(map(tokens_of, getattr(ground.calibration, name))) for name in PARTS}
+    for share in (None, *SMALLER):
+        if share:
+            part = View.of(ground.calibration, {name: min(TRIAL[name], share * sizes[name]) for name in PARTS})
+        walked = ground.teacher.depth * sum(ground.tokens(part.batches[name]) for name in PARTS)
+        costs = [ground.cost(way, part.batches, 1 / len(part.batches["guard"])) for way in chosen]
+        if walked + sum(costs) <= room:
+            break
+    begun = fitting(costs, room - walked)
+    if share:
+        ground.held_back.append(f"sets of layers competed on at most {share:.0%} of the data")
+    if len(begun) < len(chosen):
+        ground.held_back.append(f"{len(chosen) - len(begun)} of {len(chosen)} sets of layers were not tried")
+    return part, [chosen[i] for i in begun]
 
 
 # -- which layers ----------------------------------------------------------------------------------
@@ -198,9 +235,17 @@ def finalists(left: list[tuple[Student, float]]) -> list[Candidate]:
 def compete(
     ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[dict[str, Any]], title: str
 ) -> tuple[Student, dict[str, Any], Stream]:
-    """Carry out the candidates side by side. The best on the guard stays, with its score and the teacher's stream of
-    the guard behind the last block; the changes of the others are let go.
+    """Carry out the candidates side by side, as many as the bound on passes has room for. The best on the guard stays,
+    with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
     """
+    room = ground.room(ground.closed_bound) - ground.one_pass
+    begun = fitting([ground.cost(way, view.batches) for way in chosen], room)
+    if len(begun) < len(chosen):
+        left_out = len(chosen) - len(begun)
+        ground.held_back.append(
+            f"{left_out} of {len(chosen)} sets and ways of healing were not carried out on all data"
+        )
+    chosen = [chosen[i] for i in begun]
     students = enrolled(ground, view, chosen, held)
     teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])

@@ -26,13 +26,17 @@ from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.measure.data.batches import Batch, inner, rows_of, some_rows
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.device import free_memory
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.refit.span_fit import products
+from leansurgeon.surgery.walk.budget import Budget, Effort, Tokens, cost
+from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import is_near, stages_of
-from leansurgeon.surgery.walk.kept import Kept
+from leansurgeon.surgery.walk.kept import Kept, Step
 
 Say = Callable[[str], None]
 PARTS = ("fit", "guard")
@@ -49,6 +53,7 @@ class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
     `heal_time` seconds); `fit` is the number of local fitting steps per layer; `kept` is where finished steps go.
+    `budget` bounds the passes.
     """
 
     criterion: str = "auto"
@@ -59,6 +64,7 @@ class Options:
     scratch: Path | None = None
     heal_time: float | None = None
     kept: Kept = field(default_factory=Kept)
+    budget: Budget = field(default_factory=Budget)
 
     @property
     def refits(self) -> bool:
@@ -130,6 +136,9 @@ class Ground:
         if self.source.weights is None:
             raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
         self.calibration, self.options, self.say = calibration, options or Options(), say
+        self.earlier = 0.0  # block-tokens that an interrupted cut had done before its last step that was taken over
+        self.taken = 0  # such steps
+        self.held_back: list[str] = []  # what the bounds on passes left out
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # how all skeletons take products
         self.device = torch.device(self.options.device)
         self.teacher = self.skeleton_of(self.source.config, self.source.architecture)
@@ -163,12 +172,13 @@ class Ground:
         return self.device if STREAMS * size < SHARE * room else torch.device("cpu")
 
     @cached_property
-    def longest_span(self) -> int | None:
-        """Blocks that a GPU's memory lets be trained together; None where that is the host's."""
-        if self.device.type != "cuda":
-            return None
+    def longest_span(self) -> int:
+        """Blocks that the memory of the GPU, or what is free of the host's, lets be trained together."""
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
-        room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
+        if self.device.type == "cuda":
+            room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
+        else:
+            room = free_memory()  # what stands outside the blocks and the states are in it already
         return int(SPANS * room / (4 * TRAINED * block))
 
     @property
@@ -216,25 +226,75 @@ class Ground:
         changed = self.plan.before.depth != self.plan.after.depth or any(is_near(self.plan, i) for i in layers)
         return self.options.refits and changed
 
-    def passes(self) -> float:
-        """What was done so far, in forward passes of the source over the samples to fit and to guard: blocks and tokens
-        counted, embeddings and heads left out, a training step as three passes.
-        """
+    @property
+    def work(self) -> float:
+        """Block-tokens of what was done so far, embeddings and heads left out; a training step counts three times."""
         skeletons = [self.teacher, *self.results.values()]
         skeletons += [vars(self)[name] for name in ("workshop", "wide") if name in vars(self)]
-        tokens = sum(self.tokens(getattr(self.calibration, part)) for part in PARTS)
-        return sum(skeleton.work for skeleton in skeletons) / (self.plan.before.depth * tokens)
+        return self.earlier + sum(skeleton.work for skeleton in skeletons)
+
+    @cached_property
+    def one_pass(self) -> float:
+        """Block-tokens of one forward pass of the source over the samples to fit and to guard."""
+        return self.plan.before.depth * sum(self.tokens(getattr(self.calibration, part)) for part in PARTS)
+
+    def passes(self) -> float:
+        """What was done so far, in forward passes of the source over the samples to fit and to guard."""
+        return self.work / self.one_pass
+
+    def room(self, passes: float) -> float:
+        """Block-tokens that are left of so many passes."""
+        return passes * self.one_pass - self.work
+
+    def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
+        """Block-tokens that a candidate takes on these samples beside the source's own."""
+        fit, guard = (self.tokens(batches[part]) for part in PARTS)
+        tokens = Tokens(fit, guard, self.tokens(batches["guard"][:1]), fit / len(batches["fit"]))
+        attentions = max(len(self.teacher.projections(layer)) for layer in range(self.teacher.depth))
+        effort = Effort(self.heals, self.source.architecture.norm == "pre", attentions, self.options.fit)
+        return cost(self.plan, way, tokens, effort, share)
+
+    @cached_property
+    def anew(self) -> float:
+        """Passes of making every layer once, where the plan makes them anew whatever is chosen."""
+        if not any(is_near(self.plan, i) for i in self.plan.layers):
+            return 0.0
+        whole = {part: getattr(self.calibration, part) for part in PARTS}
+        return self.cost(Candidate(self.plan.layers, ""), whole) / self.one_pass
+
+    @property
+    def closed_bound(self) -> float:
+        """Passes that choice and closed refit may take (`Budget`)."""
+        return min(self.options.budget.choice + self.anew, self.options.budget.whole)
 
     def tokens(self, batches: list[Batch]) -> float:
-        """Tokens of some batches as blocks count them."""
+        """Tokens of some batches as blocks count them, on average over all layers."""
+        if "decoder_input_ids" in batches[0]:
+            encoder, decoder = (sum(b[key].numel() for b in batches) for key in ("input_ids", "decoder_input_ids"))
+            first = self.plan.before.stages[0].depth
+            return (first * encoder + (self.plan.before.depth - first) * decoder) / self.plan.before.depth
         return sum(b["input_ids"].numel() if "input_ids" in b else self.patches * rows_of(b) for b in batches)
 
     @cached_property
     def patches(self) -> float:
-        """Tokens of an image."""
-        batch = self.calibration.guard[0]
-        first = Stream(self.teacher, [batch]).hidden[0]
-        return first.numel() / first.shape[-1] / rows_of(batch)
+        """Tokens of an image on average over all layers: a pyramid's later stages have fewer."""
+        batch = some_rows(self.calibration.guard[0], slice(1))
+        stream, found = Stream(self.teacher, [batch]), 0.0
+        for _ in range(self.teacher.depth):
+            found += stream.hidden[0].numel() / stream.hidden[0].shape[-1]
+            stream.advance(stream.hidden)
+        return found / self.teacher.depth
+
+    def go_on_from(self, step: Step) -> None:
+        """A step of an interrupted cut is taken over: its work counts as if it had been done here, so that the bounds
+        allow from now on what they would have allowed.
+        """
+        self.earlier += step.work - self.work
+        self.taken += 1
+
+    def keep(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
+        """Keep a finished step."""
+        self.options.kept.put(name, tensors, record, self.work)
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""

@@ -25,11 +25,11 @@ from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import SHORT
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
-from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
+from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, WARMUP, Phase, fit_span
 from leansurgeon.surgery.walk.changes import divides_heads, ranges
-from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
 from leansurgeon.surgery.walk.judge import judge
+from leansurgeon.surgery.walk.kept import Edits
 
 LONGEST = 2 * len(PHASES)  # blocks that a span around a cut grows to at most
 TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
@@ -116,6 +116,7 @@ class Growing:
     def __init__(self, ground: Ground, view: View, student: Walked, edits: Edits, clock: Clock) -> None:
         self.ground, self.view, self.student, self.edits, self.clock = ground, view, student, edits, clock
         self.skeleton = student.skeleton
+        self.later = 0.0  # block-tokens that are kept for what comes behind the span that grows now
 
     def fill(self, layer: int) -> None:
         """A block of the result with all that was changed so far."""
@@ -150,6 +151,11 @@ class Growing:
                 mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
             before[mark.first] = mark.streams
             phases = [replace(phase, steps=max(1, round(share * phase.steps))) for phase in mark.phases]
+            self.later = tokens["guard"] * (self.ground.plan.after.depth - self.student.marks[0].first)
+            for other in self.student.marks[number + 1 :]:
+                layers, steps = other.ends[0] - other.first + 1, min(other.phases[0].steps * share, EPOCHS * pieces)
+                self.later += layers * (3 * steps * tokens["fit"] / pieces + 2 * tokens["guard"])
+                self.later += sum(tokens.values()) * max(0, other.first - mark.first)
             record.append({"first": mark.first, "spans": self.grow(mark, phases, f"span-{number}")})
             behind = mark
         return record
@@ -157,20 +163,26 @@ class Growing:
     def grow(self, mark: Mark, phases: Sequence[Phase], name: str) -> list[dict[str, Any]]:
         """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
         if step := self.ground.options.kept.get(name):
+            self.ground.go_on_from(step)
             for tensor, values in step.tensors.items():
                 self.edits.put(tensor, values)
+            self.ground.held_back += step.record["held_back"]
             return step.record["spans"]
         pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
         filled: list[int] = []
+        known = len(self.ground.held_back)
         found: list[dict[str, Any]] = []
         longest = self.ground.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
-            if longest is not None and end - mark.first >= longest:
+            if end - mark.first >= longest:
+                break
+            if not self.most(pieces, end - mark.first + 1, phase.steps):
+                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers")
                 break
             while len(filled) <= end - mark.first:
                 self.fill(mark.first + len(filled))
                 filled.append(mark.first + len(filled))
-            fitted = self.fit(filled, {part: p.examples(mark.goals[end][part]) for part, p in pieces.items()}, phase)
+            fitted = self.fit(filled, pieces, mark.goals[end], phase)
             self.ground.say(
                 f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
                 f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
@@ -184,11 +196,29 @@ class Growing:
             self.skeleton.empty(layer)
         for tensor, values in changed.items():
             self.edits.put(tensor, values)
-        self.ground.options.kept.put(name, changed, {"spans": found})
+        self.ground.keep(name, changed, {"spans": found, "held_back": self.ground.held_back[known:]})
         return found
 
-    def fit(self, layers: list[int], examples: dict[str, list[Example]], phase: Phase) -> Fitted:
-        """Train the blocks of `layers` on the examples by gradient descent."""
+    def most(self, pieces: Mapping[str, Pieces], layers: int, steps: int) -> int:
+        """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
+        guarded = 2 * layers * pieces["guard"].tokens
+        room = self.ground.room(self.ground.options.budget.whole) - self.later - guarded
+        found = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
+        return 0 if found < min(steps, WARMUP) else found
+
+    def fit(
+        self, layers: list[int], pieces: Mapping[str, Pieces], goals: Mapping[str, list[Tensor]], phase: Phase
+    ) -> Fitted:
+        """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`."""
+
+        def most(steps: int) -> int:
+            """How many of these steps may be taken; what is left out is noted."""
+            found = self.most(pieces, len(layers), steps)
+            if found < steps:
+                self.ground.held_back.append(
+                    f"{steps - found} of {steps} steps of the local fit of {len(layers)} layers"
+                )
+            return found
 
         def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
             """The hidden states of one batch after the blocks."""
@@ -199,9 +229,10 @@ class Growing:
         parameters = [
             p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1 and p.requires_grad
         ]
+        fit, guard = (pieces[part].examples(goals[part]) for part in PARTS)
         with torch.enable_grad():
             clock, device = self.clock.part(0.5), self.skeleton.device.type
-            return fit_span(forward, parameters, examples["fit"], examples["guard"], phase, clock, device)
+            return fit_span(forward, parameters, fit, guard, phase, clock, device, most)
 
 
 @dataclass(frozen=True)
@@ -224,6 +255,11 @@ class Pieces:
         small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]
         masks = [growing.ground.calibration.mask(batch) for batch in small]
         return cls(Stream(growing.skeleton, small), sizes, split(before.hidden, sizes), masks)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pieces as blocks count them."""
+        return sum(hidden.numel() // hidden.shape[-1] for hidden in self.hidden)
 
     def examples(self, goals: list[Tensor]) -> list[Example]:
         """Every piece with its goal and mask."""

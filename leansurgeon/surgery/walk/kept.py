@@ -1,4 +1,5 @@
-"""What a calibrated cut has done so far, beside its output, so that an interrupted one goes on where it was.
+"""What a calibrated cut has on disk: changed tensors on their way to the writer, of which memory holds one block, and
+what was done so far, beside its output, so that an interrupted cut goes on where it was.
 
 Kept are the choice of layers and what was made of every finished layer and span; what hidden states were is computed
 again, which takes no refits. So the result is that of an uninterrupted cut, bit for bit. Every step is a folder that is
@@ -11,13 +12,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.reading import jsonfile
@@ -25,15 +28,49 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import Plan
 
 RECORD, KEY = "record.json", "key.json"
-FORM = 1  # raised where steps of earlier versions mean something else
+FORM = 2  # raised where steps of earlier versions mean something else
+
+
+class Edits(Mapping[str, np.ndarray]):
+    """Changed tensors of the result in float32, by file name, on disk. `close` removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, {}
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        """Store a tensor as float32 on disk; one of the same name is replaced."""
+        file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
+        np.save(file, np.ascontiguousarray(values, np.float32))
+        self.files[name] = file
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.load(self.files[name], mmap_mode="r")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def close(self) -> None:
+        """Delete the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def edits_in(place: Path | None, held: ExitStack) -> Edits:
+    """No edits yet, in a folder of their own that lasts as long as `held`."""
+    return Edits(held.enter_context(scratch(place)))
 
 
 @dataclass(frozen=True)
 class Step:
-    """Tensors in float32 by name, and the numbers that go into the record."""
+    """Tensors in float32 by name, the numbers that go into the record, and the block-tokens of all that the cut had
+    done until then.
+    """
 
     tensors: Arrays
     record: JsonObject
+    work: float = 0.0
 
 
 class Kept:
@@ -58,10 +95,10 @@ class Kept:
             return None
         said = jsonfile.read_object(self.folder / name / RECORD)
         tensors = {t: np.load(self.folder / name / f"{i}.npy", mmap_mode="r") for i, t in enumerate(said["tensors"])}
-        return Step(tensors, said["record"])
+        return Step(tensors, said["record"], said["work"])
 
-    def put(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
-        """Keep a finished step."""
+    def put(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject, work: float = 0.0) -> None:
+        """Keep a finished step; `work` are the block-tokens of all that was done so far."""
         if self.folder is None:
             return
         self.begin()
@@ -70,7 +107,7 @@ class Kept:
         aside.mkdir()
         for i, values in enumerate(tensors.values()):
             np.save(aside / f"{i}.npy", np.ascontiguousarray(values, np.float32))
-        (aside / RECORD).write_text(json.dumps({"tensors": list(tensors), "record": record}))
+        (aside / RECORD).write_text(json.dumps({"tensors": list(tensors), "record": record, "work": work}))
         sync_tree(aside)
         shutil.rmtree(self.folder / name, ignore_errors=True)
         aside.rename(self.folder / name)

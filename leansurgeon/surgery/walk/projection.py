@@ -7,16 +7,19 @@ are shares of the makers' figures. Block-tokens: one token through one block; a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
 
+from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import LINES, TOKENS, window
 from leansurgeon.surgery.refit.heal import RIDGES
-from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS
-from leansurgeon.surgery.walk.calibrated import TRIAL
+from leansurgeon.surgery.refit.span_fit import EPOCHS, PHASES, STEP_TOKENS
+from leansurgeon.surgery.walk.budget import TRIAL, Effort, Tokens, refitted
 from leansurgeon.surgery.walk.choose_layers import BLOCKS
-from leansurgeon.surgery.walk.ground import SHARE, SPANS, STREAMS, TRAINED
-from leansurgeon.surgery.walk.grow import PASSES
+from leansurgeon.surgery.walk.ground import PARTS, SHARE, SPANS, STREAMS, TRAINED, Ground
+from leansurgeon.surgery.walk.grow import PASSES, marks
 
 REACHED = 0.4  # of the peak rates
 CONVERTED = 2e9  # bytes of weights a second that the host turns into fp32
@@ -119,20 +122,23 @@ class Work:
         return self.tokens / (depth * (samples.fit + samples.guard))
 
 
-def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs: int = 8) -> Work:
-    """What a cut of `lost` layers does, the cut in the middle; `epochs` bound the steps of the local fit."""
-    sets = min(BLOCKS, max(0, depth - lost)) + MORE_SETS if lost else 1
+def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs: int = 8, choice: bool = True) -> Work:
+    """What a cut of `lost` layers does, the cut in the middle; `epochs` bound the steps of the local fit. Without
+    `choice` one set of layers is given.
+    """
+    sets = (min(BLOCKS, max(0, depth - lost)) + MORE_SETS if lost else 1) if choice else 0
+    ways = WAYS if choice else 1
     before = (depth - lost) // 2
     behind = depth - lost - before
 
     def candidate(fit: int, guard: int, share: float = 1.0) -> float:
         """One candidate: its scale, its sums and outputs at the cut, a share of the guard alone behind it."""
-        return 2 * min(FIRST, guard) + fit + 2 * guard + share * guard * behind
+        return refitted(Tokens(fit, guard, min(FIRST, guard)), Effort()) + share * guard * behind
 
     trial = candidate(samples.trial_fit, samples.trial_guard, RACED)
-    tokens = depth * samples.trial_guard + depth * (samples.trial_fit + samples.trial_guard) + sets * trial
-    tokens += depth * (samples.fit + samples.guard) + WAYS * candidate(samples.fit, samples.guard)
-    fills = 3 * depth + (sets + WAYS) * (behind + 1)
+    tokens = depth * samples.trial_guard + depth * (samples.trial_fit + samples.trial_guard) if sets else 0.0
+    tokens += sets * trial + depth * (samples.fit + samples.guard) + ways * candidate(samples.fit, samples.guard)
+    fills = 3 * depth + (sets + ways) * (behind + 1)
     layers, stepped = 0, 0
     for number, phase in enumerate(PHASES if local and lost else ()):
         layers = min(2 * (number + 1), behind + 1)
@@ -141,7 +147,7 @@ def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs:
         tokens += layers * 2 * samples.guard
     tokens += min(stepped, PASSES * depth * (samples.fit + samples.guard))
     tokens += samples.guard * behind if layers else 0
-    return Work(tokens, fills + layers + behind, sets, WAYS)
+    return Work(tokens, fills + layers + behind, sets, ways)
 
 
 @dataclass(frozen=True)
@@ -157,17 +163,21 @@ class Projected:
     host: float
 
 
-def project(size: Size, lost: int, samples: Samples, card: Card) -> Projected:
-    """One cut on one card."""
-    done = work(size.depth, lost, samples)
+def seconds(size: Size, done: Work, samples: Samples, card: Card) -> float:
+    """How long the work takes: products, sums and solutions of refits, weights on their way."""
     each = 2 * size.block + 4 * samples.window * size.inner
-    seconds = done.tokens * each / (REACHED * card.bf16)
+    found = done.tokens * each / (REACHED * card.bf16)
     sums = 2 * size.mlp * (size.mlp + size.width)  # a token's part of the normal equations
     solving = len(RIDGES) * (size.mlp**3 / 3 + 4 * size.mlp**2 * size.width)
     told = done.trials * (samples.trial_fit + samples.trial_guard) + done.refits * (samples.fit + samples.guard)
-    seconds += told * sums / (REACHED * card.fp32) + (done.trials + done.refits) * solving / (REACHED * card.fp64)
+    found += told * sums / (REACHED * card.fp32) + (done.trials + done.refits) * solving / (REACHED * card.fp64)
     moved = done.fills * size.block
-    seconds += moved * size.bytes_each / CONVERTED + moved * 4 / (REACHED * card.link)
+    return found + moved * size.bytes_each / CONVERTED + moved * 4 / (REACHED * card.link)
+
+
+def project(size: Size, lost: int, samples: Samples, card: Card) -> Projected:
+    """One cut on one card."""
+    done = work(size.depth, lost, samples)
     states = STREAMS * 4 * size.width * (samples.fit + samples.guard)
     solved = 8 * (4 * size.mlp**2 + 4 * size.mlp * size.width)
     outside = 4 * size.outside
@@ -178,7 +188,8 @@ def project(size: Size, lost: int, samples: Samples, card: Card) -> Projected:
     gpu = outside + max(8 * size.block + solved, TRAINED * 4 * span * size.block) + (states if at_home else 0)
     host = 3 * 4 * size.block + outside + (0 if at_home else states)
     return Projected(
-        size.name, card.title, size.depth - lost, done.passes(size.depth, samples), seconds / 60, gpu, host
+        size.name, card.title, size.depth - lost, done.passes(size.depth, samples),
+        seconds(size, done, samples, card) / 60, gpu, host
     )  # fmt: skip
 
 
@@ -189,3 +200,71 @@ def projections(source: Source, layers: int) -> Sequence[Projected]:
     found = [project(size_of(source), lost, samples, card) for card in CARDS]
     text = Samples(TOKENS["fit"], TOKENS["guard"])
     return [*found, *(project(size, max(1, round(share * size.depth)), text, c) for size in KNOWN for c in CARDS)]
+
+
+# -- the cut that is about to begin ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """About how many passes of the source a cut will take, over how many tokens, and how long that is here."""
+
+    passes: float
+    tokens: int
+    seconds: float
+
+    def told(self, name: str) -> str:
+        """One line for a person.
+
+        >>> Foretold(5.4, 40_960, 251.0).told("SmolLM2")
+        'About 5 passes of SmolLM2 over 40,960 tokens: some 4 minutes here.'
+        """
+        number, unit = (self.seconds, "second") if self.seconds < 90 else (self.seconds / 60, "minute")
+        long = f"some {max(1, round(number)):,} {unit}{'' if round(number) <= 1 else 's'} here"
+        return f"About {max(1, round(self.passes))} passes of {name} over {self.tokens:,} tokens: {long}."
+
+
+def foretell(ground: Ground) -> Foretold:
+    """What the cut will take if all that it tries gains, within its bounds; the time by one block on one real batch."""
+    plan, options = ground.plan, ground.options
+    fit, guard = (int(ground.tokens(getattr(ground.calibration, part))) for part in PARTS)
+    samples = Samples(fit, guard, min(fit, TRIAL["fit"]), min(guard, TRIAL["guard"]), window(ground.source))
+    lost = plan.before.depth - plan.after.depth
+    choice = bool(lost) and options.keep is None
+    closed, local = (
+        work(plan.before.depth, lost, samples, local=grows, choice=choice) for grows in (False, options.grows)
+    )
+    bounded = min(closed.tokens / ground.one_pass + ground.anew, ground.closed_bound)
+    grown = (local.tokens - closed.tokens) / ground.one_pass if lost else divided(ground, samples)
+    passes = min(bounded + grown, options.budget.whole)
+    done = replace(local, tokens=passes * ground.one_pass)
+    rate = timed(ground) / REACHED
+    slower = 1 if ground.is_exact else 2  # single precision beside products in bf16
+    here = Card("here", rate, rate / slower, rate / slower / 2, inf, inf)
+    return Foretold(passes, fit + guard, seconds(size_of(ground.source), done, samples, here))
+
+
+def divided(ground: Ground, samples: Samples) -> float:
+    """Passes of the local fit of a plan that drops no layers: of short stages whose heads are divided."""
+    layers = tuple(range(ground.plan.before.depth))
+    spans = marks(layers, layers, set(), ground) if ground.options.grows else []
+    stepped = [
+        min(phase.steps, EPOCHS * max(1, samples.fit // STEP_TOKENS)) * (end - mark.first + 1)
+        for mark in spans
+        for phase, end in zip(mark.phases, mark.ends, strict=False)
+    ]
+    return min(PASSES, 3 * sum(stepped) * STEP_TOKENS / ground.one_pass)
+
+
+def timed(ground: Ground) -> float:
+    """Operations a second of the first block on the first batch to fit, the better of two runs behind a first."""
+    stream, took = Stream(ground.teacher, ground.calibration.fit[:1]), inf
+    ground.fill(0)
+    stream.run()
+    for _ in range(2):
+        start = perf_counter()
+        float(stream.run()[0].sum())  # a GPU has finished it then
+        took = min(took, perf_counter() - start)
+    ground.teacher.empty(0)
+    size, hidden = size_of(ground.source), stream.hidden[0]
+    return hidden.numel() / hidden.shape[-1] * (2 * size.block + 4 * window(ground.source) * size.inner) / took

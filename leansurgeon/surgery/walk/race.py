@@ -34,10 +34,16 @@ LEAST = 6  # observations; fewer bound nothing
 
 
 def race(
-    ground: Ground, view: View, students: Sequence[Student], teacher: Stream, tried: list[dict[str, Any]]
+    ground: Ground,
+    view: View,
+    students: Sequence[Student],
+    teacher: Stream,
+    tried: list[dict[str, Any]],
+    most: float = inf,
 ) -> list[tuple[Student, float]]:
     """Judge students that have walked the first piece of the guard to the end; `teacher` has walked all pieces. Returns
-    those that are left with their scores, and appends to `tried` what everybody's was when it was left out.
+    those that are left with their scores, and appends to `tried` what everybody's was when it was left out. The cut may
+    come to `most` passes of the source by it.
     """
     pieces = len(view.batches["guard"])
     left, tallies, judged = list(range(len(students))), [Tally() for _ in students], 0
@@ -45,6 +51,10 @@ def race(
     while True:
         until = min(pieces, max(1, 2 * judged))
         if judged:
+            dear = sum(ground.tokens(view.batches["guard"][judged:until]) * students[i].behind for i in left)
+            if dear > ground.room(most):
+                ground.held_back.append(f"sets of layers were judged on {judged} of {pieces} pieces of the guard")
+                break
             walk_behind(ground, [students[i] for i in left], until - judged)
         tell(ground, view, teacher, [students[i].streams["guard"] for i in left], [tallies[i] for i in left], judged)
         judged = until

@@ -31,11 +31,13 @@ def calibrate_safely(
         return calibrated.calibrate(plan, calibration, options, say), calibration
     outcome = cut(plan, with_own(calibration, None, alone=True), options, say, "own")
     outcome.close()
+    spent = spent_by(outcome)
     reach, steps = own_score(outcome), []
     tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
     for number, rows in enumerate(tried):
         mix = with_own(calibration, rows)
         outcome = cut(plan, mix, options, say, f"mix-{rows}")
+        spent += spent_by(outcome)
         found = own_score(outcome)
         steps.append({"own": rows, "on_own": found})
         safe = found <= SAFE * reach
@@ -44,12 +46,18 @@ def calibrate_safely(
             break
         outcome.close()
     told: dict[str, Any] = {"own_alone": reach, "rounds": steps, "safe": safe}
-    return replace(outcome, record=outcome.record | {"mixing": told}), mix
+    summed = {"passes": round(spent / outcome.record["tokens"], 2)}  # of all cuts, over the samples of this one
+    return replace(outcome, record=outcome.record | summed | {"mixing": told}), mix
 
 
 def cut(plan: Plan, data: Calibration, options: Options, say: Say, name: str) -> Outcome:
     """One of the cuts, with steps of its own."""
     return calibrated.calibrate(plan, data, replace(options, kept=options.kept.inside(name)), say)
+
+
+def spent_by(outcome: Outcome) -> float:
+    """Tokens that a cut has taken through the source."""
+    return outcome.record["passes"] * outcome.record["tokens"]
 
 
 def own_score(outcome: Outcome) -> float:

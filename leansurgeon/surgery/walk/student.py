@@ -20,10 +20,9 @@ from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_o
 from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
 from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
-from leansurgeon.surgery.walk.edits import Edits
 from leansurgeon.surgery.walk.ground import Ground, Lesson, View
 from leansurgeon.surgery.walk.grow import marks
-from leansurgeon.surgery.walk.kept import Step
+from leansurgeon.surgery.walk.kept import Edits, Step
 from leansurgeon.surgery.walk.make_fused import make_fused
 from leansurgeon.surgery.walk.make_layer import make
 from leansurgeon.surgery.write.apply import Transfer
@@ -68,6 +67,11 @@ class Student:
         """The last new layer that is made or refitted (-1: none); behind it only the guard is looked at."""
         firsts = [j for j, kept in enumerate(self.kept) if self.is_cut(j) or is_near(self.ground.plan, kept)]
         return len(self.kept) - 1 if firsts and self.candidate.later else max(firsts, default=-1)
+
+    @property
+    def behind(self) -> int:
+        """New layers behind the last one that is made or refitted."""
+        return len(self.kept) - 1 - self.last_healed
 
     def is_cut(self, at: int) -> bool:
         """Whether a new layer stands for more than its own source layer, or behind a gap."""
@@ -196,7 +200,7 @@ class Student:
         self.record.append(decided)
         if self.name:
             changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
-            options.kept.put(name, changed, decided)
+            self.ground.keep(name, changed, decided)
         return outputs
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
@@ -216,6 +220,7 @@ class Student:
             self.edits.put(tensor, values)
         self.skeleton.empty(self.at)
         self.record.append(step.record)
+        self.ground.go_on_from(step)
         return outputs
 
     def fill_plain(self) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """The race of sets of layers: the winner of the whole contest, for less; and its bound by hand."""
 
 import itertools
+from math import inf
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.walk import calibrated, race
+from leansurgeon.surgery.walk.budget import Budget
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Options, in_pieces
 from leansurgeon.surgery.walk.judge import Tally
@@ -47,12 +49,15 @@ def deep(tmp_path_factory):
     return make
 
 
+FREE = Options(budget=Budget(inf, inf))  # all sets of layers compete, to the end if nothing leaves them out
+
+
 def chosen(made, monkeypatch, layers, error):
     """Layers, candidates of the trial, passes."""
     folder, data = made
     monkeypatch.setattr(race, "ERROR", error)
     monkeypatch.setattr(calibrated, "TRIAL", {"fit": 1_024, "guard": 1_024})
-    outcome = calibrate(plan(open_source(str(folder)), Wanted(layers=str(layers)), calibrated=True), data, Options())
+    outcome = calibrate(plan(open_source(str(folder)), Wanted(layers=str(layers)), calibrated=True), data, FREE)
     outcome.close()
     tried = [c for c in outcome.record["candidates"] if c["data"] == "part"]
     return outcome.layers, tried, outcome.record["passes"]

@@ -31,7 +31,7 @@ def tensors(folder) -> dict[str, bytes]:
 
 def decisions(folder) -> dict:
     """All that was decided, but how long it took."""
-    text = re.sub(r'"(seconds|passes)": [\d.e-]+', '"": 0', (folder / "surgery.json").read_text())
+    text = re.sub(r'"(seconds|steps_taken_over)": [\d.e-]+', '"": 0', (folder / "surgery.json").read_text())
     return json.loads(text)["decided"]
 
 

@@ -34,7 +34,7 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
     def calibrate(steps, data, options, say):
         score = 1.0 if not places else scores[len(places) - 1]
         places.append(options.kept.folder.name)
-        outcome = Outcome((0,), "", {}, {"healing": {"by_source": [0.5, score]}})
+        outcome = Outcome((0,), "", {}, {"healing": {"by_source": [0.5, score]}, "passes": 2.0, "tokens": 100})
         outcome.held.callback(closed.append, score)
         return outcome
 
@@ -45,6 +45,7 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
     assert [r["own"] for r in rounds] == amounts and [r["on_own"] for r in rounds] == scores
     assert outcome.record["mixing"]["safe"] is is_safe
     assert len(used.fit) == 4 + amounts[-1] and closed == [1.0, *scores[:-1]]  # the last one stays
+    assert outcome.record["passes"] == 2.0 * len(places)  # of all cuts
     assert places == ["own", *(f"mix-{n}" for n in amounts)]
 
 
