@@ -8,29 +8,17 @@ after each part, mBART before it and at the end.
 from dataclasses import replace
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
-from leansurgeon.architectures.tensors import Blocks
-
-
-def linear(name: str, role: str, axes: str, group: int = 0) -> tuple[Tensor, ...]:
-    """Weight and bias of a layer."""
-    return (
-        Tensor(f"{name}.weight", role, axes, group=group),
-        Tensor(f"{name}.bias", role, axes.split()[0], group=group),
-    )
-
-
-def norm(name: str) -> tuple[Tensor, ...]:
-    """Weight and bias of a layer norm."""
-    return (Tensor(f"{name}.weight", "norm", "width"), Tensor(f"{name}.bias", "norm", "width"))
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import Blocks, linear, norm
 
 
 def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
     """An attention with its norm."""
     return (
-        *linear(f"{name}.q_proj", "q", "q width", group),
-        *linear(f"{name}.k_proj", "k", "kv width", group),
-        *linear(f"{name}.v_proj", "v", "kv width", group),
-        *linear(f"{name}.out_proj", "o", "width q", group),
+        *linear(f"{name}.q_proj", "q", "q", "width", group=group),
+        *linear(f"{name}.k_proj", "k", "kv", "width", group=group),
+        *linear(f"{name}.v_proj", "v", "kv", "width", group=group),
+        *linear(f"{name}.out_proj", "o", "width", "q", group=group),
         *norm(f"{name}_layer_norm"),
     )
 
@@ -49,8 +37,8 @@ def keys(side: str) -> Keys:
 
 
 FEED_FORWARD = (
-    *linear("fc1", "up", "mlp width"),
-    *linear("fc2", "down", "width mlp"),
+    *linear("fc1", "up", "mlp", "width"),
+    *linear("fc2", "down", "width", "mlp"),
     *norm("final_layer_norm"),
 )
 
@@ -102,24 +90,20 @@ MBART = derive(
 )
 
 
-def lean(of: Architecture, prefix: str) -> Architecture:
+def with_head_dims(of: Architecture, prefix: str) -> Architecture:
     """The decoupled form: a head_dim for each stack."""
     heads = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering")
-    return derive(
+    return lean(
         of,
-        name=f"leansurgeon_{of.name}",
-        library="leansurgeon",
-        model_types=(f"leansurgeon_{of.name}",),
+        "decoupled_bart.py",
         keys=replace(of.keys, head_dim="encoder_head_dim"),
         stages=tuple(
             replace(blocks, keys=replace(blocks.keys, head_dim=f"{side}_head_dim"))
             for side, blocks in zip(("encoder", "decoder"), of.stages, strict=True)
         ),
-        decoupled=None,
-        modelling="decoupled_bart.py",
         classes={f"{prefix}{head}": f"Lean{prefix}{head}" for head in heads},
     )
 
 
-LEAN_BART = lean(BART, "Bart")
-LEAN_MBART = lean(MBART, "MBart")
+LEAN_BART = with_head_dims(BART, "Bart")
+LEAN_MBART = with_head_dims(MBART, "MBart")

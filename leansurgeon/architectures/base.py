@@ -4,11 +4,14 @@ A family is one `Architecture`: a list of tensor templates, each with a *role* a
 from it: parameter counts without torch, the check of a config against its weights, and surgery, which only has to know
 how each axis changes.
 
-To add a family, write `architectures/<family>.py` with one `Architecture(...)`: it is found by itself, and `opt.py`
-is an example. Put it to the test on a real model with `leansurgeon inspect MODEL --doctor`, then add one line to
+To add a family, write `architectures/<family>.py` with one `Architecture(...)`: it is found by itself; `opt.py` is an
+example. Put it to the test on a real model with `leansurgeon inspect MODEL --doctor`, then add one line to
 `FAMILIES` in `tests/conftest.py`: every test of families runs over it. A template reads like the library's state dict:
 
-    Tensor("attention.self.query.weight", "q", "q width")      # name in the file, role, axes
+    Tensor("embeddings.cls_token", "embedding", "1 1 width")      # name in the file, role, axes
+
+and `linear("attention.self.query", "q", "q", "width")` stands for a weight and its bias, `norm("norm1")` for those of
+a norm. Where a library derives head_dim from the width, `lean.py` makes the form that has one of its own.
 
 Axes, one word per dimension, `+` where several parts are stacked along it:
 
@@ -23,11 +26,10 @@ decoder are two stages, too, whose `Blocks` name config keys of their own (`t5.p
 
 Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm`
 (over the entries of a head), `qk_norm_all` (over the channels of all heads, whose number then has to stay), `norm`,
-`embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but no
-parameter). `qk` is q and k stacked; `vkq` is a stack whose first part acts as values, whatever the library calls it;
-`head_mix` mixes heads with each other (rows are what comes out); `other_attention` and `other_mlp` are parts that
-surgery leaves alone (class attention).
-Names are those of the tensors in the file (transformers renames some of them while loading).
+`embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but no parameter). `qk` is
+q and k stacked; `vkq` is a stack whose first part acts as values, whatever the library calls it; `head_mix` mixes heads
+with each other (rows are what comes out); `other_attention` and `other_mlp` are parts that surgery leaves alone (class
+attention). Names are those of the tensors in the file (transformers renames some of them while loading).
 """
 
 from __future__ import annotations
@@ -112,9 +114,8 @@ class Architecture:
     # they change, the result is of `decoupled`. So it is always where the library does not rebuild from its config.
     shared: tuple[str, ...] = ()
     class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
-    unknown: tuple[
-        str, ...
-    ] = ()  # flags of the family's configs that its form with a head_dim of its own does not know
+    # Flags of the family's configs that its form with a head_dim of its own does not know.
+    unknown: tuple[str, ...] = ()
     class_follows: bool = False  # whether class attention has the blocks' heads: see `class_attention.py`
     rebuilds: bool = True
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped

@@ -1,9 +1,9 @@
 """BERT and RoBERTa: post-norm encoders whose library derives head_dim from width // heads."""
 
-from dataclasses import replace
-
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
 from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
 
 BERT = Architecture(
     name="bert",
@@ -13,29 +13,20 @@ BERT = Architecture(
     prefixes=("bert.", ""),
     layer="encoder.layer.{i}.",
     block=(
-        Tensor("attention.self.query.weight", "q", "q width"),
-        Tensor("attention.self.query.bias", "q", "q"),
-        Tensor("attention.self.key.weight", "k", "kv width"),
-        Tensor("attention.self.key.bias", "k", "kv"),
-        Tensor("attention.self.value.weight", "v", "kv width"),
-        Tensor("attention.self.value.bias", "v", "kv"),
-        Tensor("attention.output.dense.weight", "o", "width q"),
-        Tensor("attention.output.dense.bias", "o", "width"),
-        Tensor("attention.output.LayerNorm.weight", "norm", "width"),
-        Tensor("attention.output.LayerNorm.bias", "norm", "width"),
-        Tensor("intermediate.dense.weight", "up", "mlp width"),
-        Tensor("intermediate.dense.bias", "up", "mlp"),
-        Tensor("output.dense.weight", "down", "width mlp"),
-        Tensor("output.dense.bias", "down", "width"),
-        Tensor("output.LayerNorm.weight", "norm", "width"),
-        Tensor("output.LayerNorm.bias", "norm", "width"),
+        *linear("attention.self.query", "q", "q", "width"),
+        *linear("attention.self.key", "k", "kv", "width"),
+        *linear("attention.self.value", "v", "kv", "width"),
+        *linear("attention.output.dense", "o", "width", "q"),
+        *norm("attention.output.LayerNorm"),
+        *linear("intermediate.dense", "up", "mlp", "width"),
+        *linear("output.dense", "down", "width", "mlp"),
+        *norm("output.LayerNorm"),
     ),
     outer=(
         Tensor("embeddings.word_embeddings.weight", "embedding", "vocab width"),
         Tensor("embeddings.position_embeddings.weight", "embedding", "positions width"),
         Tensor("embeddings.token_type_embeddings.weight", "embedding", "types width"),
-        Tensor("embeddings.LayerNorm.weight", "norm", "width"),
-        Tensor("embeddings.LayerNorm.bias", "norm", "width"),
+        *norm("embeddings.LayerNorm"),
     ),
     sizes={"vocab": "vocab_size", "positions": "max_position_embeddings", "types": "type_vocab_size"},
     projection="encoder.layer.{i}.attention.output.dense",
@@ -67,14 +58,9 @@ ROBERTA = derive(
     takes=Takes(skipped_positions=lambda c: c.get("pad_token_id", 1) + 1),
 )
 
-LEAN_BERT = derive(
+LEAN_BERT = lean(
     BERT,
-    name="leansurgeon_bert",
-    library="leansurgeon",
-    model_types=("leansurgeon_bert",),
-    keys=replace(BERT.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="decoupled_bert.py",
+    "decoupled_bert.py",
     unknown=("is_decoder", "add_cross_attention"),
     classes={
         "BertModel": "LeanBertModel",
@@ -84,14 +70,9 @@ LEAN_BERT = derive(
     },
 )
 
-LEAN_ROBERTA = derive(
+LEAN_ROBERTA = lean(
     ROBERTA,
-    name="leansurgeon_roberta",
-    library="leansurgeon",
-    model_types=("leansurgeon_roberta",),
-    keys=replace(ROBERTA.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="decoupled_bert.py",
+    "decoupled_bert.py",
     unknown=("is_decoder", "add_cross_attention"),
     # XLM-RoBERTa and CamemBERT are RoBERTa with another tokenizer: same tensors, same names.
     classes={

@@ -7,6 +7,7 @@ from math import sqrt
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.vit import patches
 
 
@@ -24,31 +25,21 @@ CLIP_VISION = Architecture(
     prefixes=("vision_model.", ""),
     layer="encoder.layers.{i}.",
     block=(
-        Tensor("self_attn.q_proj.weight", "q", "q width"),
-        Tensor("self_attn.q_proj.bias", "q", "q"),
-        Tensor("self_attn.k_proj.weight", "k", "kv width"),
-        Tensor("self_attn.k_proj.bias", "k", "kv"),
-        Tensor("self_attn.v_proj.weight", "v", "kv width"),
-        Tensor("self_attn.v_proj.bias", "v", "kv"),
-        Tensor("self_attn.out_proj.weight", "o", "width q"),
-        Tensor("self_attn.out_proj.bias", "o", "width"),
-        Tensor("mlp.fc1.weight", "up", "mlp width"),
-        Tensor("mlp.fc1.bias", "up", "mlp"),
-        Tensor("mlp.fc2.weight", "down", "width mlp"),
-        Tensor("mlp.fc2.bias", "down", "width"),
-        Tensor("layer_norm1.weight", "norm", "width"),
-        Tensor("layer_norm1.bias", "norm", "width"),
-        Tensor("layer_norm2.weight", "norm", "width"),
-        Tensor("layer_norm2.bias", "norm", "width"),
+        *linear("self_attn.q_proj", "q", "q", "width"),
+        *linear("self_attn.k_proj", "k", "kv", "width"),
+        *linear("self_attn.v_proj", "v", "kv", "width"),
+        *linear("self_attn.out_proj", "o", "width", "q"),
+        *linear("mlp.fc1", "up", "mlp", "width"),
+        *linear("mlp.fc2", "down", "width", "mlp"),
+        *norm("layer_norm1"),
+        *norm("layer_norm2"),
     ),
     outer=(
         Tensor("embeddings.class_embedding", "embedding", "width"),
         Tensor("embeddings.patch_embedding.weight", "embedding", "width channels patch patch"),
         Tensor("embeddings.position_embedding.weight", "embedding", "tokens width"),
-        Tensor("pre_layrnorm.weight", "norm", "width"),  # the library's spelling
-        Tensor("pre_layrnorm.bias", "norm", "width"),
-        Tensor("post_layernorm.weight", "norm", "width"),
-        Tensor("post_layernorm.bias", "norm", "width"),
+        *norm("pre_layrnorm"),  # the library's spelling
+        *norm("post_layernorm"),
     ),
     sizes={
         "channels": lambda c: c.get("num_channels", 3),
@@ -61,35 +52,26 @@ CLIP_VISION = Architecture(
     takes=Takes(special_tokens=lambda c: 1),
 )
 
+POOLS = "vision_use_head"
+
 SIGLIP_VISION = derive(
     CLIP_VISION,
     name="siglip_vision_model",
     model_types=("siglip_vision_model",),
     outer=(
-        Tensor("embeddings.patch_embedding.weight", "embedding", "width channels patch patch"),
-        Tensor("embeddings.patch_embedding.bias", "embedding", "width"),
+        *linear("embeddings.patch_embedding", "embedding", "width", "channels patch patch"),
         Tensor("embeddings.position_embedding.weight", "embedding", "tokens width"),
-        Tensor("post_layernorm.weight", "norm", "width"),
-        Tensor("post_layernorm.bias", "norm", "width"),
-        *(
-            Tensor(f"head.{name}", role, axes, when="vision_use_head")
-            for name, role, axes in (
-                ("probe", "embedding", "1 1 width"),
-                ("attention.in_proj_weight", "qkv", "q+kv+kv width"),
-                ("attention.in_proj_bias", "qkv", "q+kv+kv"),
-                ("attention.out_proj.weight", "o", "width q"),
-                ("attention.out_proj.bias", "o", "width"),
-                ("layernorm.weight", "norm", "width"),
-                ("layernorm.bias", "norm", "width"),
-                ("mlp.fc1.weight", "up", "mlp width"),
-                ("mlp.fc1.bias", "up", "mlp"),
-                ("mlp.fc2.weight", "down", "width mlp"),
-                ("mlp.fc2.bias", "down", "width"),
-            )
-        ),
+        *norm("post_layernorm"),
+        Tensor("head.probe", "embedding", "1 1 width", when=POOLS),
+        Tensor("head.attention.in_proj_weight", "qkv", "q+kv+kv width", when=POOLS),
+        Tensor("head.attention.in_proj_bias", "qkv", "q+kv+kv", when=POOLS),
+        *linear("head.attention.out_proj", "o", "width", "q", when=POOLS),
+        *norm("head.layernorm", when=POOLS),
+        *linear("head.mlp.fc1", "up", "mlp", "width", when=POOLS),
+        *linear("head.mlp.fc2", "down", "width", "mlp", when=POOLS),
     ),
     sizes={**CLIP_VISION.sizes, "tokens": patches},
-    defaults={"vision_use_head": True},
+    defaults={POOLS: True},
     init_std=lambda c: sqrt(1 / c["hidden_size"]),  # Xavier of a square matrix
     takes=Takes(),
     plain=False,  # its pooling head attends, too

@@ -3,6 +3,7 @@ module.
 """
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.tensors import norm
 
 CRAMMED_BERT = Architecture(
     name="crammed_bert",
@@ -14,14 +15,12 @@ CRAMMED_BERT = Architecture(
     prefixes=("encoder.", ""),
     layer="layers.{i}.",
     block=(
-        Tensor("attention_norm.weight", "norm", "width"),
-        Tensor("attention_norm.bias", "norm", "width"),
+        *norm("attention_norm"),
         Tensor("attention.query.weight", "q", "q width"),
         Tensor("attention.key.weight", "k", "kv width"),
         Tensor("attention.value.weight", "v", "kv width"),
         Tensor("attention.output.weight", "o", "width q"),
-        Tensor("mlp_norm.weight", "norm", "width"),
-        Tensor("mlp_norm.bias", "norm", "width"),
+        *norm("mlp_norm"),
         Tensor("mlp.up.weight", "up", "mlp width"),
         Tensor("mlp.gate.weight", "gate", "mlp width"),
         Tensor("mlp.down.weight", "down", "width mlp"),
@@ -29,10 +28,8 @@ CRAMMED_BERT = Architecture(
     outer=(
         Tensor("embeddings.word_embeddings.weight", "embedding", "vocab width"),
         Tensor("embeddings.position_scale", "embedding", "1"),
-        Tensor("embeddings.norm.weight", "norm", "width"),
-        Tensor("embeddings.norm.bias", "norm", "width"),
-        Tensor("final_norm.weight", "norm", "width"),
-        Tensor("final_norm.bias", "norm", "width"),
+        *norm("embeddings.norm"),
+        *norm("final_norm"),
     ),
     sizes={"vocab": "vocab_size"},
     projection="layers.{i}.attention.output",

@@ -2,6 +2,7 @@
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.nystromformer_lra import labels
+from leansurgeon.architectures.tensors import linear
 
 D_RETRIEVAL = Architecture(
     name="d_retrieval",
@@ -13,27 +14,18 @@ D_RETRIEVAL = Architecture(
     prefixes=("model.", ""),
     layer="layers.{i}.",
     block=(
-        Tensor("attention.query.weight", "q", "q width"),
-        Tensor("attention.query.bias", "q", "q"),
-        Tensor("attention.key.weight", "k", "kv width"),
-        Tensor("attention.key.bias", "k", "kv"),
-        Tensor("attention.value.weight", "v", "kv width"),
-        Tensor("attention.value.bias", "v", "kv"),
-        Tensor("attention.output.weight", "o", "width q"),
-        Tensor("attention.output.bias", "o", "width"),
-        Tensor("mlp.up.weight", "up", "mlp width"),
-        Tensor("mlp.up.bias", "up", "mlp"),
-        Tensor("mlp.down.weight", "down", "width mlp"),
-        Tensor("mlp.down.bias", "down", "width"),
+        *linear("attention.query", "q", "q", "width"),
+        *linear("attention.key", "k", "kv", "width"),
+        *linear("attention.value", "v", "kv", "width"),
+        *linear("attention.output", "o", "width", "q"),
+        *linear("mlp.up", "up", "mlp", "width"),
+        *linear("mlp.down", "down", "width", "mlp"),
     ),
     outer=(
-        Tensor("encoder_up.weight", "embedding", "encoder input"),
-        Tensor("encoder_up.bias", "embedding", "encoder"),
-        Tensor("encoder_down.weight", "embedding", "width encoder"),
-        Tensor("encoder_down.bias", "embedding", "width"),
+        *linear("encoder_up", "embedding", "encoder", "input"),
+        *linear("encoder_down", "embedding", "width", "encoder"),
         Tensor("class_token", "embedding", "width"),
-        Tensor("/readout.weight", "head", "labels width"),
-        Tensor("/readout.bias", "head", "labels"),
+        *linear("/readout", "head", "labels", "width"),
     ),
     sizes={"encoder": "encoder_size", "input": "input_size", "labels": labels},
     projection="layers.{i}.attention.output",

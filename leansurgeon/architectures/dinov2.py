@@ -6,6 +6,7 @@ rule that its config cannot undo; it is inferred, and its MLP stays as it is.
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
 from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.vit import VIT
 
 SCALES = (
@@ -13,10 +14,8 @@ SCALES = (
     Tensor("layer_scale2.lambda1", "norm", "width"),
 )
 NORMS = (
-    Tensor("norm1.weight", "norm", "width"),
-    Tensor("norm1.bias", "norm", "width"),
-    Tensor("norm2.weight", "norm", "width"),
-    Tensor("norm2.bias", "norm", "width"),
+    *norm("norm1"),
+    *norm("norm2"),
 )
 # Names of stages, one a layer, and what a backbone gives out: the library makes them anew from the depth.
 BACKBONE = ("stage_names", "out_features", "out_indices")
@@ -38,18 +37,15 @@ DINOV2 = derive(
     prefixes=("dinov2.", ""),
     block=(
         *(t for t in VIT.block if t.name.startswith("attention.")),
-        Tensor("mlp.fc1.weight", "up", "mlp width"),
-        Tensor("mlp.fc1.bias", "up", "mlp"),
-        Tensor("mlp.fc2.weight", "down", "width mlp"),
-        Tensor("mlp.fc2.bias", "down", "width"),
+        *linear("mlp.fc1", "up", "mlp", "width"),
+        *linear("mlp.fc2", "down", "width", "mlp"),
         *NORMS,
         *SCALES,
     ),
     outer=(
         Tensor("embeddings.mask_token", "embedding", "1 width", when="use_mask_token"),
         *(t for t in VIT.outer if not t.name.startswith("/")),
-        Tensor("/classifier.weight", "head", "labels width+width"),  # class token and mean of the patches
-        Tensor("/classifier.bias", "head", "labels"),
+        *linear("/classifier", "head", "labels", "width+width"),  # class token and mean of the patches
     ),
     defaults={"qkv_bias": True, "use_mask_token": True, "use_swiglu_ffn": False},
     projection="encoder.layer.{i}.attention.o_proj",
@@ -75,20 +71,13 @@ DINOV3_VIT = Architecture(
     keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size"),
     layer="layer.{i}.",
     block=(
-        Tensor("attention.q_proj.weight", "q", "q width"),
-        Tensor("attention.q_proj.bias", "q", "q", when="query_bias"),
-        Tensor("attention.k_proj.weight", "k", "kv width"),
-        Tensor("attention.k_proj.bias", "k", "kv", when="key_bias"),
-        Tensor("attention.v_proj.weight", "v", "kv width"),
-        Tensor("attention.v_proj.bias", "v", "kv", when="value_bias"),
-        Tensor("attention.o_proj.weight", "o", "width q"),
-        Tensor("attention.o_proj.bias", "o", "width", when="proj_bias"),
-        Tensor("mlp.gate_proj.weight", "gate", "mlp width", when="use_gated_mlp"),
-        Tensor("mlp.gate_proj.bias", "gate", "mlp", when="gate_bias"),
-        Tensor("mlp.up_proj.weight", "up", "mlp width"),
-        Tensor("mlp.up_proj.bias", "up", "mlp", when="mlp_bias"),
-        Tensor("mlp.down_proj.weight", "down", "width mlp"),
-        Tensor("mlp.down_proj.bias", "down", "width", when="mlp_bias"),
+        *linear("attention.q_proj", "q", "q", "width", bias="query_bias"),
+        *linear("attention.k_proj", "k", "kv", "width", bias="key_bias"),
+        *linear("attention.v_proj", "v", "kv", "width", bias="value_bias"),
+        *linear("attention.o_proj", "o", "width", "q", bias="proj_bias"),
+        *linear("mlp.gate_proj", "gate", "mlp", "width", when="use_gated_mlp", bias="gate_bias"),
+        *linear("mlp.up_proj", "up", "mlp", "width", bias="mlp_bias"),
+        *linear("mlp.down_proj", "down", "width", "mlp", bias="mlp_bias"),
         *NORMS,
         *SCALES,
     ),
@@ -96,10 +85,8 @@ DINOV3_VIT = Architecture(
         Tensor("embeddings.cls_token", "embedding", "1 1 width"),
         Tensor("embeddings.mask_token", "embedding", "1 1 width"),
         Tensor("embeddings.register_tokens", "embedding", "1 registers width"),
-        Tensor("embeddings.patch_embeddings.weight", "embedding", "width channels patch patch"),
-        Tensor("embeddings.patch_embeddings.bias", "embedding", "width"),
-        Tensor("norm.weight", "norm", "width"),
-        Tensor("norm.bias", "norm", "width"),
+        *linear("embeddings.patch_embeddings", "embedding", "width", "channels patch patch"),
+        *norm("norm"),
     ),
     sizes={"channels": "num_channels", "patch": "patch_size", "registers": "num_register_tokens"},
     may_be_zero=("num_register_tokens",),

@@ -2,6 +2,7 @@
 
 from leansurgeon.architectures.base import Tensor, derive
 from leansurgeon.architectures.bert import BERT
+from leansurgeon.architectures.tensors import linear, norm
 
 ELECTRA = derive(
     BERT,
@@ -12,10 +13,8 @@ ELECTRA = derive(
         Tensor("embeddings.word_embeddings.weight", "embedding", "vocab embedding"),
         Tensor("embeddings.position_embeddings.weight", "embedding", "positions embedding"),
         Tensor("embeddings.token_type_embeddings.weight", "embedding", "types embedding"),
-        Tensor("embeddings.LayerNorm.weight", "norm", "embedding"),
-        Tensor("embeddings.LayerNorm.bias", "norm", "embedding"),
-        Tensor("embeddings_project.weight", "embedding", "width embedding", when="projected"),
-        Tensor("embeddings_project.bias", "embedding", "width", when="projected"),
+        *norm("embeddings.LayerNorm", "embedding"),
+        *linear("embeddings_project", "embedding", "width", "embedding", when="projected"),
     ),
     sizes={**BERT.sizes, "embedding": "embedding_size"},
     switches={"projected": lambda c: c["embedding_size"] != c["hidden_size"]},

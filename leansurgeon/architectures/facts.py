@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Config = dict[str, Any]
-POSITIONS = (
-    "max_position_embeddings",
-    "n_positions",
-    "block_size",
-)  # keys that say how many there are
+POSITIONS = ("max_position_embeddings", "n_positions", "block_size")  # keys that say how many there are
 
 
 @dataclass(frozen=True)

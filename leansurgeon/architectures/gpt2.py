@@ -1,8 +1,8 @@
 """GPT-2: pre-norm decoder, fused qkv in a transposed Conv1D, head_dim derived from width // heads."""
 
-from dataclasses import replace
-
-from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import norm
 
 GPT2 = Architecture(
     name="gpt2",
@@ -12,14 +12,12 @@ GPT2 = Architecture(
     prefixes=("transformer.", ""),
     layer="h.{i}.",
     block=(
-        Tensor("ln_1.weight", "norm", "width"),
-        Tensor("ln_1.bias", "norm", "width"),
+        *norm("ln_1"),
         Tensor("attn.c_attn.weight", "qkv", "width q+kv+kv"),
         Tensor("attn.c_attn.bias", "qkv", "q+kv+kv"),
         Tensor("attn.c_proj.weight", "o", "q width"),
         Tensor("attn.c_proj.bias", "o", "width"),
-        Tensor("ln_2.weight", "norm", "width"),
-        Tensor("ln_2.bias", "norm", "width"),
+        *norm("ln_2"),
         Tensor("mlp.c_fc.weight", "up", "width mlp"),
         Tensor("mlp.c_fc.bias", "up", "mlp"),
         Tensor("mlp.c_proj.weight", "down", "mlp width"),
@@ -28,8 +26,7 @@ GPT2 = Architecture(
     outer=(
         Tensor("wte.weight", "embedding", "vocab width"),
         Tensor("wpe.weight", "embedding", "positions width"),
-        Tensor("ln_f.weight", "norm", "width"),
-        Tensor("ln_f.bias", "norm", "width"),
+        *norm("ln_f"),
     ),
     sizes={"vocab": "vocab_size", "positions": "n_positions"},
     projection="h.{i}.attn.c_proj",
@@ -41,14 +38,9 @@ GPT2 = Architecture(
     score_scale=lambda c: 1.0 if c.get("scale_attn_weights") is False else None,
 )
 
-LEAN_GPT2 = derive(
+LEAN_GPT2 = lean(
     GPT2,
-    name="leansurgeon_gpt2",
-    library="leansurgeon",
-    model_types=("leansurgeon_gpt2",),
-    keys=replace(GPT2.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="decoupled_gpt2.py",
+    "decoupled_gpt2.py",
     unknown=("add_cross_attention",),
     classes={
         "GPT2Model": "LeanGPT2Model",

@@ -3,6 +3,7 @@ head by head in one matrix.
 """
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.tensors import linear, norm
 
 GPT_NEOX = Architecture(
     name="gpt_neox",
@@ -12,23 +13,16 @@ GPT_NEOX = Architecture(
     prefixes=("gpt_neox.", ""),
     layer="layers.{i}.",
     block=(
-        Tensor("input_layernorm.weight", "norm", "width"),
-        Tensor("input_layernorm.bias", "norm", "width"),
-        Tensor("attention.query_key_value.weight", "qkv", "heads*qkv width"),
-        Tensor("attention.query_key_value.bias", "qkv", "heads*qkv", when="attention_bias"),
-        Tensor("attention.dense.weight", "o", "width q"),
-        Tensor("attention.dense.bias", "o", "width", when="attention_bias"),
-        Tensor("post_attention_layernorm.weight", "norm", "width"),
-        Tensor("post_attention_layernorm.bias", "norm", "width"),
-        Tensor("mlp.dense_h_to_4h.weight", "up", "mlp width"),
-        Tensor("mlp.dense_h_to_4h.bias", "up", "mlp"),
-        Tensor("mlp.dense_4h_to_h.weight", "down", "width mlp"),
-        Tensor("mlp.dense_4h_to_h.bias", "down", "width"),
+        *norm("input_layernorm"),
+        *linear("attention.query_key_value", "qkv", "heads*qkv", "width", bias="attention_bias"),
+        *linear("attention.dense", "o", "width", "q", bias="attention_bias"),
+        *norm("post_attention_layernorm"),
+        *linear("mlp.dense_h_to_4h", "up", "mlp", "width"),
+        *linear("mlp.dense_4h_to_h", "down", "width", "mlp"),
     ),
     outer=(
         Tensor("embed_in.weight", "embedding", "vocab width"),
-        Tensor("final_layer_norm.weight", "norm", "width"),
-        Tensor("final_layer_norm.bias", "norm", "width"),
+        *norm("final_layer_norm"),
         Tensor("/embed_out.weight", "head", "vocab width", when="!tie_word_embeddings"),
     ),
     sizes={"vocab": "vocab_size"},

@@ -5,6 +5,7 @@ its attention would not, so none is ever written.
 """
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.tensors import linear, norm
 
 
 def layer_types(config: Config) -> list[str]:
@@ -21,25 +22,17 @@ MODERNBERT = Architecture(
     prefixes=("model.", ""),
     layer="layers.{i}.",
     block=(
-        Tensor("attn_norm.weight", "norm", "width", in_first=False),
-        Tensor("attn_norm.bias", "norm", "width", when="norm_bias", in_first=False),
-        Tensor("attn.Wqkv.weight", "qkv", "q+kv+kv width"),
-        Tensor("attn.Wqkv.bias", "qkv", "q+kv+kv", when="attention_bias"),
-        Tensor("attn.Wo.weight", "o", "width q"),
-        Tensor("attn.Wo.bias", "o", "width", when="attention_bias"),
-        Tensor("mlp_norm.weight", "norm", "width"),
-        Tensor("mlp_norm.bias", "norm", "width", when="norm_bias"),
-        Tensor("mlp.Wi.weight", "up", "mlp+mlp width"),
-        Tensor("mlp.Wi.bias", "up", "mlp+mlp", when="mlp_bias"),
-        Tensor("mlp.Wo.weight", "down", "width mlp"),
-        Tensor("mlp.Wo.bias", "down", "width", when="mlp_bias"),
+        *norm("attn_norm", bias="norm_bias", in_first=False),
+        *linear("attn.Wqkv", "qkv", "q+kv+kv", "width", bias="attention_bias"),
+        *linear("attn.Wo", "o", "width", "q", bias="attention_bias"),
+        *norm("mlp_norm", bias="norm_bias"),
+        *linear("mlp.Wi", "up", "mlp+mlp", "width", bias="mlp_bias"),
+        *linear("mlp.Wo", "down", "width", "mlp", bias="mlp_bias"),
     ),
     outer=(
         Tensor("embeddings.tok_embeddings.weight", "embedding", "vocab width"),
-        Tensor("embeddings.norm.weight", "norm", "width"),
-        Tensor("embeddings.norm.bias", "norm", "width", when="norm_bias"),
-        Tensor("final_norm.weight", "norm", "width"),
-        Tensor("final_norm.bias", "norm", "width", when="norm_bias"),
+        *norm("embeddings.norm", bias="norm_bias"),
+        *norm("final_norm", bias="norm_bias"),
     ),
     sizes={"vocab": "vocab_size"},
     projection="layers.{i}.attn.Wo",

@@ -3,6 +3,7 @@
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
 from leansurgeon.architectures.facts import Takes
 from leansurgeon.architectures.nystromformer import LANDMARKS, only_tokens
+from leansurgeon.architectures.tensors import linear, norm
 
 
 def labels(config: Config) -> int:
@@ -20,33 +21,22 @@ NYSTROMFORMER_LRA = Architecture(
     prefixes=("encoder.", ""),
     layer="layers.{i}.",
     block=(
-        Tensor("attention_norm.weight", "norm", "width"),
-        Tensor("attention_norm.bias", "norm", "width"),
-        Tensor("attention.query.weight", "q", "q width"),
-        Tensor("attention.query.bias", "q", "q"),
-        Tensor("attention.key.weight", "k", "kv width"),
-        Tensor("attention.key.bias", "k", "kv"),
-        Tensor("attention.value.weight", "v", "kv width"),
-        Tensor("attention.value.bias", "v", "kv"),
+        *norm("attention_norm"),
+        *linear("attention.query", "q", "q", "width"),
+        *linear("attention.key", "k", "kv", "width"),
+        *linear("attention.value", "v", "kv", "width"),
         Tensor("attention.conv.weight", "head_param", "heads 1 kernel 1", when="conv_kernel_size"),
-        Tensor("attention.output.weight", "o", "width q"),
-        Tensor("attention.output.bias", "o", "width"),
-        Tensor("mlp_norm.weight", "norm", "width"),
-        Tensor("mlp_norm.bias", "norm", "width"),
-        Tensor("mlp.up.weight", "up", "mlp width"),
-        Tensor("mlp.up.bias", "up", "mlp"),
-        Tensor("mlp.down.weight", "down", "width mlp"),
-        Tensor("mlp.down.bias", "down", "width"),
+        *linear("attention.output", "o", "width", "q"),
+        *norm("mlp_norm"),
+        *linear("mlp.up", "up", "mlp", "width"),
+        *linear("mlp.down", "down", "width", "mlp"),
     ),
     outer=(
         Tensor("token_embeddings.weight", "embedding", "vocab width"),
         Tensor("position_embeddings.weight", "embedding", "positions width"),
-        Tensor("final_norm.weight", "norm", "width"),
-        Tensor("final_norm.bias", "norm", "width"),
-        Tensor("/classifier_hidden.weight", "head", "classifier pooled"),
-        Tensor("/classifier_hidden.bias", "head", "classifier"),
-        Tensor("/classifier.weight", "head", "labels classifier"),
-        Tensor("/classifier.bias", "head", "labels"),
+        *norm("final_norm"),
+        *linear("/classifier_hidden", "head", "classifier", "pooled"),
+        *linear("/classifier", "head", "labels", "classifier"),
     ),
     sizes={
         "vocab": "vocab_size",

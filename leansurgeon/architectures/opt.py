@@ -1,16 +1,13 @@
 """OPT: a decoder with learned positions (two spare rows) and ReLU; pre-norm but for the 350M model."""
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.tensors import linear, norm
 
 ATTENTION = (
-    Tensor("self_attn.q_proj.weight", "q", "q width"),
-    Tensor("self_attn.q_proj.bias", "q", "q", when="enable_bias"),
-    Tensor("self_attn.k_proj.weight", "k", "kv width"),
-    Tensor("self_attn.k_proj.bias", "k", "kv", when="enable_bias"),
-    Tensor("self_attn.v_proj.weight", "v", "kv width"),
-    Tensor("self_attn.v_proj.bias", "v", "kv", when="enable_bias"),
-    Tensor("self_attn.out_proj.weight", "o", "width q"),
-    Tensor("self_attn.out_proj.bias", "o", "width", when="enable_bias"),
+    *linear("self_attn.q_proj", "q", "q", "width", bias="enable_bias"),
+    *linear("self_attn.k_proj", "k", "kv", "width", bias="enable_bias"),
+    *linear("self_attn.v_proj", "v", "kv", "width", bias="enable_bias"),
+    *linear("self_attn.out_proj", "o", "width", "q", bias="enable_bias"),
 )
 
 OPT = Architecture(
@@ -23,22 +20,17 @@ OPT = Architecture(
     layer="layers.{i}.",
     block=(
         *ATTENTION,
-        Tensor("self_attn_layer_norm.weight", "norm", "width", when="layer_norm_elementwise_affine"),
-        Tensor("self_attn_layer_norm.bias", "norm", "width", when="layer_norm_elementwise_affine"),
-        Tensor("fc1.weight", "up", "mlp width"),
-        Tensor("fc1.bias", "up", "mlp", when="enable_bias"),
-        Tensor("fc2.weight", "down", "width mlp"),
-        Tensor("fc2.bias", "down", "width", when="enable_bias"),
-        Tensor("final_layer_norm.weight", "norm", "width", when="layer_norm_elementwise_affine"),
-        Tensor("final_layer_norm.bias", "norm", "width", when="layer_norm_elementwise_affine"),
+        *norm("self_attn_layer_norm", when="layer_norm_elementwise_affine"),
+        *linear("fc1", "up", "mlp", "width", bias="enable_bias"),
+        *linear("fc2", "down", "width", "mlp", bias="enable_bias"),
+        *norm("final_layer_norm", when="layer_norm_elementwise_affine"),
     ),
     outer=(
         Tensor("embed_tokens.weight", "embedding", "vocab embedding"),
         Tensor("embed_positions.weight", "embedding", "positions width"),
         Tensor("project_in.weight", "embedding", "width embedding", when="projected"),
         Tensor("project_out.weight", "head", "embedding width", when="projected"),
-        Tensor("final_layer_norm.weight", "norm", "width", when="final_norm"),
-        Tensor("final_layer_norm.bias", "norm", "width", when="final_norm"),
+        *norm("final_layer_norm", when="final_norm"),
     ),
     sizes={
         "vocab": "vocab_size",

@@ -48,6 +48,25 @@ class Tensor:
         return self.in_others if index else self.in_first
 
 
+def linear(name: str, role: str, out: str, into: str, *, bias: str | bool = True, **more: Any) -> tuple[Tensor, ...]:
+    """Weight `(out, into)` and bias of a layer; `bias` may name the config key that switches it on. `into` may hold
+    several words, as a convolution's weight has.
+    """
+    return (Tensor(f"{name}.weight", role, f"{out} {into}", **more), *_bias(name, role, out, bias, more))
+
+
+def norm(
+    name: str, axis: str = "width", role: str = "norm", *, bias: str | bool = True, **more: Any
+) -> tuple[Tensor, ...]:
+    """Weight and bias of a layer norm; `bias` as of a layer."""
+    return (Tensor(f"{name}.weight", role, axis, **more), *_bias(name, role, axis, bias, more))
+
+
+def _bias(name: str, role: str, axis: str, bias: str | bool, more: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    when = {"when": bias} if isinstance(bias, str) else {}
+    return (Tensor(f"{name}.bias", role, axis, **{**more, **when}),) if bias else ()
+
+
 @dataclass(frozen=True)
 class Keys:
     """Which config key holds which number of the shape. `mlp_ratio` where the library stores a ratio instead of a

@@ -4,10 +4,11 @@ queries and values only.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
     BEIT_OUTER,
     DEFAULTS,
@@ -16,9 +17,7 @@ from leansurgeon.architectures.timm_models import (
     TimmModels,
     grid,
     is_norm,
-    linear,
     mlp,
-    norm,
     plain_numbers,
     tokens,
 )
@@ -65,18 +64,8 @@ TIMM_BEIT = Architecture(
         *mlp("mlp"),
     ),
     outer=BEIT_OUTER,
-    sizes={
-        "tokens": tokens,
-        "offsets": offsets,
-        **PATCH_SIZES,
-    },
-    defaults={
-        **DEFAULTS,
-        "init_values": None,
-        "use_abs_pos_emb": True,
-        "use_rel_pos_bias": False,
-        "use_fc_norm": True,
-    },
+    sizes={"tokens": tokens, "offsets": offsets, **PATCH_SIZES},
+    defaults={**DEFAULTS, "init_values": None, "use_abs_pos_emb": True, "use_rel_pos_bias": False, "use_fc_norm": True},
     projection="blocks.{i}.attn.proj",
     norm="pre",
     plain=False,
@@ -86,11 +75,4 @@ TIMM_BEIT = Architecture(
     timm=TimmModels("Beit", reads, "patch_embed.proj"),
 )
 
-LEAN_TIMM_BEIT = derive(
-    TIMM_BEIT,
-    name="leansurgeon_beit",
-    model_types=("leansurgeon_beit",),
-    keys=replace(TIMM_BEIT.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="timm_beit.py",
-)
+LEAN_TIMM_BEIT = lean(TIMM_BEIT, "timm_beit.py")

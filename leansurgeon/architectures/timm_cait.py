@@ -8,19 +8,18 @@ with other heads is of `leansurgeon_cait`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
     DEFAULTS,
     PATCH_SIZES,
     TimmModels,
-    class_attention,
+    class_blocks,
     class_inner,
-    linear,
     mlp,
-    norm,
     plain_numbers,
     tokens,
 )
@@ -47,18 +46,6 @@ def adopt(config: Config) -> Config:
     return config
 
 
-def class_block(name: str, number: int) -> tuple[Tensor, ...]:
-    """A block of class attention."""
-    return (
-        Tensor(f"{name}gamma_1", "norm", "width"),
-        Tensor(f"{name}gamma_2", "norm", "width"),
-        *norm(f"{name}norm1"),
-        *class_attention(f"{name}attn", number),
-        *norm(f"{name}norm2"),
-        *mlp(f"{name}mlp", "cls_mlp", role="other_mlp"),
-    )
-
-
 TIMM_CAIT = Architecture(
     name="timm_cait",
     library="timm",
@@ -80,10 +67,9 @@ TIMM_CAIT = Architecture(
         Tensor("cls_token", "embedding", "1 1 width"),
         Tensor("pos_embed", "embedding", "1 patches width"),
         *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
-        *class_block("blocks_token_only.0.", 1),
-        *class_block("blocks_token_only.1.", 2),
+        *class_blocks("blocks_token_only", "gamma_"),
         *norm("norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head", "head", "labels", "width", when="num_classes"),
     ),
     sizes={
         "patches": lambda c: tokens(c) - 1,
@@ -91,10 +77,7 @@ TIMM_CAIT = Architecture(
         "cls_q": class_inner,
         "cls_mlp": lambda c: int(c["embed_dim"] * c["mlp_ratio_token_only"]),
     },
-    defaults={
-        **DEFAULTS,
-        "mlp_ratio_token_only": 4.0,
-    },
+    defaults={**DEFAULTS, "mlp_ratio_token_only": 4.0},
     projection="blocks.{i}.attn.proj",
     norm="pre",
     plain=False,
@@ -104,14 +87,10 @@ TIMM_CAIT = Architecture(
     timm=TimmModels("Cait", reads, "patch_embed.proj"),
 )
 
-LEAN_TIMM_CAIT = derive(
+LEAN_TIMM_CAIT = lean(
     TIMM_CAIT,
-    name="leansurgeon_cait",
-    model_types=("leansurgeon_cait",),
-    keys=replace(TIMM_CAIT.keys, head_dim="head_dim"),
-    decoupled=None,
+    "timm_cait.py",
     shared=(),
     adopt=adopt,
     class_keys={"cls_num_heads": "heads", "cls_head_dim": "head_dim"},
-    modelling="timm_cait.py",
 )

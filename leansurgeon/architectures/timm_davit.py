@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.timm_models import TimmModels, mlp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +71,7 @@ TIMM_DAVIT = Architecture(
         *norm("stem.norm", "width0", "embedding"),
         *(tensor for stage in range(1, STAGES) for tensor in downsample(stage)),
         *norm("head.norm"),
-        *linear("head.fc", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head.fc", "head", "labels", "width", when="num_classes"),
     ),
     sizes={"channels": "in_chans", "down": "down_kernel_size", "labels": "num_classes"},
     defaults={"in_chans": 3, "num_classes": 1000, "qkv_bias": True, "down_kernel_size": 2},
@@ -82,11 +84,8 @@ TIMM_DAVIT = Architecture(
     timm=TimmModels("DaVit", reads, "stem.conv", "head.fc", fixed_input_size=False),
 )
 
-LEAN_TIMM_DAVIT = derive(
+LEAN_TIMM_DAVIT = lean(
     TIMM_DAVIT,
-    name="leansurgeon_davit",
-    model_types=("leansurgeon_davit",),
+    "timm_davit.py",
     keys=replace(TIMM_DAVIT.keys, head_dim="head_dim", one_ratio=False),
-    decoupled=None,
-    modelling="timm_davit.py",
 )

@@ -7,10 +7,11 @@ not declared.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
     BEIT_OUTER,
     DEFAULTS,
@@ -18,8 +19,6 @@ from leansurgeon.architectures.timm_models import (
     PATCH_SIZES,
     TimmModels,
     is_norm,
-    linear,
-    norm,
     plain_numbers,
     tokens,
 )
@@ -62,21 +61,13 @@ TIMM_EVA = Architecture(
         Tensor("attn.qkv.weight", "qkv", "q+kv+kv width"),
         *linear("attn.proj", "o", "width", "q"),
         *norm("norm2"),
-        *linear("mlp.fc1", "up", "mlp+mlp", "width", when="swiglu_mlp", bias="swiglu_mlp"),
-        *linear("mlp.fc1", "up", "mlp", "width", when="!swiglu_mlp", bias="!swiglu_mlp"),
+        *linear("mlp.fc1", "up", "mlp+mlp", "width", when="swiglu_mlp"),
+        *linear("mlp.fc1", "up", "mlp", "width", when="!swiglu_mlp"),
         *linear("mlp.fc2", "down", "width", "mlp"),
     ),
     outer=BEIT_OUTER,
-    sizes={
-        "tokens": tokens,
-        **PATCH_SIZES,
-    },
-    defaults={
-        **DEFAULTS,
-        "swiglu_mlp": False,
-        "use_abs_pos_emb": True,
-        "use_fc_norm": True,
-    },
+    sizes={"tokens": tokens, **PATCH_SIZES},
+    defaults={**DEFAULTS, "swiglu_mlp": False, "use_abs_pos_emb": True, "use_fc_norm": True},
     projection="blocks.{i}.attn.proj",
     norm="pre",
     rotates_when="use_rot_pos_emb",
@@ -87,11 +78,4 @@ TIMM_EVA = Architecture(
     timm=TimmModels("Eva", reads, "patch_embed.proj", unlike=unlike),
 )
 
-LEAN_TIMM_EVA = derive(
-    TIMM_EVA,
-    name="leansurgeon_eva",
-    model_types=("leansurgeon_eva",),
-    keys=replace(TIMM_EVA.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="timm_eva.py",
-)
+LEAN_TIMM_EVA = lean(TIMM_EVA, "timm_eva.py")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture, Config, Tensor, exact_ratio
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.errors import UnsupportedModel, did_you_mean
 
 if TYPE_CHECKING:
@@ -163,33 +164,10 @@ def is_norm(module: nn.Module) -> bool:
     return bool(list(module.parameters()))
 
 
-def linear(name: str, role: str, out: str, into: str, *, bias: str | bool = True, **more: Any) -> tuple[Tensor, ...]:
-    """Weight `(out, into)` and bias of a layer; `bias` may name the config key that switches it on. `into` may hold
-    several words, as a convolution's weight has.
-    """
-    weight = Tensor(f"{name}.weight", role, f"{out} {into}", **more)
-    when = {"when": bias} if isinstance(bias, str) else {}
-    return (weight, Tensor(f"{name}.bias", role, out, **{**more, **when})) if bias else (weight,)
-
-
-def class_attention(name: str, group: int) -> tuple[Tensor, ...]:
-    """timm's ClassAttn, which surgery leaves alone unless it is asked to follow; `group` counts them from 1."""
-    more = {"group": group, "bias": "qkv_bias"}
-    return (
-        *(t for part in "qkv" for t in linear(f"{name}.{part}", "other_attention", "cls_q", "width", **more)),
-        *linear(f"{name}.proj", "other_attention", "width", "cls_q", group=group),
-    )
-
-
 def class_inner(config: Config) -> int:
     """Inner width of the class attention: timm's is the width, ours has heads and a head_dim of its own."""
     heads = config.get("cls_num_heads") or config["num_heads"]
     return heads * config["cls_head_dim"] if config.get("cls_head_dim") else config["embed_dim"]
-
-
-def norm(name: str, axis: str = "width", role: str = "norm", **more: Any) -> tuple[Tensor, ...]:
-    """Weight and bias of a layer norm."""
-    return (Tensor(f"{name}.weight", role, axis, **more), Tensor(f"{name}.bias", role, axis, **more))
 
 
 def batch_norm(name: str, axis: str, role: str = "norm", **more: Any) -> tuple[Tensor, ...]:
@@ -206,6 +184,26 @@ def mlp(name: str, units: str = "mlp", width: str = "width", *, role: str | None
     )
 
 
+def class_block(name: str, attention: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A block around this class attention, which surgery leaves alone."""
+    return (*norm(f"{name}norm1"), *attention, *norm(f"{name}norm2"), *mlp(f"{name}mlp", "cls_mlp", role="other_mlp"))
+
+
+def class_blocks(name: str, gamma: str) -> tuple[Tensor, ...]:
+    """The two blocks of timm's ClassAttn with layer scales that are called `gamma`. Surgery leaves them alone unless it
+    is asked to follow; `group` counts the attentions from 1.
+    """
+    found: tuple[Tensor, ...] = ()
+    for group in (1, 2):
+        at, more = f"{name}.{group - 1}.", {"group": group, "bias": "qkv_bias"}
+        attention = (
+            *(t for part in "qkv" for t in linear(f"{at}attn.{part}", "other_attention", "cls_q", "width", **more)),
+            *linear(f"{at}attn.proj", "other_attention", "width", "cls_q", group=group),
+        )
+        found += (*(Tensor(f"{at}{gamma}{i}", "norm", "width") for i in (1, 2)), *class_block(at, attention))
+    return found
+
+
 # What stands around the blocks of BEiT and of EVA.
 BEIT_OUTER = (
     Tensor("cls_token", "embedding", "1 1 width"),
@@ -213,5 +211,5 @@ BEIT_OUTER = (
     *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
     *norm("norm", when="!use_fc_norm"),
     *norm("fc_norm", when="use_fc_norm"),
-    *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+    *linear("head", "head", "labels", "width", when="num_classes"),
 )

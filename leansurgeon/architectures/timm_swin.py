@@ -12,7 +12,8 @@ from math import log
 from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, linear, mlp, norm, square
+from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, mlp, square
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,17 +74,10 @@ TIMM_SWIN = Architecture(
         *norm("patch_embed.norm", "width0", "embedding"),
         *(tensor for stage in range(1, STAGES) for tensor in downsample(stage)),
         *norm("norm"),
-        *linear("head.fc", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head.fc", "head", "labels", "width", when="num_classes"),
     ),
-    sizes={
-        **PATCH_SIZES,
-        "offsets": offsets,
-    },
-    defaults={
-        **DEFAULTS,
-        "patch_size": 4,
-        "window_size": 7,
-    },
+    sizes={**PATCH_SIZES, "offsets": offsets},
+    defaults={**DEFAULTS, "patch_size": 4, "window_size": 7},
     projection="layers.{s}.blocks.{i}.attn.proj",
     norm="pre",
     plain=False,

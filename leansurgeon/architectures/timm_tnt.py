@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, linear, mlp, norm, pair, square
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.timm_models import TimmModels, mlp, pair, square
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +82,7 @@ TIMM_TNT = Architecture(
         *linear("proj", "embedding", "width", "pixels*inner"),
         *norm("norm2_proj", "width", "embedding"),
         *norm("norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head", "head", "labels", "width", when="num_classes"),
     ),
     sizes={
         "inner": "inner_dim",
@@ -111,11 +112,4 @@ TIMM_TNT = Architecture(
     timm=TimmModels("TNT", reads, "pixel_embed.proj"),
 )
 
-LEAN_TIMM_TNT = derive(
-    TIMM_TNT,
-    name="leansurgeon_tnt",
-    model_types=("leansurgeon_tnt",),
-    keys=replace(TIMM_TNT.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="timm_tnt.py",
-)
+LEAN_TIMM_TNT = lean(TIMM_TNT, "timm_tnt.py")

@@ -7,22 +7,13 @@ entry point `leansurgeon_vit`, which takes a `head_dim` (`import leansurgeon.mod
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.timm_models import (
-    DEFAULTS,
-    PATCH_SIZES,
-    TimmModels,
-    is_norm,
-    linear,
-    mlp,
-    norm,
-    plain_numbers,
-    tokens,
-)
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, is_norm, mlp, plain_numbers, tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,17 +87,10 @@ TIMM_VIT = Architecture(
         *linear("patch_embed.proj", "embedding", "width", "channels patch_height patch_width"),
         *norm("norm", when="!fc_norm"),
         *norm("fc_norm", when="fc_norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head", "head", "labels", "width", when="num_classes"),
     ),
-    sizes={
-        "tokens": tokens,
-        **PATCH_SIZES,
-    },
-    defaults={
-        **DEFAULTS,
-        "class_token": True,
-        "fc_norm": False,
-    },
+    sizes={"tokens": tokens, **PATCH_SIZES},
+    defaults={**DEFAULTS, "class_token": True, "fc_norm": False},
     projection="blocks.{i}.attn.proj",
     norm="pre",
     takes=Takes(special_tokens=lambda c: int(bool(c.get("class_token", True)))),
@@ -115,11 +99,4 @@ TIMM_VIT = Architecture(
     timm=TimmModels("VisionTransformer", reads, "patch_embed.proj", pixels=HALF, unlike=unlike),
 )
 
-LEAN_TIMM_VIT = derive(
-    TIMM_VIT,
-    name="leansurgeon_vit",
-    model_types=("leansurgeon_vit",),
-    keys=replace(TIMM_VIT.keys, head_dim="head_dim"),
-    decoupled=None,
-    modelling="timm_vit.py",
-)
+LEAN_TIMM_VIT = lean(TIMM_VIT, "timm_vit.py")

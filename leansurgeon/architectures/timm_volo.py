@@ -9,11 +9,12 @@ grows with the heads even where the width is split.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import TimmModels, batch_norm, linear, mlp, norm
+from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.timm_models import TimmModels, batch_norm, class_block, mlp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,16 +62,14 @@ def class_mlp(args: Config) -> int:
     return int(args["embed_dims"][-1] * args.get("cls_mlp_ratio", last_ratio(args)))
 
 
-def class_block(name: str) -> tuple[Tensor, ...]:
-    """A block of class attention."""
-    return (
-        *norm(f"{name}norm1"),
+def kv_block(name: str) -> tuple[Tensor, ...]:
+    """A block of class attention, k and v by one matrix."""
+    attention = (
         *linear(f"{name}attn.kv", "other_attention", "width+width", "width", bias="qkv_bias"),
         *linear(f"{name}attn.q", "other_attention", "width", "width", bias="qkv_bias"),
         *linear(f"{name}attn.proj", "other_attention", "width", "width"),
-        *norm(f"{name}norm2"),
-        *mlp(f"{name}mlp", "cls_mlp", role="other_mlp"),
     )
+    return class_block(name, attention)
 
 
 def block(*attention: Tensor) -> tuple[Tensor, ...]:
@@ -112,11 +111,11 @@ TIMM_VOLO = Architecture(
         *batch_norm("patch_embed.conv.7", "stem", "embedding"),
         *linear("patch_embed.proj", "embedding", "width0", "stem patch patch"),
         *linear("network.1.proj", "merge", "width1", "width0 2 2"),
-        *class_block("post_network.0."),
-        *class_block("post_network.1."),
-        *linear("aux_head", "head", "labels", "width", when="use_aux_head", bias="use_aux_head"),
+        *kv_block("post_network.0."),
+        *kv_block("post_network.1."),
+        *linear("aux_head", "head", "labels", "width", when="use_aux_head"),
         *norm("norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head", "head", "labels", "width", when="num_classes"),
     ),
     sizes={
         "grid": grid,
@@ -144,13 +143,9 @@ TIMM_VOLO = Architecture(
     timm=TimmModels("VOLO", reads, "patch_embed.conv.0"),
 )
 
-LEAN_TIMM_VOLO = derive(
+LEAN_TIMM_VOLO = lean(
     TIMM_VOLO,
-    name="leansurgeon_volo",
-    model_types=("leansurgeon_volo",),
-    keys=replace(TIMM_VOLO.keys, head_dim="head_dim"),
-    decoupled=None,
+    "timm_volo.py",
     rebuilds=True,
     adopt=adopt,
-    modelling="timm_volo.py",
 )

@@ -8,20 +8,12 @@ a result with other heads or another MLP is of `leansurgeon_xcit`, which holds t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
-from leansurgeon.architectures.timm_models import (
-    TimmModels,
-    batch_norm,
-    class_attention,
-    class_inner,
-    linear,
-    mlp,
-    norm,
-    square,
-)
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.timm_models import TimmModels, batch_norm, class_blocks, class_inner, mlp, square
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,18 +46,6 @@ def adopt(config: Config) -> Config:
     args.setdefault("cls_num_heads", args["num_heads"])
     args.setdefault("cls_mlp_ratio", args.get("mlp_ratio", 4))
     return config
-
-
-def class_block(name: str, number: int) -> tuple[Tensor, ...]:
-    """A block of class attention."""
-    return (
-        Tensor(f"{name}gamma1", "norm", "width"),
-        Tensor(f"{name}gamma2", "norm", "width"),
-        *norm(f"{name}norm1"),
-        *class_attention(f"{name}attn", number),
-        *norm(f"{name}norm2"),
-        *mlp(f"{name}mlp", "cls_mlp", role="other_mlp"),
-    )
 
 
 def stem() -> tuple[Tensor, ...]:
@@ -101,13 +81,10 @@ TIMM_XCIT = Architecture(
     outer=(
         Tensor("cls_token", "embedding", "1 1 width"),
         *stem(),
-        *linear(
-            "pos_embed.token_projection", "embedding", "width", "64 1 1", when="use_pos_embed", bias="use_pos_embed"
-        ),
-        *class_block("cls_attn_blocks.0.", 1),
-        *class_block("cls_attn_blocks.1.", 2),
+        *linear("pos_embed.token_projection", "embedding", "width", "64 1 1", when="use_pos_embed"),
+        *class_blocks("cls_attn_blocks", "gamma"),
         *norm("norm"),
-        *linear("head", "head", "labels", "width", when="num_classes", bias="num_classes"),
+        *linear("head", "head", "labels", "width", when="num_classes"),
     ),
     sizes={
         "channels": "in_chans",
@@ -132,14 +109,10 @@ TIMM_XCIT = Architecture(
     timm=TimmModels("Xcit", reads, "patch_embed.proj.0.0"),
 )
 
-LEAN_TIMM_XCIT = derive(
+LEAN_TIMM_XCIT = lean(
     TIMM_XCIT,
-    name="leansurgeon_xcit",
-    model_types=("leansurgeon_xcit",),
-    keys=replace(TIMM_XCIT.keys, head_dim="head_dim"),
-    decoupled=None,
+    "timm_xcit.py",
     shared=(),
     adopt=adopt,
     class_keys={"cls_num_heads": "heads", "cls_head_dim": "head_dim"},
-    modelling="timm_xcit.py",
 )

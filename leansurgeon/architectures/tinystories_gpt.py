@@ -3,6 +3,7 @@ our own module.
 """
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.tensors import linear, norm
 
 TINYSTORIES_GPT = Architecture(
     name="tinystories_gpt",
@@ -14,27 +15,20 @@ TINYSTORIES_GPT = Architecture(
     prefixes=("model.", ""),
     layer="layers.{i}.",
     block=(
-        Tensor("attention_norm.weight", "norm", "width"),
-        Tensor("attention_norm.bias", "norm", "width"),
+        *norm("attention_norm"),
         Tensor("attention.query.weight", "q", "q width"),
         Tensor("attention.key.weight", "k", "kv width"),
         Tensor("attention.value.weight", "v", "kv width"),
-        Tensor("attention.output.weight", "o", "width q"),
-        Tensor("attention.output.bias", "o", "width"),
-        Tensor("mlp_norm.weight", "norm", "width"),
-        Tensor("mlp_norm.bias", "norm", "width"),
-        Tensor("mlp.up.weight", "up", "mlp width"),
-        Tensor("mlp.up.bias", "up", "mlp"),
-        Tensor("mlp.down.weight", "down", "width mlp"),
-        Tensor("mlp.down.bias", "down", "width"),
+        *linear("attention.output", "o", "width", "q"),
+        *norm("mlp_norm"),
+        *linear("mlp.up", "up", "mlp", "width"),
+        *linear("mlp.down", "down", "width", "mlp"),
     ),
     outer=(
         Tensor("token_embeddings.weight", "embedding", "vocab width"),
         Tensor("position_embeddings.weight", "embedding", "positions width"),
-        Tensor("final_norm.weight", "norm", "width"),
-        Tensor("final_norm.bias", "norm", "width"),
-        Tensor("/lm_head.weight", "head", "vocab width"),
-        Tensor("/lm_head.bias", "head", "vocab"),
+        *norm("final_norm"),
+        *linear("/lm_head", "head", "vocab", "width"),
     ),
     sizes={"vocab": "vocab_size", "positions": "max_position_embeddings"},
     projection="layers.{i}.attention.output",

@@ -2,6 +2,7 @@
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
 from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.tensors import linear, norm
 
 
 def patches(config: Config) -> int:
@@ -19,32 +20,21 @@ VIT = Architecture(
     prefixes=("vit.", ""),
     layer="encoder.layer.{i}.",
     block=(
-        Tensor("attention.attention.query.weight", "q", "q width"),
-        Tensor("attention.attention.query.bias", "q", "q", when="qkv_bias"),
-        Tensor("attention.attention.key.weight", "k", "kv width"),
-        Tensor("attention.attention.key.bias", "k", "kv", when="qkv_bias"),
-        Tensor("attention.attention.value.weight", "v", "kv width"),
-        Tensor("attention.attention.value.bias", "v", "kv", when="qkv_bias"),
-        Tensor("attention.output.dense.weight", "o", "width q"),
-        Tensor("attention.output.dense.bias", "o", "width"),
-        Tensor("intermediate.dense.weight", "up", "mlp width"),
-        Tensor("intermediate.dense.bias", "up", "mlp"),
-        Tensor("output.dense.weight", "down", "width mlp"),
-        Tensor("output.dense.bias", "down", "width"),
-        Tensor("layernorm_before.weight", "norm", "width"),
-        Tensor("layernorm_before.bias", "norm", "width"),
-        Tensor("layernorm_after.weight", "norm", "width"),
-        Tensor("layernorm_after.bias", "norm", "width"),
+        *linear("attention.attention.query", "q", "q", "width", bias="qkv_bias"),
+        *linear("attention.attention.key", "k", "kv", "width", bias="qkv_bias"),
+        *linear("attention.attention.value", "v", "kv", "width", bias="qkv_bias"),
+        *linear("attention.output.dense", "o", "width", "q"),
+        *linear("intermediate.dense", "up", "mlp", "width"),
+        *linear("output.dense", "down", "width", "mlp"),
+        *norm("layernorm_before"),
+        *norm("layernorm_after"),
     ),
     outer=(
         Tensor("embeddings.cls_token", "embedding", "1 1 width"),
         Tensor("embeddings.position_embeddings", "embedding", "1 tokens width"),
-        Tensor("embeddings.patch_embeddings.projection.weight", "embedding", "width channels patch patch"),
-        Tensor("embeddings.patch_embeddings.projection.bias", "embedding", "width"),
-        Tensor("layernorm.weight", "norm", "width"),
-        Tensor("layernorm.bias", "norm", "width"),
-        Tensor("/classifier.weight", "head", "labels width"),
-        Tensor("/classifier.bias", "head", "labels"),
+        *linear("embeddings.patch_embeddings.projection", "embedding", "width", "channels patch patch"),
+        *norm("layernorm"),
+        *linear("/classifier", "head", "labels", "width"),
     ),
     sizes={
         "tokens": lambda c: patches(c) + 1,

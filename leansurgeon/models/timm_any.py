@@ -21,13 +21,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import timm
-import torch
-import torch.nn.functional as F
-from timm.layers import apply_rot_embed_cat, trunc_normal_
+from timm.layers import trunc_normal_
 from timm.models.eva import EvaAttention
-from torch import Tensor, nn
+from torch import nn
 
 from leansurgeon.models.decoupled_any import Numbers, blocks_of, has
+from leansurgeon.models.timm_eva import LeanEvaAttention
 from leansurgeon.models.timm_parts import IMAGENET, entry_point
 
 NAME = "leansurgeon_any"
@@ -70,40 +69,6 @@ def check(lean: Mapping[str, Any]) -> None:
     wrong += [stage["head_dim"] for stage in lean["stages"] if not stage["head_dim"].startswith("lean_head_dim")]
     if wrong or not timm.is_model(lean["base"]) or not all(isinstance(n, int) for n in lean["native"].values()):
         raise ValueError(f"{NAME} takes a model of timm and numbers of heads, not {wrong[:1] or lean['base']}.")
-
-
-class LeanEvaAttention(EvaAttention):
-    """EVA's attention with an inner width of its own (timm 1.0.31 shapes what comes out like what went in).
-
-    `(batch, tokens, dim)` -> the same.
-    """
-
-    def forward(self, x: Tensor, rope: Tensor | None = None, attn_mask: Any = None, is_causal: bool = False) -> Tensor:
-        q, k, v = (self.by_head(y) for y in self.queries_keys_values(x))
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = self.rotated(q, rope).type_as(v), self.rotated(k, rope).type_as(v)
-        dropout = self.attn_drop.p if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
-        y = self.norm(y.transpose(1, 2).flatten(2))
-        if getattr(self, "gate", None) is not None:
-            y = y * self.gate(x).sigmoid()
-        return self.proj_drop(self.proj(y))
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.qkv is None:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        qkv = self.qkv(x)
-        if self.q_bias is not None:
-            qkv = qkv + torch.cat((self.q_bias, self.k_bias, self.v_bias))
-        return qkv.chunk(3, dim=-1)
-
-    def by_head(self, y: Tensor) -> Tensor:
-        return y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def rotated(self, x: Tensor, rope: Tensor) -> Tensor:
-        first, half = self.num_prefix_tokens, getattr(self, "rotate_half", False)
-        return torch.cat((x[:, :, :first], apply_rot_embed_cat(x[:, :, first:], rope, half=half)), dim=2)
 
 
 def at(args: Mapping[str, Any], key: str) -> Any:

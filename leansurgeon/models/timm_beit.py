@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.models.beit import Attention, Beit, checkpoint_filter_fn
 from torch import cat, no_grad
 
-from leansurgeon.models.timm_parts import HALF, entry_point
+from leansurgeon.models.timm_parts import HALF, attend, entry_point
 
 
 class DecoupledAttention(Attention):
@@ -23,11 +23,8 @@ class DecoupledAttention(Attention):
     def forward(self, x, shared_rel_pos_bias=None):
         bias = None if self.q_bias is None else cat((self.q_bias, self.k_bias, self.v_bias))
         qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         places = None if self.relative_position_bias_table is None else self._get_rel_pos_bias()
-        dropout = self.attn_drop.p if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=places, dropout_p=dropout)
-        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+        return attend(self, *qkv.permute(2, 0, 3, 1, 4).unbind(0), places)
 
 
 class LeanBeit(Beit):

@@ -12,29 +12,22 @@ Tensor names are timm's; without these arguments the model is timm's own.
 from timm.models.cait import Cait, checkpoint_filter_fn
 from torch import nn
 
-from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, FusedAttention, entry_point
 
 
-class DecoupledTalkingHeads(nn.Module):
-    """Talking-heads attention of inner width num_heads * head_dim (Shazeer et al., arXiv 2003.02436): heads mix
-    linearly before and after the softmax.
+class DecoupledTalkingHeads(FusedAttention):
+    """Talking-heads attention (Shazeer et al., arXiv 2003.02436): heads mix linearly before and after the softmax.
 
     `(batch, tokens, dim)` -> the same.
     """
 
-    def __init__(self, dim, num_heads, head_dim, qkv_bias=True, attn_drop=0.0, proj_drop=0.0):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.scale = head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
+    def __init__(self, dim, num_heads, head_dim, *args):
+        super().__init__(dim, num_heads, head_dim, *args)
         self.proj_l = nn.Linear(num_heads, num_heads)
         self.proj_w = nn.Linear(num_heads, num_heads)
-        self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.by_head(x)
         scores = (q * self.scale) @ k.transpose(-2, -1)  # (batch, heads, tokens, tokens)
         weights = self.proj_l(scores.movedim(1, -1)).movedim(-1, 1).softmax(dim=-1)
         weights = self.attn_drop(self.proj_w(weights.movedim(1, -1)).movedim(-1, 1))

@@ -8,36 +8,13 @@ It takes the arguments of timm's DaVit and
 Tensor names are timm's; without these arguments the model is timm's own.
 """
 
-import torch.nn.functional as F
 from timm.layers import Mlp
 from timm.models.davit import DaVit, checkpoint_filter_fn
-from torch import nn
 
-from leansurgeon.models.timm_parts import IMAGENET, entry_point
-
-
-class DecoupledWindow(nn.Module):
-    """Attention between the tokens of a window, of inner width num_heads * head_dim.
-
-    `(windows, tokens, dim)` -> the same.
-    """
-
-    def __init__(self, dim, num_heads, head_dim, qkv_bias=True):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
-
-    def heads(self, x):
-        """q, k, v, each `(batch, heads, tokens, head_dim)`."""
-        return self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
-
-    def forward(self, x):
-        y = F.scaled_dot_product_attention(*self.heads(x))
-        return self.proj(y.transpose(1, 2).flatten(2))
+from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point
 
 
-class DecoupledChannel(DecoupledWindow):
+class DecoupledChannel(FusedAttention):
     """Attention between the channels of a group, over a map of head_dim x head_dim (Ding et al., arXiv 2204.03645,
     section 3.2).
 
@@ -45,7 +22,7 @@ class DecoupledChannel(DecoupledWindow):
     """
 
     def forward(self, x):
-        q, k, v = self.heads(x)
+        q, k, v = self.by_head(x)
         scores = (k * self.head_dim**-0.5).transpose(-1, -2) @ v
         y = scores.softmax(dim=-1) @ q.transpose(-1, -2)
         return self.proj(y.permute(0, 3, 1, 2).flatten(2))
@@ -75,7 +52,7 @@ class LeanDaVit(DaVit):
         for stage, new, (width, heads, d, ratio) in zip(self.stages, replaced, shapes, strict=True):
             for block in (half for pair in stage.blocks for half in pair):
                 if new:
-                    kind = DecoupledWindow if hasattr(block, "window_size") else DecoupledChannel
+                    kind = FusedAttention if hasattr(block, "window_size") else DecoupledChannel
                     block.attn = kind(width, heads, d, kwargs.get("qkv_bias", True))
                     block.attn.apply(self._init_weights)
                 if block.mlp is not None and block.mlp.fc1.out_features != int(width * ratio):

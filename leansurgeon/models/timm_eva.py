@@ -6,36 +6,51 @@ one, so it is written anew here. Tensor names are timm's; without `head_dim` the
 """
 
 from math import sqrt
+from typing import Any
 
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 from timm.models.eva import Eva, EvaAttention, checkpoint_filter_fn
-from torch import cat, no_grad
+from torch import Tensor, cat, no_grad
 
 from leansurgeon.models.timm_parts import CLIP, entry_point
 
 NOT_SUPPORTED = ("qk_norm", "scale_attn_inner", "rope_rotate_half", "num_kv_heads", "use_post_norm", "num_reg_tokens")
 
 
-class DecoupledAttention(EvaAttention):
-    """Attention of inner width num_heads * attn_head_dim; the class token is not rotated.
+class LeanEvaAttention(EvaAttention):
+    """EVA's attention with an inner width of its own (timm 1.0.31 shapes what comes out like what went in); the class
+    token is not rotated.
 
     `(batch, tokens, dim)` -> the same.
     """
 
-    def forward(self, x, rope=None, attn_mask=None, is_causal=False):
-        bias = None if self.q_bias is None else cat((self.q_bias, self.k_bias, self.v_bias))
-        qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    def forward(self, x: Tensor, rope: Tensor | None = None, attn_mask: Any = None, is_causal: bool = False) -> Tensor:
+        q, k, v = (self.by_head(y) for y in self.queries_keys_values(x))
+        q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = self.rotated(q, rope).type_as(v), self.rotated(k, rope).type_as(v)
         dropout = self.attn_drop.p if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
-        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+        y = self.norm(y.transpose(1, 2).flatten(2))
+        if getattr(self, "gate", None) is not None:
+            y = y * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(y))
 
-    def rotated(self, x, rope):
-        first = self.num_prefix_tokens
-        return cat((x[:, :, :first], apply_rot_embed_cat(x[:, :, first:], rope)), dim=2)
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.qkv is None:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        qkv = self.qkv(x)
+        if self.q_bias is not None:
+            qkv = qkv + cat((self.q_bias, self.k_bias, self.v_bias))
+        return qkv.chunk(3, dim=-1)
+
+    def by_head(self, y: Tensor) -> Tensor:
+        return y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def rotated(self, x: Tensor, rope: Tensor) -> Tensor:
+        first, half = self.num_prefix_tokens, getattr(self, "rotate_half", False)
+        return cat((x[:, :, :first], apply_rot_embed_cat(x[:, :, first:], rope, half=half)), dim=2)
 
 
 class LeanEva(Eva):
@@ -55,7 +70,7 @@ class LeanEva(Eva):
         # timm makes the rotary positions for width // heads, which is then head_dim; the real attention comes below.
         super().__init__(num_heads=width // head_dim, **kwargs)
         for number, block in enumerate(self.blocks, 1):
-            block.attn = DecoupledAttention(
+            block.attn = LeanEvaAttention(
                 width,
                 num_heads=num_heads,
                 qkv_bias=kwargs.get("qkv_bias", True),

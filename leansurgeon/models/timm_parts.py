@@ -1,4 +1,4 @@
-"""What our forms of timm's models share: how an entry point is registered, and class attention of any width.
+"""What our forms of timm's models share: how an entry point is registered, and attention of any width.
 
 These modules never travel with a checkpoint, so they may import each other; they import nothing else of leansurgeon.
 """
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
@@ -52,6 +53,47 @@ def entry_point(
     build.__doc__ = kind.__doc__
     sys.modules[kind.__module__].default_cfgs = {name: usual | settings}
     return register_model(build)
+
+
+class FusedAttention(nn.Module):
+    """Multi-head self-attention of inner width num_heads * head_dim, q, k and v by one matrix as in timm.
+
+    `(batch, tokens, dim)` -> the same; weights `qkv (3 * inner, dim)`, `proj (dim, inner)`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        proj_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.scale = head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(num_heads * head_dim, dim, bias=proj_bias)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def by_head(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k, v, each `(batch, heads, tokens, head_dim)`."""
+        return self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return attend(self, *self.by_head(x), attn_mask, is_causal)
+
+
+def attend(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """What q, k, v `(batch, heads, tokens, head_dim)` give through the dropouts and the projection of an attention."""
+    dropout = module.attn_drop.p if module.training else 0.0
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
+    return module.proj_drop(module.proj(y.transpose(1, 2).flatten(2)))
 
 
 class ClassAttention(nn.Module):

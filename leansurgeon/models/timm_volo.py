@@ -15,7 +15,7 @@ from timm.layers import Mlp
 from timm.models.volo import VOLO
 from torch import nn
 
-from leansurgeon.models.timm_parts import IMAGENET, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point
 
 
 class DecoupledOutlook(nn.Module):
@@ -50,21 +50,11 @@ class DecoupledOutlook(nn.Module):
         return self.proj(y.permute(0, 2, 3, 1))
 
 
-class DecoupledAttention(nn.Module):
-    """Self-attention of inner width num_heads * head_dim. `(batch, height, width, dim)` -> the same."""
-
-    def __init__(self, dim, num_heads, head_dim, qkv_bias=False, attn_drop=0.0):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
+class DecoupledAttention(FusedAttention):
+    """Self-attention over a map of tokens. `(batch, height, width, dim)` -> the same."""
 
     def forward(self, x):
-        qkv = self.qkv(x).flatten(1, 2).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop.p if self.training else 0.0)
-        return self.proj(y.transpose(1, 2).flatten(2).unflatten(1, x.shape[1:3]))
+        return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
 
 
 class LeanVOLO(VOLO):

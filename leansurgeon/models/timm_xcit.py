@@ -14,27 +14,21 @@ from timm.layers import Mlp
 from timm.models.xcit import Xcit, checkpoint_filter_fn
 from torch import nn, ones
 
-from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, FusedAttention, entry_point
 
 
-class DecoupledXCA(nn.Module):
-    """Cross-covariance attention of inner width num_heads * head_dim (El-Nouby et al., arXiv 2106.09681, section 3.2).
+class DecoupledXCA(FusedAttention):
+    """Cross-covariance attention (El-Nouby et al., arXiv 2106.09681, section 3.2).
 
     `(batch, tokens, dim)` -> the same; a head attends between its channels, over a map of head_dim x head_dim.
     """
 
-    def __init__(self, dim, num_heads, head_dim, qkv_bias=True, attn_drop=0.0, proj_drop=0.0):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
+    def __init__(self, dim, num_heads, head_dim, *args):
+        super().__init__(dim, num_heads, head_dim, *args)
         self.temperature = nn.Parameter(ones(num_heads, 1, 1))
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x):
-        # (3, batch, heads, head_dim, tokens)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 4, 1).unbind(0)
+        q, k, v = (y.transpose(-2, -1) for y in self.by_head(x))  # (batch, heads, head_dim, tokens)
         scores = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)) * self.temperature
         y = self.attn_drop(scores.softmax(dim=-1)) @ v
         return self.proj_drop(self.proj(y.permute(0, 3, 1, 2).flatten(2)))

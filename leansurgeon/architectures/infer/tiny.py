@@ -95,14 +95,8 @@ SMALL = {
     **{"altup_num_inputs": 2, "num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
     **{"classifier_proj_size": 32, "codebook_size": 32, "projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32},
     **{"num_codevectors_per_group": 8, "codevector_dim": 32, "temporal_patch_size": 2, "spatial_merge_size": 2},
-    **{
-        "num_global_layers": 2,
-        "mm_tokens_per_image": 4,
-        "moe_num_shared_experts": 1,
-        "audio_vocab_size": VOCAB,
-        "pooler_hidden_size": 96,
-    },
-    **{"max_source_positions": 32, "relation_transformer_layers": 1},
+    **{"num_global_layers": 2, "mm_tokens_per_image": 4, "moe_num_shared_experts": 1, "audio_vocab_size": VOCAB},
+    **{"pooler_hidden_size": 96, "max_source_positions": 32, "relation_transformer_layers": 1},
 }
 # What a default config leaves open and a model needs.
 OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": VOCAB}
