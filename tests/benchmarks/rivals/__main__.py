@@ -81,7 +81,8 @@ def cells(asked: argparse.Namespace, source: Source, seed: int, end: float) -> N
     """Append what is not in the state yet, as long as there is time."""
     contest = None
     for layers in map(int, asked.layers.split(",")):
-        done = {(r["method"], r["layers"], r["seed"], r["model"]) for r in rows_of(asked.state)}
+        rows = [row for row in rows_of(asked.state) if not row["trouble"]]  # what failed is tried again
+        done = {(r["method"], r["layers"], r["seed"], r["model"]) for r in rows}
         wanted = [name for name in (*OURS, *RIVALS) if name in (asked.methods or (*OURS, *RIVALS))]
         for name in wanted:
             if (name, layers, seed, source.slug) in done:

@@ -111,7 +111,9 @@ def real(batch: Batch, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def watched(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Module, str]]) -> Iterator[dict]:
-    """Batch by batch, (N, D) of what enters ("in") or leaves ("out") modules, by name."""
+    """Batch by batch, (N, D) of what enters ("in") or leaves ("out") modules, by name, in fp32 whatever products are
+    taken in.
+    """
     found: dict[str, Tensor] = {}
     handles = []
     for name, (module, side) in modules.items():
@@ -129,7 +131,7 @@ def watched(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Modu
     try:
         for batch in batches:
             run(model, batch)
-            yield {name: real(batch, value.detach()) for name, value in found.items()}
+            yield {name: real(batch, value.detach()).float() for name, value in found.items()}
     finally:
         for handle in handles:
             handle.remove()
