@@ -1,18 +1,18 @@
 """The tables and figures of "Leaner Transformers: More Heads, Less Depth" as data, and their audit.
 
-`table1` to `table5` and `figures` hold what the paper prints and the configuration that gives its parameter counts;
-`audit` counts every row again (`built` with torch), `text` and `document` show both. Accuracy and memory are the
-paper's: nothing is trained here.
+`tables.yaml` and `figures.yaml` hold what the paper prints and the shape that gives its parameter counts; `audit`
+counts every row again (`built` with torch), `text` and `document` show both. Accuracy and memory are the paper's:
+nothing is trained here.
 """
 
 from __future__ import annotations
 
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.paper import figures, table1, table2, table3, table4, table5
+from leansurgeon.paper import exhibits
 from leansurgeon.paper.base import Exhibit
 
-TABLES = tuple(module.TABLE for module in (table1, table2, table3, table4, table5))
-EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *figures.FIGURES)}
+TABLES = exhibits.read(exhibits.TABLES)
+EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *exhibits.read(exhibits.FIGURES))}
 
 
 def chosen(key: str | None) -> tuple[Exhibit, ...]:

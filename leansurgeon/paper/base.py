@@ -1,4 +1,4 @@
-"""What the paper prints, and how it is to be read: the values that the data modules consist of. No torch here."""
+"""What the paper prints, and how it is to be read: the values of `tables.yaml` and `figures.yaml`. No torch here."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
 from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs
-from leansurgeon.paper.figures import FIGURE3
+from leansurgeon.paper import EXHIBITS
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.training.recipe.reading import load
 
@@ -37,7 +37,7 @@ def test_the_source_has_the_proportions_of_vit_b(name):
 @pytest.mark.parametrize("name", ["figure3", "figure3-cpu"])
 def test_figure_3_has_the_papers_grid(name):
     recipe, found = plans(name)
-    grid = {(int(row.printed.words.layers), int(row.printed.words.heads)) for row in FIGURE3.rows}
+    grid = {(int(row.printed.words.layers), int(row.printed.words.heads)) for row in EXHIBITS["fig3"].rows}
     arms = {a: p.after.stages[0] for a, p in found.items() if recipe.arms[a].control_of is None}
     assert {(s.depth, s.heads) for s in arms.values()} == grid and len(arms) == len(grid) == 18
     assert len({(s.head_dim, s.mlp_dim) for s in arms.values()}) == 1

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import leansurgeon
 from leansurgeon.progress import command_screen
 from leansurgeon.rank import is_first_here, is_worker, rank
 
-PACKAGE = Path(__file__).parent.parent / "leansurgeon"
+PACKAGE = Path(leansurgeon.__file__).parent
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import leansurgeon
 from leansurgeon.hooks import Hooks
 from leansurgeon.surgery.refit.block import changed_output, closing_norm, inputs_of, outputs_of, seen_at
 
-PACKAGE = Path(__file__).parent.parent / "leansurgeon"
+PACKAGE = Path(leansurgeon.__file__).parent
 
 
 def hooks_on(model: nn.Module) -> int:
