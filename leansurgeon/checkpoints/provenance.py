@@ -14,6 +14,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.version import __version__
 
@@ -51,7 +52,7 @@ def write_surgery(
     folder: Path,
     source: Source,
     plan: Mapping[str, Any],
-    decided: Mapping[str, Any],
+    decided: Decisions,
     proof: Proof | None,
     *,
     language: bool = False,

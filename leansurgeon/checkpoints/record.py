@@ -16,7 +16,8 @@ from typing import Any
 from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
-from leansurgeon.checkpoints.taker import NAME, DamagedRecord, Taker
+from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.recorded.taker import NAME, DamagedRecord, Taker
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
@@ -235,7 +236,7 @@ class SurgeryRecord:
     created: str | None = None
     initialised: str | None = None  # transfer | fresh | fresh-attention | trained
     history: tuple[Mapping[str, Any], ...] = ()
-    decided: Mapping[str, Any] = field(default_factory=dict)
+    decided: Decisions = field(default_factory=Decisions)
     versions: Mapping[str, str] = field(default_factory=dict)
     proof: Proof | None = None
     language: bool = False  # whether the scores are those of a language model
@@ -277,7 +278,7 @@ class SurgeryRecord:
             created=take("created", str),
             initialised=take("initialised", str),
             history=take.several("history", dict),
-            decided=take("decided", dict, {}),
+            decided=Decisions.from_dict(take("decided", dict, {})),
             versions=take.words("versions"),
             proof=take.part("proof", Proof.from_dict),
             language=take("language", bool, False),
@@ -376,7 +377,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
         source=replace(source, name=name, notes=tuple(without_places(source.notes))),
         plan=without_places(record.plan),
         history=tuple(without_places(record.history)),
-        decided=without_places(record.decided),
+        decided=Decisions.from_dict(without_places(record.decided.as_dict())),
         judged={without_places(name): found for name, found in record.judged.items()},
         source_config=None if config is None else without_place(config),
         source_surgery=record.source_surgery and published(record.source_surgery),

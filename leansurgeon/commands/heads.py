@@ -147,6 +147,7 @@ def pruned(
     opened: Source, study: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say
 ) -> tuple[Decided, SurgeryRecord]:
     """Write the smaller checkpoint; what was decided, and its record."""
+    from leansurgeon.checkpoints.recorded.decided import Importance
     from leansurgeon.surgery import prune
     from leansurgeon.surgery.shrink import carry_out
 
@@ -163,9 +164,9 @@ def pruned(
         device=pruning.device,
     )
     options = study.document["options"]
-    importance = {key: options[key] for key in ("reduction", "normalise")}
-    importance["by_head"] = [entry["importance"] for entry in study.document["attentions"]]
-    decided = replace(decided, record=decided.record | {"importance": importance})
+    by_head = tuple(tuple(entry["importance"]) for entry in study.document["attentions"])
+    importance = Importance(options["reduction"], options["normalise"], by_head)
+    decided = replace(decided, record=replace(decided.record, importance=importance))
     return decided, carry_out(decided, pruning.out, force=pruning.force, say=say)
 
 
@@ -180,7 +181,7 @@ def pruned_document(decided: Decided, written: SurgeryRecord, pruning: Pruning) 
         "parameters_before": steps.parameters_before.total,
         "parameters_after": steps.parameters_after.total,
         "healed": pruning.heal,
-        "kept_heads": written.decided.get("kept_heads", {}),
+        "kept_heads": {layer: list(kept) for layer, kept in written.decided.kept_heads.items()},
         "library": steps.architecture.library,
         "proof": written.proof.as_dict(),
         "language": written.language,

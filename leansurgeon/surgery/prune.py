@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.heads.pruning import strengths
@@ -74,9 +75,8 @@ def decide(
     Raises what `check` and `calibrate` raise.
     """
     steps = prune_plan(source, sites, values, asked, seed, heal=heal)
-    record: dict[str, Any] = {"calibration": calibration.as_dict()}
     if not heal:
-        return Decided(steps, record=record, calibration=calibration)
+        return Decided(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
     from leansurgeon.surgery.walk.calibrated import calibrate
     from leansurgeon.surgery.walk.ground import Options
 
@@ -85,7 +85,7 @@ def decide(
         outcome = calibrate(steps, calibration, Options(device=device), say)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
-    return Decided(steps, outcome.edits, record | outcome.record, calibration, outcome.close)
+    return Decided(steps, outcome.edits, outcome.record, calibration, outcome.close)
 
 
 def prune_plan(

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.towers import whole_runs
 from leansurgeon.checkpoints.proof.prove import prove
@@ -16,6 +16,7 @@ from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.surgery.plan.drop_layers import Choice
@@ -39,7 +40,7 @@ class Decided:
 
     plan: Plan
     edits: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    record: dict[str, Any] = field(default_factory=dict)
+    record: Decisions = field(default_factory=Decisions)
     calibration: Calibration | None = field(default=None, repr=False)
     close: Callable[[], None] = lambda: None
     published: Callable[[], None] = lambda: None  # to be called once the result is there
@@ -63,7 +64,7 @@ def decide(
         if calibration and (method.fit or LAYERS[method.layers]):
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
         edits = SplitTensors(steps) if resizes_heads(steps) else {}
-        record = {"calibration": calibration.as_dict()} if calibration else {}
+        record = Decisions(calibration=calibration.recorded() if calibration else None)
         return Decided(steps, edits, record, calibration)
     from leansurgeon.surgery.walk.ground import Options
     from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
@@ -91,7 +92,8 @@ def decide(
     except LeanSurgeonError:
         kept.remove()  # it would end so again
         raise
-    choice = Choice(outcome.layers, outcome.criterion, {"candidates": outcome.record.get("candidates", [])})
+    tried = [candidate.as_dict() for candidate in outcome.record.candidates]
+    choice = Choice(outcome.layers, outcome.criterion, {"candidates": tried})
     return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
 
 
@@ -155,7 +157,7 @@ def carry_out(
             aside,
             source,
             steps.as_dict(),
-            chosen | decided.record,
+            replace(decided.record, kept_heads=chosen.kept_heads, balance=chosen.balance),
             proof,
             language=predicts_words(decided.calibration),
             starts=starts(proof) if starts and proof else None,

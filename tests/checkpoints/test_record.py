@@ -10,6 +10,7 @@ import pytest
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import durable
 from leansurgeon.checkpoints.record import Both, Comparison, DamagedRecord, Embeddings, Origin, Proof, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.shape import Shape, Stage
 
 STAGE = Stage(depth=2, heads=4, head_dim=8, kv_heads=4, mlp_dim=48, width=32)
@@ -32,7 +33,7 @@ def whole() -> SurgeryRecord:
         created="2026-01-31T10:00:00+00:00",
         initialised="transfer",
         history=({"source": {"name": "digits-vit"}, "operators": [], "seed": 0},),
-        decided={"kept_heads": {"0": [1, 2]}},
+        decided=Decisions(kept_heads={"0": (1, 2)}),
         versions={"leansurgeon": "0.1.0"},
         proof=Proof("transformers.X.from_pretrained", 1234, (1, 2), compared=COMPARED),
         starts={"naive": COMPARED, "best": Comparison(done=False, why="no reason")},

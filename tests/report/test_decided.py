@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.report.tables import decided
 from leansurgeon.words import ranges
 
@@ -33,7 +34,7 @@ RECORD = {
 
 
 def test_every_choice_stands_there_with_its_numbers():
-    lines = decided.table(RECORD).splitlines()
+    lines = decided.table(Decisions.from_dict(RECORD)).splitlines()
     assert all(len(line) <= 80 for line in lines)
     taken = [line.split() for line in lines if line.startswith("*")]
     assert taken == [["*", "0-2,", "5", "angular,", "two", "blocks", "attention,", "later", "all", "0.1250"]]
@@ -46,11 +47,11 @@ def test_every_choice_stands_there_with_its_numbers():
 
 @pytest.mark.parametrize("record", [{}, {"calibration": {}}, {"candidates": RECORD["candidates"][:1]}])
 def test_where_nothing_was_left_open_nothing_is_said(record):
-    assert decided.table(record) == ""
+    assert decided.table(Decisions.from_dict(record)) == ""
 
 
 def test_heads_by_weight_are_shown_without_sample_data():
-    assert "2               0-1, 3" in decided.table({"kept_heads": {"2": [0, 1, 3]}})
+    assert "2               0-1, 3" in decided.table(Decisions(kept_heads={"2": (0, 1, 3)}))
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([4], "4"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.errors import UsageError
 from leansurgeon.report.charts.palette import COLOURS, SERIES
 from leansurgeon.report.charts.render import svg
@@ -18,7 +19,7 @@ from leansurgeon.report.charts.sections import OF_SECTION, every, of_section
 from leansurgeon.report.evidence import predicted
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.studies import bench_of
-from leansurgeon.report.evidence.surgery import choice_of, cut_of
+from leansurgeon.report.evidence.surgery import cut_of
 from leansurgeon.report.page import page as html_page
 from leansurgeon.report.page.again import shrink_command
 from leansurgeon.report.page.bench import bench
@@ -291,7 +292,7 @@ def test_odd_files_beside_a_summary_are_no_reason_to_fail(tmp_path):
     write(whole / "control-s0", broken)
     page, _ = page_of(tmp_path / "runs")
     assert not page.open and not page.wrong
-    odd = choice_of({"candidates": [{"judged_by": 1.0, "data": ["part"]}, {"judged_by": 2.0, "data": {}}]})
+    odd = Decisions.from_dict({"candidates": [{"judged_by": 1.0, "data": ["part"]}, {"judged_by": 2.0, "data": {}}]})
     assert candidates(odd.candidates)
 
 
@@ -316,11 +317,11 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     from leansurgeon.measure.data.calibration import from_task, open_calibration
 
     vit = open_source("digits-vit")
-    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).as_dict()
-    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).as_dict()
+    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).recorded().as_dict()
+    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).recorded().as_dict()
     assert own == again and own["name"] == "task:digits,split_seed=3"
     folder, text = sentence_encoder(saved, tmp_path, 40)
-    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).as_dict()
+    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).recorded().as_dict()
     record = {"plan": {"seed": 0}, "source": {"name": "m"}, "decided": {"calibration": data}}
     assert shlex.split(shrink_command(cut_of(record)))[-2:] == ["--calibrate", str(text)]
     record["decided"]["calibration"] = own

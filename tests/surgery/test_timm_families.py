@@ -284,7 +284,7 @@ def test_heads_and_units_of_a_stage_are_trimmed_by_weight(tmp_path):
     steps, record = cut(folder, tmp_path / "out", **asked)
     assert [o.name for o in steps.operators] == ["drop-layers", "trim-heads", "trim-mlp"]
     assert all(o.says.startswith("stage 3: ") for o in steps.operators)
-    assert record.decided["kept_heads"] == {"3": [0, 2], "3.1": [1, 3]}
+    assert record.decided.kept_heads == {"3": (0, 2), "3.1": (1, 3)}
     new, old = load_file(tmp_path / "out/model.safetensors"), model.state_dict()
     halves = old["stages.2.blocks.0.1.attn.qkv.weight"].view(3, 4, 8, 32)[:, [1, 3]].reshape(48, 32)
     assert torch.equal(new["stages.2.blocks.0.1.attn.qkv.weight"], halves)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -192,10 +192,9 @@ def measured_of(made: SurgeryRecord) -> list[Measured]:
     """All figures of a record: those of its proof, and on data that had no part in the making."""
     if made.proof is None or made.initialised == FRESH:
         return []
-    used = made.decided.get("calibration")
+    used = made.decided.calibration
     noise = made.proof.compared is not None and made.proof.compared.data == "noise"
-    said = str(used.get("name", "data")) if isinstance(used, Mapping) else "data"
-    name = "noise as input" if noise else f"{public(said)}, held out"
+    name = "noise as input" if noise else f"{public(used.name if used and used.name else 'data')}, held out"
     metrics = [of_comparison(name, made.proof.compared, made.language)]
     return metrics + [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
 
@@ -301,8 +300,8 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
             ("width", "width"),
         )
     )
-    used = made.decided.get("calibration")
-    data = f" Sample data: {used['says']}, SHA-256 `{used['sha256'][:16]}`." if used else ""
+    used = made.decided.calibration
+    data = f" Sample data: {used.says}, SHA-256 `{used.sha256[:16]}`." if used else ""
     steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in made.steps) or "- none"
     total = plan["parameters_before"]["total"], plan["parameters_after"]["total"]
     change = 100 * (total[1] / total[0] - 1)

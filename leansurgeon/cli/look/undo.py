@@ -45,12 +45,12 @@ def undo(
         hold(out, force=force)
         check_apart(out, source.folder)
     record = None if dry_run else carry_out(steps, out, force=force, say=say)
-    verified = record.decided["verified"] if record else None
+    verified = record.decided.verified if record else None
     if as_json:
         document = {"schema_version": 1, "dry_run": dry_run, "out": None if dry_run else str(out)}
         document |= {
             "plan": steps.plan.as_dict(),
-            "verified": verified,
+            "verified": verified and verified.as_dict(),
             "proof": record and record.proof and record.proof.as_dict(),
         }
         print(json.dumps(document))
@@ -61,8 +61,8 @@ def undo(
 
 def closing(out: Path, record: SurgeryRecord) -> str:
     """The closing sentence: where it is, and what it was held against."""
-    verified, proof = record.decided["verified"], record.proof
-    if verified["by"] == "reload":
+    verified, proof = record.decided.verified, record.proof
+    if verified.by == "reload":
         compared = proof.compared
         comparison = (
             f"outputs differ from the undone model's by at most {compared.max_difference:.2g} where their spread "
@@ -71,10 +71,10 @@ def closing(out: Path, record: SurgeryRecord) -> str:
             else compared.why
         )
         return (
-            f"Written to {out}; {verified['source']} is not at hand or has changed, so the result was reloaded with "
+            f"Written to {out}; {verified.source} is not at hand or has changed, so the result was reloaded with "
             f"{proof.loaded_with}: {comparison}."
         )
-    how = "the file has the recorded SHA-256" if verified["by"] == "sha256" else "compared tensor by tensor"
-    left = verified.get("left_out")
-    also = f" {len(left)} tensors that the model does not read were left out by shrink." if left else ""
-    return f"Written to {out}: bit for bit the tensors of {verified['source']} ({how}).{also}"
+    how = "the file has the recorded SHA-256" if verified.by == "sha256" else "compared tensor by tensor"
+    left = len(verified.left_out or ())
+    also = f" {left} tensors that the model does not read were left out by shrink." if left else ""
+    return f"Written to {out}: bit for bit the tensors of {verified.source} ({how}).{also}"

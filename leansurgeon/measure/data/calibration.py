@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leansurgeon.architectures.towers import writes_text
+from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
@@ -84,12 +84,11 @@ class Calibration:
         score = self.task.score(logits, batch)
         return float(score.loss_sum), float(score.loss_count)
 
-    def as_dict(self) -> JsonObject:
+    def recorded(self) -> SampleData:
         """Name, digest and sample counts, as `surgery.json` keeps them."""
         samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
-        known = {"name": self.name, "says": self.says, "sha256": self.digest, "samples": samples}
-        known |= {"sources": [source.as_dict() for source in self.sources]} if self.sources else {}
-        return known | ({} if self.asked is None else {"asked": self.asked})
+        sources = tuple(source.recorded() for source in self.sources)
+        return SampleData(self.name, self.says, self.digest, samples, sources, self.asked)
 
 
 def open_calibration(

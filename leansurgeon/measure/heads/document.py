@@ -136,7 +136,7 @@ def study(loaded: Loaded, calibration: Calibration, options: Options | None = No
     first, second = halves(held) if options.ablate else (held, held)
     bench = HeadScorer(judge, places, second)
     document: HeadsDocument = {
-        "data": calibration.as_dict(),
+        "data": calibration.recorded().as_dict(),
         "judged_by": judge.says,
         "options": asdict(options),
         "samples": {"importance": sum(map(rows_of, calibration.fit)), "ablation": 0, "curve": 0},

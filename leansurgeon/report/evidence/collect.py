@@ -16,8 +16,8 @@ from leansurgeon.checkpoints import record
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.reading.values import stamp, text
 from leansurgeon.report.evidence import folder
-from leansurgeon.report.evidence.values import stamp, text
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held

@@ -12,7 +12,7 @@ from typing import Any
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.evidence.values import number
+from leansurgeon.reading.values import number
 from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE, call_in
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave

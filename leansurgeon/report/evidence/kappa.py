@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Any
 
 from leansurgeon.measure.kappa.figures import ceiling
-from leansurgeon.reading.jsonfile import Json, JsonObject
-from leansurgeon.report.evidence.values import number, part, text, whole
+from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
+from leansurgeon.reading.values import number, objects, text, whole
 from leansurgeon.report.humans import spread
 
 # Condition numbers of weights, by their keys in a summary: those of the matrices as they stand depend on the basis of
@@ -80,7 +80,7 @@ class Kappa:
 
 def kappa_of(measured: list[Any]) -> Kappa | None:
     """Kappa of one arm: the mean over its seeds, layer by layer."""
-    measured = [k for k in measured if isinstance(part(k, "layers"), list) and isinstance(part(k, "model"), dict)]
+    measured = [k for k in measured if isinstance(value_at(k, "layers"), list) and objects([k.get("model")])]
     if not measured:
         return None
     dtype = text(measured[0].get("forward_dtype"))
@@ -88,7 +88,7 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
 
     def over(pick: Callable[[Any], Any], key: str, bound: str) -> Bound | None:
         """The mean over runs of a figure; a lower bound only, where it exceeds what the dtype can tell."""
-        merged = _mean_bound([(number(part(pick(k), key)), number(part(pick(k), bound))) for k in measured])
+        merged = _mean_bound([(number(value_at(pick(k), key)), number(value_at(pick(k), bound))) for k in measured])
         return Bound(merged.value, False) if merged and limit and merged.value > limit else merged
 
     def layer(i: int) -> LayerKappa:
@@ -99,11 +99,11 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
 
         def mean(key: str) -> float | None:
             """The mean over runs of a plain figure of this layer."""
-            known = spread(number(part(pick(k), key)) for k in measured)
+            known = spread(number(value_at(pick(k), key)) for k in measured)
             return known.mean if known else None
 
-        deficient = sum(whole(part(pick(k), "deficient")) or 0 for k in measured)
-        ranks = [(number(part(pick(k), "rank")), number(part(pick(k), "k"))) for k in measured]
+        deficient = sum(whole(value_at(pick(k), "deficient")) or 0 for k in measured)
+        ranks = [(number(value_at(pick(k), "rank")), number(value_at(pick(k), "k"))) for k in measured]
         poorest = min((r for r in ranks if None not in r), default=(None, None))
         return LayerKappa(
             layer=i + 1,
@@ -117,9 +117,9 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
             stable_rank=mean("stable_rank"),
             effective_rank=mean("effective_rank"),
             aspect=mean("aspect"),
-            output=over(lambda k: part(pick(k), "output"), "median", "median_lower_bound"),
-            jacobian=_jacobian([part(pick(k), "jacobian") for k in measured]),
-            weights={key: _figure([part(pick(k), "weights", key) for k in measured]) for key in (*MATRICES, *PRODUCTS)},
+            output=over(lambda k: value_at(pick(k), "output"), "median", "median_lower_bound"),
+            jacobian=_jacobian([value_at(pick(k), "jacobian") for k in measured]),
+            weights={w: _figure([value_at(pick(k), "weights", w) for k in measured]) for w in (*MATRICES, *PRODUCTS)},
         )
 
     layers = tuple(layer(i) for i in range(len(measured[0]["layers"])))
@@ -155,12 +155,12 @@ def _mean_bound(values: list[tuple[float | None, float | None]]) -> Bound | None
 
 def _figure(measured: list[Any]) -> Bound | None:
     """A figure of the weights, which no forward pass has anything to do with."""
-    return _mean_bound([(number(part(f, "value")), number(part(f, "lower_bound"))) for f in measured])
+    return _mean_bound([(number(value_at(f, "value")), number(value_at(f, "lower_bound"))) for f in measured])
 
 
 def _jacobian(measured: list[Any]) -> Bound | None:
-    merged = _mean_bound([(number(part(f, "at_least")), None) for f in measured])
-    return Bound(merged.value, all(part(f, "exact") is True for f in measured)) if merged else None
+    merged = _mean_bound([(number(value_at(f, "at_least")), None) for f in measured])
+    return Bound(merged.value, all(value_at(f, "exact") is True for f in measured)) if merged else None
 
 
 def _median_bound(bounds: list[Bound | None]) -> Bound | None:

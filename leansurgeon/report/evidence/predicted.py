@@ -9,7 +9,8 @@ from typing import Any
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
-from leansurgeon.report.evidence.values import number, part, text
+from leansurgeon.reading.jsonfile import value_at
+from leansurgeon.reading.values import number, text
 from leansurgeon.training.runs.folder import BEST, LAST
 from leansurgeon.training.runs.summary import Summary
 
@@ -39,14 +40,14 @@ def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ..
 def setting_of(found: Summary) -> tuple[tuple[str, Any], ...] | None:
     """The fields of `measure.memory.Setting`, as pairs, since they are looked up again for equal ones."""
     train = found.recipe.get("train")
-    if not found.micro_batch or text(part(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
+    if not found.micro_batch or text(value_at(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
         return None
     setting = {
         "batch": found.micro_batch,
-        "tokens": number(part(found.recipe, "task", "seq_len")),
+        "tokens": number(value_at(found.recipe, "task", "seq_len")),
         "precision": found.precision or "fp32",
-        "optimizer": text(part(train, "optim", "name"), "adamw"),
-        "checkpointing": part(train, "activation_checkpointing") is True,
+        "optimizer": text(value_at(train, "optim", "name"), "adamw"),
+        "checkpointing": value_at(train, "activation_checkpointing") is True,
         "world_size": found.world_size or 1,
     }
     # A task with text whose recipe leaves its length open: a guess would be no prediction.

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.checkpoints.taker import NAME
-from leansurgeon.reading.jsonfile import Json
+from leansurgeon.checkpoints.recorded.taker import NAME
+from leansurgeon.reading.jsonfile import Json, value_at
+from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.predicted import Predicted, predicted_of, setting_of
 from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
 from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
-from leansurgeon.report.evidence.values import figures, part, text, whole, words
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Summary
@@ -123,8 +123,8 @@ def model(entry: Entry) -> Run:
         cut=cut_of(entry.data),
         finished=text(entry.data.get("created")),
         versions=words(entry.data.get("versions")),
-        parameters=whole(after),
-        parameters_of_source=whole(of_plan(entry.data, "parameters_before")),
+        parameters=total(after),
+        parameters_of_source=total(of_plan(entry.data, "parameters_before")),
         parts=parts_of(after),
         shape=shape_of(of_plan(entry.data, "after")),
         judged=judged_of(entry.data),
@@ -134,7 +134,7 @@ def model(entry: Entry) -> Run:
 def training(entry: Entry) -> Run:
     """From a summary; unknown or odd values become gaps."""
     summary = Summary.from_dict(entry.data)
-    surgery, stages = summary.model.surgery, part(summary.model.shape, "stages")
+    surgery, stages = summary.model.surgery, value_at(summary.model.shape, "stages")
     transferred = summary.experiment is not None and summary.experiment.init == "transfer"
     fresh = (of_plan(surgery, "init") or "fresh") == "fresh"
     return Run(
@@ -147,11 +147,11 @@ def training(entry: Entry) -> Run:
         finished=summary.finished,
         versions=summary.versions,
         parameters=summary.model.parameters,
-        parameters_of_source=whole(of_plan(surgery, "parameters_before")),
+        parameters_of_source=total(of_plan(surgery, "parameters_before")),
         parts=parts_of(summary.model.parts),
         shape=shape_of(summary.model.shape),
-        width=whole(part(stages[0], "width")) if isinstance(stages, list) and stages else None,
-        began_trained=transferred or text(part(surgery, "initialised")) not in ("", "fresh"),
+        width=whole(value_at(stages[0], "width")) if isinstance(stages, list) and stages else None,
+        began_trained=transferred or text(value_at(surgery, "initialised")) not in ("", "fresh"),
         init_std=summary.model.init_std if fresh else None,
         expected=expected_of(summary.recipe.get("expected")),
         judged=judged_of(folder.left_by(entry.path / runfolder.BEST, NAME)),
@@ -173,8 +173,13 @@ def expected_of(said: Json) -> Mapping[str, Mapping[str, float]]:
 
 def of_plan(surgery: Json, key: str) -> Any:
     """A value of surgery.json, which may keep its plan under a key of its own."""
-    own = part(surgery, key)
-    return part(surgery, "plan", key) if own is None else own
+    own = value_at(surgery, key)
+    return value_at(surgery, "plan", key) if own is None else own
+
+
+def total(parameters: Json) -> int | None:
+    """All parameters, whether they stand by part or as one number."""
+    return whole(parameters if value_at(parameters, "total") is None else value_at(parameters, "total"))
 
 
 def parts_of(said: Json) -> Mapping[str, int | None] | None:
@@ -184,7 +189,7 @@ def parts_of(said: Json) -> Mapping[str, int | None] | None:
 
 def shape_of(shape: Json) -> Mapping[str, str] | None:
     """`{"depth": "12", ...}`, with `4,8,16,32` where stages differ."""
-    stages = part(shape, "stages")
+    stages = value_at(shape, "stages")
     if not isinstance(stages, list) or not stages:
         return None
-    return {key: ",".join(str(whole(part(stage, key)) or "?") for stage in stages) for key in SHAPE}
+    return {key: ",".join(str(whole(value_at(stage, key)) or "?") for stage in stages) for key in SHAPE}

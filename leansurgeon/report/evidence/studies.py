@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from leansurgeon.reading.jsonfile import Json
-from leansurgeon.report.evidence.values import items, number, objects, part, sentences, text, whole
+from leansurgeon.reading.jsonfile import Json, value_at
+from leansurgeon.reading.values import items, number, objects, sentences, text, whole
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def heads_of(found: Json) -> HeadStudy | None:
     """The document of `leansurgeon heads`; None where it is none."""
     if not isinstance(found, dict):
         return None
-    orders = part(found, "curve", "orders")
+    orders = value_at(found, "curve", "orders")
     orders = {text(key): objects(value) for key, value in orders.items()} if isinstance(orders, dict) else {}
     first = orders.get("importance", [])
     score = "accuracy" if any(number(point.get("accuracy")) is not None for point in first) else "loss"
@@ -67,8 +67,8 @@ def heads_of(found: Json) -> HeadStudy | None:
     ]
     return HeadStudy(
         attentions=tuple(a for a in attentions if a.importance),
-        samples=whole(part(found, "samples", "importance")),
-        reduction=text(part(found, "options", "reduction"), "sample"),
+        samples=whole(value_at(found, "samples", "importance")),
+        reduction=text(value_at(found, "options", "reduction"), "sample"),
         judged_by=text(found.get("judged_by")),
         score=score,
         orders={name: tuple(filter(None, (off(point, score) for point in points))) for name, points in orders.items()},
@@ -114,17 +114,17 @@ class Bench:
 
 def bench_of(found: Json) -> Bench | None:
     """The document of `leansurgeon bench`; None where it has no rows."""
-    rows = objects(part(found, "rows"))
+    rows = objects(value_at(found, "rows"))
     if not rows:
         return None
     load = found.get("load")
     return Bench(
         rows=tuple(map(bench_row, rows)),
         unit=text(found.get("unit"), "samples"),
-        batch=number(part(load, "batch")),
-        tokens=number(part(load, "tokens")),
-        rounds=number(part(load, "rounds")),
-        precision=text(part(load, "precision"), "?"),
+        batch=number(value_at(load, "batch")),
+        tokens=number(value_at(load, "tokens")),
+        rounds=number(value_at(load, "rounds")),
+        precision=text(value_at(load, "precision"), "?"),
         device=text(found.get("device"), "?"),
         peak_kind=text(found.get("peak_memory_kind")),
         remarks=sentences([*items(found.get("skipped")), *items(found.get("remarks"))]),
@@ -136,7 +136,7 @@ def bench_row(row: dict[str, Any]) -> BenchRow:
 
     def seconds(key: str) -> float | None:
         """The median of a measured time, in seconds."""
-        return number(part(row, "seconds", key, "median"))
+        return number(value_at(row, "seconds", key, "median"))
 
     return BenchRow(
         name=text(row.get("name"), "?"),
@@ -147,6 +147,6 @@ def bench_row(row: dict[str, Any]) -> BenchRow:
         training_per_second=number(row.get("training_per_second")),
         forward_per_second=number(row.get("forward_per_second")),
         peak_memory=number(row.get("peak_memory")),
-        step_against_first=number(part(row, "step_against_first", "median")),
-        verdict=text(part(row, "step_against_first", "verdict")),
+        step_against_first=number(value_at(row, "step_against_first", "median")),
+        verdict=text(value_at(row, "step_against_first", "verdict")),
     )

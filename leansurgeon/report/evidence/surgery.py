@@ -4,40 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.checkpoints.record import DamagedRecord, Step, SurgeryRecord
-from leansurgeon.reading.jsonfile import Json
-from leansurgeon.report.evidence.values import figures, number, numbers, objects, part, text, whole, words
+from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.reading.jsonfile import Json, value_at
+from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.shape import Shape
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A set of layers that competed. `off_by` is its divergence or error on guard samples after its own refit, and
-    `data` whether these were "part" of them or "all": figures of the two are not comparable.
-    """
-
-    criterion: str
-    kept: tuple[int, ...]
-    refitted: tuple[str, ...]
-    data: str
-    off_by: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was decided on sample data."""
-
-    data_name: str  # what can be typed behind --calibrate
-    data_says: str
-    data_sha256: str
-    asked: int | None  # samples
-    layers: tuple[int, ...]
-    criterion: str
-    changed_tensors: int | None
-    candidates: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +36,7 @@ class Cut:
     method: dict[str, str | int | bool]
     class_attention: bool
     seed: int | None
-    choice: Choice | None
+    choice: Decisions  # what sample data or weights have decided
     proven: str
     compared: str
     starts: tuple[dict[str, str], ...]
@@ -88,7 +61,7 @@ def cut_of(data: Json) -> Cut | None:
     method = plan.get("method")
     return Cut(
         source=text(record.source.name, "?"),
-        preset=text(part(first, "source", "preset")),
+        preset=text(value_at(first, "source", "preset")),
         files=tuple(words(record.source.sha256).items()),
         initialised=text(record.initialised),
         before=record.before,
@@ -107,7 +80,7 @@ def cut_of(data: Json) -> Cut | None:
         },
         class_attention=plan.get("class_attention") is True,
         seed=whole(plan.get("seed")),
-        choice=choice_of(record.decided),
+        choice=record.decided,
         proven=proven(record),
         compared=text(sentence(record.proof.compared, record.language))
         if record.proof and record.proof.compared
@@ -123,33 +96,6 @@ def judged_of(data: Json) -> tuple[tuple[str, str], ...]:
     except DamagedRecord:
         return ()
     return tuple((text(name), text(sentence(found, record.language))) for name, found in record.judged.items())
-
-
-def choice_of(decided: Mapping[str, Any]) -> Choice | None:
-    """What the choice of layers and heads went by; None where nothing was decided."""
-    if not decided:
-        return None
-    used = decided.get("calibration")
-    return Choice(
-        data_name=text(part(used, "name")),
-        data_says=text(part(used, "says")),
-        data_sha256=text(part(used, "sha256")),
-        asked=whole(part(used, "asked")),
-        layers=numbers(decided.get("layers")),
-        criterion=text(decided.get("criterion")),
-        changed_tensors=whole(decided.get("changed_tensors")),
-        candidates=tuple(
-            Candidate(text(c.get("criterion")), numbers(c.get("kept")), refitted(c), text(c.get("data"), "all"), off_by)
-            for c in objects(decided.get("candidates"))
-            if (off_by := number(c.get("judged_by"))) is not None
-        ),
-    )
-
-
-def refitted(candidate: dict[str, Any]) -> tuple[str, ...]:
-    """What of a candidate was fitted anew before it was judged."""
-    ways = [word for key, word in (("attention", "attention"), ("later", "later layers")) if candidate.get(key) is True]
-    return ("MLP", *ways)
 
 
 def proven(record: SurgeryRecord) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from leansurgeon.reading.values import text
 from leansurgeon.report import humans
 from leansurgeon.report.evidence.paper import printed
 from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.evidence.surgery import Cut
-from leansurgeon.report.evidence.values import text
 from leansurgeon.report.humans import NONE, listed
 from leansurgeon.report.page.blocks import Block, Code, Facts, cell, folded, table, words
 from leansurgeon.report.page.cut import shortened, values_of
@@ -166,9 +166,9 @@ def shrink_command(cut: Cut) -> str:
     words += ["--heal-time", f"{method['heal_time']:g}s"] if method.get("heal_time") else []
     words += ["--fit", str(method["fit"])] if method.get("fit") else []
     words += ["--class-attention"] if cut.class_attention else []
-    if cut.choice and (cut.choice.data_name or cut.choice.data_says):
-        words += ["--calibrate", cut.choice.data_name or "DATA"]
-        words += ["--calibration-samples", str(cut.choice.asked)] if cut.choice.asked else []
+    if (data := cut.choice.calibration) and (data.name or data.says):
+        words += ["--calibrate", data.name or "DATA"]
+        words += ["--calibration-samples", str(data.asked)] if data.asked else []
     return shlex.join([*words, *(["--seed", str(cut.seed)] if cut.seed else [])])  # a record may say anything
 
 

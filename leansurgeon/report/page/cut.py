@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from leansurgeon.checkpoints.recorded.decided import Decisions, Tried
 from leansurgeon.errors import plural
 from leansurgeon.report import humans
 from leansurgeon.report.charts.sections import of_section
-from leansurgeon.report.evidence.surgery import Candidate, Choice, Cut
+from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import NONE, listed
 from leansurgeon.report.page.blocks import Block, Group, Line, Words, cell, figures, grid, table
 from leansurgeon.report.page.results import chosen
@@ -61,7 +62,7 @@ def cut(row: Row, made: Cut, together: bool) -> list[Block]:
         Line(saving(made)),
         *(Line(f" ({o.exactness}): {o.says}", o.name) for o in made.operators),
         Line(f"{made.why.rstrip('.')}." if made.why else ""),
-        *map(Line, choices(made.choice) if made.choice else ()),
+        *map(Line, choices(made.choice)),
         *map(Line, other_seeds(row, made)),
         Line(made.proven or "Proof: not reloaded after writing."),
         Line(made.compared),
@@ -69,7 +70,7 @@ def cut(row: Row, made: Cut, together: bool) -> list[Block]:
     return [
         Words(tuple(line for line in said if line.text)),
         *([] if together else [change_table(row.name, made)]),
-        *(candidates(made.choice.candidates) if made.choice else []),
+        *candidates([c for c in made.choice.candidates if c.score.judged_by is not None]),
         *compared_starts(row.name, made),
     ]
 
@@ -111,11 +112,11 @@ def saving(made: Cut) -> str:
 # -- choices --------------------------------------------------------------------------------------
 
 
-def choices(choice: Choice) -> list[str]:
+def choices(choice: Decisions) -> list[str]:
     """What was decided on sample data."""
     said = []
-    if choice.data_says or choice.data_sha256:
-        said.append(f"Sample data: {choice.data_says}, SHA-256 {choice.data_sha256[:16]}…")
+    if (data := choice.calibration) and (data.says or data.sha256):
+        said.append(f"Sample data: {data.says}, SHA-256 {data.sha256[:16]}…")
     if choice.layers:
         by = f", chosen by {choice.criterion}." if choice.criterion else "."
         said.append(f"Layers kept (from 0): {', '.join(map(str, choice.layers))}{by}")
@@ -124,7 +125,7 @@ def choices(choice: Choice) -> list[str]:
     return said
 
 
-def candidates(tried: Sequence[Candidate]) -> list[Block]:
+def candidates(tried: Sequence[Tried]) -> list[Block]:
     """The sets of layers that competed, best first, every one after its own refit. Those judged on all of the data and
     those judged on a part of it have a table each: their figures are not comparable.
     """
@@ -140,20 +141,26 @@ def candidates(tried: Sequence[Candidate]) -> list[Block]:
     ]
 
 
-def ranking(says: str, tried: Sequence[Candidate]) -> Block:
+def ranking(says: str, tried: Sequence[Tried]) -> Block:
     """The best candidates for the layers to keep, by how far their output is off; the count of those left out."""
-    best = sorted(tried, key=lambda c: c.off_by)[:CANDIDATES]
+    best = sorted(tried, key=lambda c: c.score.judged_by)[:CANDIDATES]
     left = f"; {len(tried) - len(best)} more were worse" if len(tried) > len(best) else ""
     rows = [
         [
             cell(c.criterion or NONE),
             cell(", ".join(map(str, c.kept)) or NONE),
-            cell(", ".join(c.refitted)),
-            cell(f"{c.off_by:.4g}", c.off_by),
+            cell(", ".join(refitted(c))),
+            cell(f"{c.score.judged_by:.4g}", c.score.judged_by),
         ]
         for c in best
     ]
     return table(f"{says}{left}", ["chosen by", "layers kept", "refitted", "off by"], rows, cards=False)
+
+
+def refitted(candidate: Tried) -> tuple[str, ...]:
+    """What of a candidate was fitted anew before it was judged."""
+    ways = ((candidate.attention, "attention"), (candidate.later, "later layers"))
+    return ("MLP", *(word for done, word in ways if done))
 
 
 def other_seeds(row: Row, made: Cut) -> list[str]:

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from leansurgeon.errors import plural
+from leansurgeon.reading.values import stamp, text
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.folder import called
 from leansurgeon.report.evidence.run import Run, run_of
-from leansurgeon.report.evidence.values import stamp, text
 from leansurgeon.report.humans import listed
 from leansurgeon.report.rows import glue
 from leansurgeon.report.rows.rows import Note, Section, make_row

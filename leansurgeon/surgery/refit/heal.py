@@ -26,8 +26,8 @@ from math import inf, sqrt
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.recorded.decided import ProjectionRefit
 from leansurgeon.errors import Diverged
-from leansurgeon.reading.jsonfile import JsonObject
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 0.3, 1.0)
 LEAST_GAIN = 0.005  # of the guard's relative error; a smaller gain is not worth a changed tensor
@@ -135,17 +135,11 @@ class Refit:
         """Whether the refitted weight is better on the guard than the old one."""
         return self.weight is not None
 
-    def as_dict(self) -> JsonObject:
+    def recorded(self) -> ProjectionRefit:
         """The refit's errors and its ridge, rounded for the record."""
-        return {
-            "kept": self.kept,
-            "ridge": self.ridge,
-            "guard_before": round(self.before, 6),
-            "guard_after": round(self.after, 6),
-            "fit_after": round(self.fitted, 6),
-            "tokens": self.tokens,
-            "tried": {f"{ridge:g}": round(error, 6) for ridge, error in self.tried},
-        }
+        errors = (round(error, 6) for error in (self.before, self.after, self.fitted))
+        tried = {f"{ridge:g}": round(error, 6) for ridge, error in self.tried}
+        return ProjectionRefit(self.kept, self.ridge, *errors, self.tokens, tried)
 
 
 def refit(

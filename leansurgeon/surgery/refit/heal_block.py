@@ -13,15 +13,14 @@ have, and the projection is refitted so that r becomes `std(r) z + mean(r)` in e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.checkpoints.recorded.decided import BlockRefit, ProjectionRefit
 from leansurgeon.surgery.refit import block as handles
 from leansurgeon.surgery.refit import heal
 from leansurgeon.surgery.refit.block import add_to, flat, inputs_of, way_back
@@ -75,7 +74,7 @@ class Healed:
     found out (on the skeleton's home).
     """
 
-    record: JsonObject
+    record: BlockRefit
     before: float
     guard: list[Tensor] | None = None
 
@@ -135,32 +134,33 @@ def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
     scale = None if down is None else handles.reach(down, site.first)
     if down is not None and scale is None:
         return None
-    record: dict[str, Any] = {}
+    record = BlockRefit()
     if attention:
         for module in skeleton.projections(site.layer):
             direct = handles.reach(module, site.first, freeze=experts if down is None else down)
             if direct is not None:
-                record["o"] = refit_attention(site, module, direct)
+                record = replace(record, o=refit_attention(site, module, direct))
     if down is not None:
-        record["down"] = refit_projection(site, down, scale).as_dict()
+        record = replace(record, down=refit_projection(site, down, scale).recorded())
     # The sums of the first refit know how far the block was from its goal.
-    return Healed(record, next(iter(record.values()))["guard_before"]) if record else None
+    first = record.o or record.down
+    return Healed(record, first.guard_before) if first else None
 
 
-def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> JsonObject:
+def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> ProjectionRefit:
     """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
     the block.
     """
     found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
-    record = found.as_dict()
+    record = found.recorded()
     if found.kept:
         before, restore = found.before, way_back(module)
         add_to(module, found.weight, found.bias)
         after = error(site, site.guard)
-        record |= {"block_before": round(before, 6), "block_after": round(after, 6)}
         if after >= before:
             restore()
-            record["kept"] = False
+        kept = after < before
+        record = replace(record, kept=kept, block_before=round(before, 6), block_after=round(after, 6))
     return record
 
 
@@ -201,8 +201,12 @@ def absorb(site: BlockFit, closing: Norm) -> Healed | None:
     kept = after < before
     if not kept:
         restore()
-    record = {"down": found.as_dict() | {"kept": kept and found.kept}, "norm": "taken over" if kept else "own",
-              "block_before": round(before, 6), "block_after": round(after, 6)}  # fmt: skip
+    record = BlockRefit(
+        down=replace(found.recorded(), kept=kept and found.kept),
+        norm="taken over" if kept else "own",
+        block_before=round(before, 6),
+        block_after=round(after, 6),
+    )
     return Healed(record, before, healed if kept else plain)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.recorded.decided import Fit
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import track
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.heal_block import BlockFit, Samples
 
 STEPS, RATE = 150, 1e-3
@@ -65,15 +65,9 @@ class Fitted:
     kept: bool
     seconds: float
 
-    def as_dict(self) -> JsonObject:
+    def recorded(self) -> Fit:
         """Steps, errors on the guard and seconds, rounded for the record."""
-        return {
-            "steps": self.steps,
-            "guard_before": round(self.before, 6),
-            "guard_after": round(self.after, 6),
-            "kept": self.kept,
-            "seconds": round(self.seconds, 2),
-        }
+        return Fit(self.steps, round(self.before, 6), round(self.after, 6), self.kept, round(self.seconds, 2))
 
 
 def fit_examples(
@@ -134,7 +128,7 @@ def fit_examples(
     return Fitted(done, before, after, kept, perf_counter() - start)
 
 
-def fit_block(site: BlockFit, steps: int = STEPS) -> JsonObject:
+def fit_block(site: BlockFit, steps: int = STEPS) -> Fit:
     """Fit all weights of the filled block of a `BlockFit` to its targets, guarded by its guard samples; the numbers."""
 
     def examples(samples: Samples) -> list[Example]:
@@ -150,7 +144,7 @@ def fit_block(site: BlockFit, steps: int = STEPS) -> JsonObject:
 
     parameters = [p for p in site.block.parameters() if p.requires_grad]
     done = fit_examples(forward, parameters, examples(site.fit), examples(site.guard), steps=steps)
-    return done.as_dict()
+    return done.recorded()
 
 
 def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:

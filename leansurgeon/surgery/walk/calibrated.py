@@ -16,18 +16,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
@@ -49,12 +50,12 @@ CHOICE = "choice"  # what the step of a cut is called that is kept
 
 @dataclass(frozen=True)
 class Outcome:
-    """The kept layers, what chose them, the changed tensors, and the record of every decision (fit for JSON)."""
+    """The kept layers, what chose them, the changed tensors, and the record of every decision."""
 
     layers: tuple[int, ...]
     criterion: str
     edits: Mapping[str, np.ndarray]
-    record: dict[str, Any]
+    record: Decisions
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     def close(self) -> None:
@@ -82,39 +83,39 @@ def calibrate(
         winner, score, teacher = compete(
             ground, whole, [*ways_of(ground, best), *others], held, tried, "refitting layers"
         )
-        local = {}
+        local = None
         if winner.marks:
             spent = ground.passes()
-            local = fit_locally(ground, whole, winner, teacher, edits_in(ground.options.scratch, held), score)
-            score, local["passes"] = local.pop("score"), round(ground.passes() - spent, 2)
+            local, score = fit_locally(ground, whole, winner, teacher, edits_in(ground.options.scratch, held), score)
+            local = replace(local, passes=round(ground.passes() - spent, 2))
         undo.pop_all()
-    record = {
-        "calibration": calibration.as_dict(),
-        "criterion": winner.candidate.criterion,
-        "layers": list(winner.kept),
-        "evidence": evidence,
-        "candidates": tried,
-        "healing": {"attention": winner.candidate.attention, "later": winner.candidate.later, **score}
-        | ({"local": local} if local else {}),
-        "decisions": winner.record,
-        "changed_tensors": len(winner.edits),
-        "passes": round(ground.passes(), 2),
-        "tokens": round(ground.one_pass / plan.before.depth),
-        "held_back": ground.held_back,
-        "steps_taken_over": ground.taken,
-        "seconds": round(time.monotonic() - started, 1),
-    }
+    record = Decisions(
+        calibration=calibration.recorded(),
+        criterion=winner.candidate.criterion,
+        layers=winner.kept,
+        evidence=evidence,
+        candidates=tuple(tried),
+        healing=Healing(winner.candidate.attention, winner.candidate.later, score, local),
+        decisions=tuple(winner.record),
+        changed_tensors=len(winner.edits),
+        passes=round(ground.passes(), 2),
+        tokens=round(ground.one_pass / plan.before.depth),
+        held_back=tuple(ground.held_back),
+        steps_taken_over=ground.taken,
+        seconds=round(time.monotonic() - started, 1),
+    )
     return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)
 
 
-def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], dict[str, Any], list[dict[str, Any]]]:
+def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObject, list[Tried]]:
     """The candidates that remain after a trial on part of the data, the numbers behind them, and what was tried."""
     if step := ground.options.kept.get(CHOICE):
         ground.go_on_from(step)
         said = step.record
         ground.held_back += said["held_back"]
-        return [Candidate.of(c) for c in said["chosen"]], said["evidence"], said["tried"]
-    part, tried = View.of(ground.calibration, TRIAL), []
+        return [Candidate.of(c) for c in said["chosen"]], said["evidence"], [Tried.from_dict(c) for c in said["tried"]]
+    part = View.of(ground.calibration, TRIAL)
+    tried: list[Tried] = []
     chosen, evidence = choose(ground, part)
     part, chosen = affordable(ground, part, chosen)
     if len(chosen) > 1:
@@ -124,8 +125,8 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], dict[str,
         chosen = finalists(race(ground, part, students, teacher, tried, room))
         for student in students:
             student.edits.close()
-    found = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": tried}
-    ground.keep(CHOICE, {}, found | {"held_back": ground.held_back})
+    contested = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": [c.as_dict() for c in tried]}
+    ground.keep(CHOICE, {}, contested | {"held_back": ground.held_back})
     return chosen, evidence, tried
 
 
@@ -161,7 +162,7 @@ def affordable(ground: Ground, part: View, chosen: list[Candidate]) -> tuple[Vie
 # -- which layers ----------------------------------------------------------------------------------
 
 
-def choose(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any]]:
+def choose(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
     """Candidates, and the numbers behind them."""
     before, after = ground.plan.before, ground.plan.after
     if before.depth == after.depth:
@@ -172,7 +173,7 @@ def choose(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any]]
     return measured(ground, view)
 
 
-def measured(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any]]:
+def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
     """Candidates by the criterion, and the numbers behind them."""
     before, after = ground.plan.before, ground.plan.after
     criterion, period = ground.options.criterion, ground.source.architecture.period
@@ -233,8 +234,8 @@ def finalists(left: list[tuple[Student, float]]) -> list[Candidate]:
 
 
 def compete(
-    ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[dict[str, Any]], title: str
-) -> tuple[Student, dict[str, Any], Stream]:
+    ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[Tried], title: str
+) -> tuple[Student, GuardScore, Stream]:
     """Carry out the candidates side by side, as many as the bound on passes has room for. The best on the guard stays,
     with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
     """
@@ -249,8 +250,8 @@ def compete(
     students = enrolled(ground, view, chosen, held)
     teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
-    tried += [asdict(s.candidate) | score | {"data": view.seen} for s, score in zip(students, scores, strict=True)]
-    best = best_of([score["judged_by"] for score in scores], [len(student.marks) for student in students])
+    tried += [s.candidate.tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
+    best = best_of([score.judged_by for score in scores], [len(student.marks) for student in students])
     for i, student in enumerate(students):
         if i != best:
             student.edits.close()

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -26,6 +28,12 @@ class Candidate:
     def of(cls, said: Mapping[str, Any]) -> Candidate:
         """From what `asdict` gave."""
         return cls(**{**said, "kept": tuple(said["kept"]), "fused": tuple(said["fused"])})
+
+    def tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
+        """The candidate as the record has it, with its score on `data`."""
+        return Tried(
+            self.kept, self.criterion, self.attention, self.later, self.fused, score, left_out=left_out, data=data
+        )
 
 
 def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFit, SpanFit
 from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import SHORT
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
 from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, WARMUP, Phase, fit_span
@@ -135,9 +135,10 @@ class Growing:
             self.skeleton.empty(layer)
         return stream
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> tuple[CutFit, ...]:
         """Fit around every cut, from the first to the last; the numbers."""
-        record, behind = [], None
+        record: list[CutFit] = []
+        behind: Mark | None = None
         tokens = {part: self.ground.tokens(self.view.batches[part]) for part in PARTS}
         states = self.student.marks[0].streams["fit"].hidden
         pieces = sum(len(row_sizes(b, h)) for b, h in zip(self.view.batches["fit"], states, strict=True))
@@ -156,22 +157,22 @@ class Growing:
                 layers, steps = other.ends[0] - other.first + 1, min(other.phases[0].steps * share, EPOCHS * pieces)
                 self.later += layers * (3 * steps * tokens["fit"] / pieces + 2 * tokens["guard"])
                 self.later += sum(tokens.values()) * max(0, other.first - mark.first)
-            record.append({"first": mark.first, "spans": self.grow(mark, phases, f"span-{number}")})
+            record.append(CutFit(mark.first, self.grow(mark, phases, f"span-{number}")))
             behind = mark
-        return record
+        return tuple(record)
 
-    def grow(self, mark: Mark, phases: Sequence[Phase], name: str) -> list[dict[str, Any]]:
+    def grow(self, mark: Mark, phases: Sequence[Phase], name: str) -> tuple[SpanFit, ...]:
         """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
         if step := self.ground.options.kept.get(name):
             self.ground.go_on_from(step)
             for tensor, values in step.tensors.items():
                 self.edits.put(tensor, values)
             self.ground.held_back += step.record["held_back"]
-            return step.record["spans"]
+            return tuple(map(SpanFit.from_dict, step.record["spans"]))
         pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
         filled: list[int] = []
         known = len(self.ground.held_back)
-        found: list[dict[str, Any]] = []
+        found: list[SpanFit] = []
         longest = self.ground.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
             if end - mark.first >= longest:
@@ -187,7 +188,7 @@ class Growing:
                 f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
                 f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
             )
-            found.append({"until": end, **fitted.as_dict()})
+            found.append(SpanFit(end, fitted.recorded()))
             if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
                 break
         changed: dict[str, np.ndarray] = {}
@@ -196,8 +197,9 @@ class Growing:
             self.skeleton.empty(layer)
         for tensor, values in changed.items():
             self.edits.put(tensor, values)
-        self.ground.keep(name, changed, {"spans": found, "held_back": self.ground.held_back[known:]})
-        return found
+        spans = [span.as_dict() for span in found]
+        self.ground.keep(name, changed, {"spans": spans, "held_back": self.ground.held_back[known:]})
+        return tuple(found)
 
     def most(self, pieces: Mapping[str, Pieces], layers: int, steps: int) -> int:
         """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
@@ -294,8 +296,8 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 
 
 def fit_locally(
-    ground: Ground, view: View, student: Walked, teacher: Stream, edits: Edits, score: dict[str, Any]
-) -> JsonObject:
+    ground: Ground, view: View, student: Walked, teacher: Stream, edits: Edits, score: GuardScore
+) -> tuple[LocalFit, GuardScore]:
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
     """
@@ -304,10 +306,9 @@ def fit_locally(
     first = min(student.marks, key=lambda mark: mark.first)
     behind = growing.advance(first.streams["guard"], ground.plan.after.depth)
     (now,) = judge(ground, view, teacher, [behind])
-    kept = now["judged_by"] < score["judged_by"]
+    kept = now.judged_by < score.judged_by
     if kept:
         for name in edits:
             student.edits.put(name, edits[name])
     edits.close()
-    return {"cuts": spans, "kept": kept, "before": score["judged_by"], "after": now["judged_by"],
-            "score": now if kept else score}  # fmt: skip
+    return LocalFit(spans, kept, score.judged_by, now.judged_by), now if kept else score

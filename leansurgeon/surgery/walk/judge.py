@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import GuardScore
 from leansurgeon.measure.data.batches import Batch
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.walk.ground import Ground, View
 
 
-def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream]) -> list[dict[str, Any]]:
+def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream]) -> list[GuardScore]:
     """How far every student's output is from the teacher's (streams of the guard behind the last block), and its loss
     where there are labels: divergence of the predictions (nats a token) where the model predicts the classes of the
     labels, else relative error (of hidden states, of a regression).
@@ -24,7 +23,7 @@ def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream
     tallies = [Tally() for _ in students]
     tell(ground, view, teacher, students, tallies)
     guards = ground.calibration.guards if view.seen == "all" else ()
-    return [tally.as_dict() | ({"by_source": tally.by_source(guards)} if guards else {}) for tally in tallies]
+    return [replace(tally.score(), by_source=tally.by_source(guards) if guards else ()) for tally in tallies]
 
 
 def tell(
@@ -106,21 +105,18 @@ class Tally:
         """What judges, of every token (N,) in float64."""
         return torch.cat(self.divergences if self.predicts else self.errors)
 
-    def by_source(self, guards: Sequence[int]) -> list[float]:
+    def by_source(self, guards: Sequence[int]) -> tuple[float, ...]:
         """The mean of what judges over the batches of each source; `guards` are the batches' sources."""
         values = self.judged().split(self.batches)
         of = [[v for v, g in zip(values, guards, strict=True) if g == i] for i in range(max(guards) + 1)]
-        return [round(float(torch.cat(found).mean()), 6) if found else 0.0 for found in of]
+        return tuple(round(float(torch.cat(found).mean()), 6) if found else 0.0 for found in of)
 
-    def as_dict(self) -> JsonObject:
+    def score(self) -> GuardScore:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
-        found = {"guard_error": total(self.errors) / self.rows}
-        if self.predicts:
-            found["guard_divergence"] = total(self.divergences) / self.rows
-        if self.scored:
-            found["guard_loss"] = self.loss / self.scored
-        key = "guard_divergence" if self.predicts else "guard_error"
-        return {k: round(v, 6) for k, v in found.items()} | {"judged_by": round(found[key], 6)}
+        error = round(total(self.errors) / self.rows, 6)
+        divergence = round(total(self.divergences) / self.rows, 6) if self.predicts else None
+        loss = round(self.loss / self.scored, 6) if self.scored else None
+        return GuardScore(error, divergence, loss, error if divergence is None else divergence)
 
 
 def total(parts: Sequence[Tensor]) -> float:

@@ -8,10 +8,10 @@ key/value heads with their queries, then MLP units. What the result wants beyond
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.layer import canonical, fuse_layers
 from leansurgeon.surgery.refit import block
@@ -48,7 +48,7 @@ def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
     streams = view.standing(skeleton)
     parts = {name: replace(getattr(site, name), stream=streams[name]) for name in ("fit", "guard")}
     work = replace(site, layer=kept, **parts)
-    record: dict[str, Any] = {"fused": [kept, kept + 1]}
+    made = Made(fused=(kept, kept + 1))
     groups, units = list(range(2 * before.kv_heads)), list(range(2 * before.mlp_dim))
     o, down = skeleton.projections(kept)[0], skeleton.mlp_down(kept)
     if after.kv_heads < len(groups):
@@ -56,17 +56,17 @@ def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
         found, note = trim(work, o, size, after.kv_heads, 1, freeze=down)
         block.add_to(o, *halves(found.change, o))
         groups = found.kept
-        record["heads"] = note | {"kept": groups}
+        made = replace(made, heads_trimmed=replace(note, kept=tuple(groups)))
     if after.mlp_dim < len(units):
         found, note = trim(work, down, 1, after.mlp_dim, 1)
         block.add_to(down, *halves(found.change, down))
         units = found.kept
-        record["mlp"] = note
+        made = replace(made, units_trimmed=note)
     wide = ground.wide_source
     layer = canonical.unpack_arrays(skeleton.read(kept), wide, [s for s in wide.specs if s.layer == kept])
     skeleton.empty(kept)
     layer = fuse_layers.pad(fuse_layers.take(layer, groups, units), after, seed=plan.seed + site.layer)
-    return Made(record, tensors=canonical.pack(layer, plan.target, site.layer))
+    return replace(made, tensors=canonical.pack(layer, plan.target, site.layer))
 
 
 # -- which pairs -----------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def pair_errors(ground: Ground, view: View) -> list[float]:
     return [*errors, float("inf")]
 
 
-def candidates(ground: Ground, view: View) -> tuple[list[Candidate], dict[str, Any]]:
+def candidates(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
     """Layers to fuse, and the numbers behind them."""
     plan = ground.plan
     for a, b in zip(plan.before.stages, plan.after.stages, strict=True):

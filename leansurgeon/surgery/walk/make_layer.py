@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.recorded.decided import Split, Trim
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.layer import canonical, split_heads, trim_units
 from leansurgeon.surgery.refit import block, heal, heal_block
@@ -41,39 +41,43 @@ class Solved:
 @dataclass(frozen=True)
 class Made:
     """What becomes of a source layer: the heads and units that stay (None: all, or as the weights say), projections
-    that were solved for, tensors of the result by name, and what was decided.
+    that were solved for, tensors of the result by name, and what was decided: the layers that were `fused`, the heads
+    that were divided, and how the output of heads and units made up for those that went.
     """
 
-    record: dict[str, Any]
     heads: list[int] | None = None
     units: list[int] | None = None
     solved: tuple[Solved, ...] = ()
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    fused: tuple[int, ...] = ()
+    split: Split | None = None
+    heads_trimmed: Trim | None = None
+    units_trimmed: Trim | None = None
 
 
 def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[int] | None) -> Made:
     """What source layer `kept` becomes at `site`; `fixed` are the heads that stay, where they are chosen already."""
     before, after = stages_of(ground.plan, kept)
-    record: dict[str, Any] = {}
-    made = Made(record)
+    made = Made()
     shop = ground.workshop
     ground.fill(kept, shop)
     work = on_source(lesson, site, shop, kept)
     o, down = shop.projections(kept)[0], shop.mlp_down(kept)
     if divides_heads(ground.plan, kept):
-        tensors, record["split"] = split(ground, lesson, work, kept, site.layer)
-        made = replace(made, tensors=tensors)
+        tensors, note = split(ground, lesson, work, kept, site.layer)
+        made = replace(made, tensors=tensors, split=note)
     elif after.heads < before.heads and after.head_dim == before.head_dim:
         shared = 1 if fixed is not None or before.kv_heads == before.heads else before.kv_heads
         found, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
         block.add_to(o, *halves(found.change, o))
-        record["heads"] = note | {"kept": found.kept}
-        made = replace(made, heads=found.kept, solved=(solved("o", o, found.kept, before.head_dim),))
+        trimmed = replace(note, kept=tuple(found.kept))
+        left = (solved("o", o, found.kept, before.head_dim),)
+        made = replace(made, heads=found.kept, solved=left, heads_trimmed=trimmed)
     if after.mlp_dim < before.mlp_dim:
         found, note = trim(work, down, 1, after.mlp_dim, 1)
         block.add_to(down, *halves(found.change, down))
-        record["mlp"] = note
-        made = replace(made, units=found.kept, solved=(*made.solved, solved("down", down, found.kept, 1)))
+        left = (*made.solved, solved("down", down, found.kept, 1))
+        made = replace(made, units=found.kept, solved=left, units_trimmed=note)
     shop.empty(kept)
     return made
 
@@ -109,7 +113,7 @@ def trim(
     shared: int,
     freeze: nn.Module | None = None,
     fixed: list[int] | None = None,
-) -> tuple[trim_units.Trimmed, dict[str, Any]]:
+) -> tuple[trim_units.Trimmed, Trim]:
     """The best of several ridges by the guard, with the remaining columns re-solved or left as they are. `fixed` are
     the groups that stay, where they are chosen already.
     """
@@ -126,13 +130,10 @@ def trim(
         plain[at] = -old.T[at]
         for solved, way in ((True, found), (False, replace(found, change=plain))):
             if (now := sums[1].error(way.change)) < error or best is None:
-                error, best, chosen = now, way, {"ridge": ridge, "re_solved": solved}
+                error, best, chosen = now, way, (ridge, solved)
     tokens = max(1.0, sums[1].tokens)
-    note = chosen | {
-        "guard_without_trim": round((sums[1].error() / tokens) ** 0.5, 6),
-        "guard_after": round((error / tokens) ** 0.5, 6),
-    }
-    return best, note
+    errors = (round((each / tokens) ** 0.5, 6) for each in (sums[1].error(), error))
+    return best, Trim(*chosen, *errors)
 
 
 def moments(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
@@ -151,9 +152,7 @@ def moments(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor |
     return sums
 
 
-def split(
-    ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -> tuple[dict[str, np.ndarray], Split]:
     """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
 
     Where the layer behind is not cut, W_o is refitted towards the teacher's own state behind the attention, so it also
@@ -178,7 +177,7 @@ def split(
     tensors = canonical.pack(replace(layer, attention=made), plan.target.at(Shape(tuple(stages))), new)
     roles = ("q", "k", "v", "qk", "qkv", "o")
     chosen = {s.name for s in plan.target.by_layer[new] if s.role in roles}
-    return {name: values for name, values in tensors.items() if name in chosen}, note
+    return {name: values for name, values in tensors.items() if name in chosen}, Split(**note)
 
 
 def attention_inputs(work: BlockFit) -> list[Tensor]:

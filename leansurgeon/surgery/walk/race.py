@@ -13,15 +13,15 @@ that belonged to those left. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from math import inf, sqrt
-from typing import Any
 
 import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
 from leansurgeon.progress import track
 from leansurgeon.surgery.walk.ground import Ground, View
 from leansurgeon.surgery.walk.judge import Tally, tell
@@ -38,7 +38,7 @@ def race(
     view: View,
     students: Sequence[Student],
     teacher: Stream,
-    tried: list[dict[str, Any]],
+    tried: list[Tried],
     most: float = inf,
 ) -> list[tuple[Student, float]]:
     """Judge students that have walked the first piece of the guard to the end; `teacher` has walked all pieces. Returns
@@ -47,7 +47,7 @@ def race(
     """
     pieces = len(view.batches["guard"])
     left, tallies, judged = list(range(len(students))), [Tally() for _ in students], 0
-    scores: dict[int, dict[str, Any]] = {}
+    scores: dict[int, GuardScore] = {}
     while True:
         until = min(pieces, max(1, 2 * judged))
         if judged:
@@ -58,16 +58,15 @@ def race(
             walk_behind(ground, [students[i] for i in left], until - judged)
         tell(ground, view, teacher, [students[i].streams["guard"] for i in left], [tallies[i] for i in left], judged)
         judged = until
-        scores |= {i: tallies[i].as_dict() | {"pieces": judged} for i in left}
+        scores |= {i: replace(tallies[i].score(), pieces=judged) for i in left}
         if judged == pieces:
             break
         left = survivors(left, tallies, len(students) * rounds(pieces))
         if len(left) == 1:
             break
     for i, student in enumerate(students):
-        dropped = {} if i in left else {"left_out": True}
-        tried.append(asdict(student.candidate) | scores[i] | dropped | {"data": view.seen})
-    return [(students[i], scores[i]["judged_by"]) for i in left]
+        tried.append(student.candidate.tried(scores[i], view.seen, left_out=i not in left))
+    return [(students[i], scores[i].judged_by) for i in left]
 
 
 def rounds(pieces: int) -> int:

@@ -9,8 +9,8 @@ is within `SAFE` of that. Both guard in every cut, so nothing is kept that eithe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from leansurgeon.checkpoints.recorded.decided import MixedIn, Mixing
 from leansurgeon.measure.data.batches import rows_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.mixed import with_own
@@ -39,15 +39,15 @@ def calibrate_safely(
         outcome = cut(plan, mix, options, say, f"mix-{rows}")
         spent += spent_by(outcome)
         found = own_score(outcome)
-        steps.append({"own": rows, "on_own": found})
+        steps.append(MixedIn(rows, found))
         safe = found <= SAFE * reach
         say(f"  {rows} own samples mixed in: off by {found:.4f} on such samples ({reach:.4f} where they alone count)")
         if safe or number == len(tried) - 1:
             break
         outcome.close()
-    told: dict[str, Any] = {"own_alone": reach, "rounds": steps, "safe": safe}
-    summed = {"passes": round(spent / outcome.record["tokens"], 2)}  # of all cuts, over the samples of this one
-    return replace(outcome, record=outcome.record | summed | {"mixing": told}), mix
+    told = Mixing(reach, tuple(steps), safe)
+    passes = round(spent / outcome.record.tokens, 2)  # of all cuts, over the samples of this one
+    return replace(outcome, record=replace(outcome.record, passes=passes, mixing=told)), mix
 
 
 def cut(plan: Plan, data: Calibration, options: Options, say: Say, name: str) -> Outcome:
@@ -57,12 +57,12 @@ def cut(plan: Plan, data: Calibration, options: Options, say: Say, name: str) ->
 
 def spent_by(outcome: Outcome) -> float:
     """Tokens that a cut has taken through the source."""
-    return outcome.record["passes"] * outcome.record["tokens"]
+    return outcome.record.passes * outcome.record.tokens
 
 
 def own_score(outcome: Outcome) -> float:
     """How far the result is from the source on the guard of the model's own samples, which come last."""
-    return outcome.record["healing"]["by_source"][-1]
+    return outcome.record.healing.score.by_source[-1]
 
 
 def amounts(given: int, most: int) -> list[int]:

@@ -6,15 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import MadeLayer
 from leansurgeon.checkpoints.weights import Arrays, to_float32
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.refit import heal_block, local_fit
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
@@ -24,7 +23,7 @@ from leansurgeon.surgery.walk.ground import Ground, Lesson, View
 from leansurgeon.surgery.walk.grow import marks
 from leansurgeon.surgery.walk.kept import Edits, Step
 from leansurgeon.surgery.walk.make_fused import make_fused
-from leansurgeon.surgery.walk.make_layer import make
+from leansurgeon.surgery.walk.make_layer import Made, make
 from leansurgeon.surgery.write.apply import Transfer
 from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
 
@@ -51,7 +50,7 @@ class Student:
         self.waiting: tuple[int, Stream] | None = None  # pieces of the guard that others go before, and where they are
         self.cut = False  # whether layers went before here
         self.faithful = True  # its hidden states are the teacher's
-        self.record: list[dict[str, Any]] = []
+        self.record: list[MadeLayer] = []
         self.ends = ends(self.kept, plan.before)
         self.behind_gap = behind_gap(self.kept, plan.before)
         self.last_healed = self.last_to_heal()
@@ -178,29 +177,32 @@ class Student:
         }
         exact = self.view.seen == "all" and self.ground.is_exact
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
-        decided: dict[str, Any] = {"layer": self.at, "from": kept, "until": lesson.layer}
+        decided = MadeLayer(self.at, kept, lesson.layer)
         if kept in self.candidate.fused or near:
-            decided |= self.make(lesson, site, kept)
+            made = self.make(lesson, site, kept)
+            trimmed = {"heads": made.heads_trimmed, "mlp": made.units_trimmed}
+            decided = replace(decided, fused=made.fused, split=made.split, **trimmed)
         healed = self.heals(cut, near)
         guard = None  # what the block gives of the guard, once that is known
         if healed:
             refitted = self.refit(lesson, site, cut, near)
             before = heal_block.error(site, site.guard) if refitted is None else refitted.before
-            decided["error_before"] = round(before, 6)
-            decided["refit"] = "no linear way to the output" if refitted is None else refitted.record
+            told = "no linear way to the output" if refitted is None else refitted.record
+            decided = replace(decided, error_before=round(before, 6), refit=told)
             guard = refitted and refitted.guard
         if options.fit and (cut or near):
             guard = None
             with torch.enable_grad():
-                decided["fit"] = local_fit.fit_block(site, options.fit)
+                decided = replace(decided, fit=local_fit.fit_block(site, options.fit))
         outputs = self.outputs(guard)
-        decided["error_after"] = round(heal_block.error(site, site.guard, outputs["guard"]), 6)
+        error = heal_block.error(site, site.guard, outputs["guard"])
+        decided = replace(decided, error_after=round(error, 6))
         self.keep_changes(plain)
         self.skeleton.empty(self.at)
         self.record.append(decided)
         if self.name:
             changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
-            self.ground.keep(name, changed, decided)
+            self.ground.keep(name, changed, decided.as_dict())
         return outputs
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
@@ -219,7 +221,7 @@ class Student:
         for tensor, values in step.tensors.items():
             self.edits.put(tensor, values)
         self.skeleton.empty(self.at)
-        self.record.append(step.record)
+        self.record.append(MadeLayer.from_dict(step.record))
         self.ground.go_on_from(step)
         return outputs
 
@@ -242,12 +244,12 @@ class Student:
             return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
         return found
 
-    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> JsonObject:
-        """Fill the block with what becomes of a source layer; what was decided."""
+    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> Made:
+        """Fill the block with what becomes of a source layer."""
         if kept in self.candidate.fused:
             made = make_fused(self.ground, self.view, site, kept)
             self.skeleton.fill(self.at, made.tensors)
-            return made.record
+            return made
         made = make(self.ground, lesson, site, kept, self.measured_heads(kept))
         if made.heads is not None:
             self.transfer.index(self.ground.spec(kept, "o")).choose_heads(np.array(made.heads))
@@ -259,7 +261,7 @@ class Student:
             weight_of(module).copy_(part.weight)
             if module.bias is not None:
                 module.bias.data.copy_(part.bias)
-        return made.record
+        return made
 
     def keep_changes(self, plain: dict[str, bytes]) -> None:
         """Keep what differs from what `apply` would write without these edits (`plain`: the digests of that); of heads

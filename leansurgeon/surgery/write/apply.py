@@ -16,10 +16,10 @@ from leansurgeon.architectures.base import Config, TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan import fresh, heads, mlp
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
@@ -28,7 +28,7 @@ from leansurgeon.surgery.plan.planning import Plan
 NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
 
 
-def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> JsonObject:
+def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = None) -> Decisions:
     """Write the result of `plan` into `folder`: config, weights, companions. `edits` are tensors (in float32, by their
     names in the result) that calibration has made. Returns what was decided while applying.
     """
@@ -38,16 +38,17 @@ def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = Non
 
         model = initialise(config, plan.architecture, plan.seed)
         save_model(model, plan.architecture, config, folder)
-        decided = {}
+        decided = Decisions()
     else:
         transfer = Transfer(plan, edits)
-        outs, decided = transfer.tensors(), transfer.decided
+        outs, balance = transfer.tensors(), {}
         if plan.method.balance:
             from leansurgeon.surgery.layer.balance import Balanced
 
             balanced = Balanced(plan.result, outs)
-            outs, decided["balance"] = balanced.tensors(), balanced.record
+            outs, balance = balanced.tensors(), balanced.record
         write(folder, outs)
+        decided = Decisions(kept_heads=transfer.kept_heads, balance=balance)  # both are known when all is written
         write_config(folder, config, plan.architecture)
     if plan.source.folder:
         companions.copy(plan.source.folder, folder)
@@ -66,7 +67,7 @@ class Transfer:
         self.outside = self.by_layer.get(None, {})
         self.indices: dict[tuple[int, int], LayerIndex] = {}
         self.strengths: dict[tuple[int, int], np.ndarray] = {}
-        self.decided: dict[str, dict] = {}
+        self.kept_heads: dict[str, tuple[int, ...]] = {}  # those that weights or measured importance choose
 
     def template(self, spec: TensorSpec) -> str:
         """The tensor's name within its block; outside the blocks its name."""
@@ -263,7 +264,7 @@ class LayerIndex:
         if after.heads >= before.heads:
             return heads.add_map(before, after)
         chosen = heads.trim_map(before, after, self.strength)
-        self.t.decided.setdefault("kept_heads", {})[self.name] = chosen[0].tolist()
+        self.t.kept_heads[self.name] = tuple(chosen[0].tolist())
         return chosen
 
     def choose_heads(self, kept: np.ndarray) -> None:

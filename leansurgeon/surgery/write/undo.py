@@ -25,12 +25,13 @@ from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
-from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord, Taker
+from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
+from leansurgeon.checkpoints.recorded.taker import Taker
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source, tower_of, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.method import Method
@@ -208,7 +209,7 @@ def carry_out(
 ) -> SurgeryRecord:
     """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
 
-    It is compared bit by bit with the source where that is at hand and unchanged (`verified["by"]` is `source`, or
+    It is compared bit by bit with the source where that is at hand and unchanged (`verified.by` is `source`, or
     `sha256` where the written file itself has the recorded digest), else reloaded and compared with the model that was
     undone.
     """
@@ -218,41 +219,36 @@ def carry_out(
         write_config(aside, steps.config, steps.architecture)
         companions.copy(steps.source.folder, aside)
         verified, proof = verify(steps, aside, paths), None
-        if verified["by"] == "reload":
+        if verified.by == "reload":
             say("Written; now reloading it in a fresh process ...")
             families = (steps.architecture, steps.source.architecture)
             total = steps.plan.parameters_after.total
             proof = prove(aside, total, source=steps.source.folder, exact=True, families=families)
-        elif verified["differing"]:
+        elif verified.differing:
             raise LeanSurgeonError(
-                f"'{verified['differing'][0]}' is not bit for bit that of {verified['source']}.",
+                f"'{verified.differing[0]}' is not bit for bit that of {verified.source}.",
                 "Nothing was kept. Please report this.",
             )
         restored = steps.record.source_surgery
-        record = write_surgery(
-            aside, steps.source, steps.plan.as_dict(), {"verified": verified}, proof, restored=restored
-        )
+        found = Decisions(verified=verified)
+        record = write_surgery(aside, steps.source, steps.plan.as_dict(), found, proof, restored=restored)
         write_card(aside, record, folder.resolve().name, steps.source.folder)
     return record
 
 
-def verify(steps: Undo, written: Path, paths: list[Path]) -> JsonObject:
+def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
     """How the result can be held against the source, and what differs."""
     origin = steps.record.source
     recorded = set(origin.sha256.values())
     if recorded and {sha256(path) for path in paths} == recorded:
-        return {"by": "sha256", "source": origin.name, "differing": []}
+        return Verified("sha256", origin.name, ())
     files = at_hand(origin, recorded)
     if not files:
-        return {"by": "reload", "source": origin.name, "differing": []}
+        return Verified("reload", origin.name, ())
     old = Weights.open(files[0].parent).renamed(steps.architecture.renames)
     new = Weights.open(written)
-    return {
-        "by": "source",
-        "source": origin.name,
-        "differing": sorted(unequal(new, old)),
-        "left_out": sorted(set(old.entries) - set(new.entries)),
-    }
+    left = tuple(sorted(set(old.entries) - set(new.entries)))
+    return Verified("source", origin.name, tuple(sorted(unequal(new, old))), left)
 
 
 def unequal(new: Weights, old: Weights) -> Iterator[str]:

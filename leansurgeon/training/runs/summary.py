@@ -12,7 +12,6 @@ of one name. `recipe.yaml` has them since a training goes on with them. Both sta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.values import figures, number, text, whole, wholes
 from leansurgeon.training.runs import folder as runfolder
 
 FORM = 1  # raised where an older reader would misread what is written
@@ -47,7 +47,9 @@ class Scores:
     def from_dict(cls, data: object) -> Scores | None:
         if not isinstance(data, Mapping):
             return None
-        return cls(number(data.get("loss")), number(data.get("metric")), _figures(data), whole(data.get("step")))
+        return cls(
+            number(data.get("loss")), number(data.get("metric")), figures(data.get("metrics")), whole(data.get("step"))
+        )
 
     def as_dict(self) -> JsonObject:
         more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
@@ -232,7 +234,7 @@ class Summary:
         if trouble := what_is_wrong(data):
             raise DamagedSummary(trouble)
         numbers = ("epochs", "seconds", "step_ms", "throughput", "data_wait")
-        wholes = ("schema_version", "seed", "world_size", "micro_batch", "steps")
+        counts = ("schema_version", "seed", "world_size", "micro_batch", "steps")
         words = ("name", "device", "precision", "throughput_unit", "started", "finished")
         said = {key: text(value) for key, value in (_object(data.get("versions")) or {}).items()}
         known = {
@@ -242,10 +244,10 @@ class Summary:
             "versions": {key: value for key, value in said.items() if value},
             **{key: Scores.from_dict(data.get(key)) for key in ("before", "final", "best")},
             **{key: number(data.get(key)) for key in numbers},
-            **{key: whole(data.get(key)) for key in wholes},
+            **{key: whole(data.get(key)) for key in counts},
             **{key: text(data.get(key)) for key in words},
             **{key: data.get(key) is True for key in ("averaged", "stopped_early", "last_losses_still_falling")},
-            **{key: _wholes(data.get(key)) for key in ("left_out_steps", "resumed_after")},
+            **{key: wholes(data.get(key)) for key in ("left_out_steps", "resumed_after")},
             **{key: _object(data.get(key)) for key in ("kappa", "heads")},
             "memory_bytes": whole(jsonfile.value_at(data, "memory", "bytes")),
             "memory_kind": text(jsonfile.value_at(data, "memory", "kind")),
@@ -308,34 +310,5 @@ def what_is_wrong(data: object) -> str | None:
     return f"lacks {', '.join(lacking)}" if lacking else None
 
 
-def number(value: object) -> float | None:
-    """A finite number; None for everything else that may stand in its place."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond any float
-        return None
-
-
-def whole(value: object) -> int | None:
-    value_read = number(value)
-    return None if value_read is None else int(value_read)
-
-
-def text(value: object) -> str:
-    """One line without control characters: a name from a file must not steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in value).strip() if isinstance(value, str) else ""
-
-
-def _wholes(value: object) -> tuple[int, ...]:
-    return tuple(n for item in value if (n := whole(item)) is not None) if isinstance(value, list) else ()
-
-
 def _object(value: object) -> JsonObject | None:
     return value if isinstance(value, dict) else None
-
-
-def _figures(data: Mapping[str, Any]) -> dict[str, float]:
-    metrics = _object(data.get("metrics")) or {}
-    return {key: n for key, value in metrics.items() if (n := number(value)) is not None}

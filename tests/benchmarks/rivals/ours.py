@@ -32,5 +32,6 @@ def shrunk(source: Source, data: Calibration, wanted: Wanted, method: Method) ->
     with tempfile.TemporaryDirectory() as place:
         decided = decide(steps, data)
         carry_out(decided, Path(place) / "cut", check=False)
-        told = {key: decided.record[key] for key in ("layers", "passes") if key in decided.record}
+        walked = decided.record.as_dict()
+        told = {key: walked[key] for key in ("layers", "passes") if key in walked}
         return load(Path(place) / "cut").model.eval(), told

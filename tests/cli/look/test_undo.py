@@ -40,7 +40,7 @@ def test_added_heads_and_units_go_again(family, saved, tmp_path):
     mlp = {"gpt2": "160"}.get(family, "64")
     cut(folder, tmp_path / "wide", ADD, heads="2x", head_dim="keep", mlp_dim=mlp)
     record = undone(tmp_path / "wide", tmp_path / "back")
-    assert record.decided["verified"]["by"] == "sha256" and record.proof is None
+    assert record.decided.verified.by == "sha256" and record.proof is None
     assert equal(folder, tmp_path / "back")
     first, again = (json.loads((f / "config.json").read_text()) for f in (folder, tmp_path / "back"))
     assert first == again  # the library's own family again, too
@@ -97,7 +97,7 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "by": "somebody"})
     cut(folder, tmp_path / "wide", ADD, heads="8")
-    assert undone(tmp_path / "wide", tmp_path / "first").decided["verified"]["by"] == "source"
+    assert undone(tmp_path / "wide", tmp_path / "first").decided.verified.by == "source"
     kept = shutil.copytree(folder, tmp_path / "kept")  # then the source changes
     tensors["vit.layernorm.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -109,7 +109,7 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(undo, "prove", prove)
     record = undone(tmp_path / "wide", tmp_path / "back")
-    assert record.decided["verified"]["by"] == "reload" and equal(kept, tmp_path / "back")
+    assert record.decided.verified.by == "reload" and equal(kept, tmp_path / "back")
     count = sum(p.numel() for p in model.parameters())
     assert asked == {"parameters": count, "source": tmp_path / "wide", "exact": True}
 

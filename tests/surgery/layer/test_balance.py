@@ -48,7 +48,7 @@ def test_every_family_says_the_same_in_another_basis(key, tmp_path):
     for batch in batches(source, model):
         a, b = (expected(source, m, batch) for m in (model, new))
         assert (a - b).abs().max() < 1e-4 * a.std()
-    after, balanced = open_source(str(tmp_path / "out")), record.decided["balance"]
+    after, balanced = open_source(str(tmp_path / "out")), record.decided.balance
     assert list(balanced) == [str(i) for i in range(source.shape.depth)]
     changed = {s.role for s in source.specs if not np.array_equal(*(m.weights.raw(s.name) for m in (source, after)))}
     assert "o" in changed and changed <= {"q", "k", "v", "qk", "qkv", "o"}

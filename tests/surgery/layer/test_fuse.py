@@ -178,28 +178,26 @@ def test_pairs_are_the_cheapest_by_brute_force():
 def test_fused_and_trimmed_is_better_than_dropped(family, trained, tmp_path):  # noqa: F811
     folder, data = trained(family)
     out, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "fused", criterion="fuse")
-    (first,) = [d for d in outcome.record["decisions"] if "fused" in d]
-    pair = first["fused"]
-    assert (
-        pair[1] == pair[0] + 1 and pair[1] not in outcome.layers and len(outcome.record["evidence"]["pair_errors"]) == 4
-    )
+    (first,) = [d for d in outcome.record.decisions if d.fused]
+    pair = first.fused
+    assert pair[1] == pair[0] + 1 and pair[1] not in outcome.layers and len(outcome.record.evidence["pair_errors"]) == 4
     plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=outcome.layers, heal=False)
     assert error(out, folder, data) < 0.9 * error(plain, folder, data)
     source = open_source(str(folder))
     steps = keeping(plan(source, Wanted(layers="3"), calibrated=True), Choice(outcome.layers, outcome.criterion))
     step = steps.operators[0]
-    assert (step.name, step.settings["pairs"]) == ("fuse-layers", [pair]) and f"{pair[0]}+{pair[1]}" in step.says
+    assert (step.name, step.settings["pairs"]) == ("fuse-layers", [list(pair)]) and f"{pair[0]}+{pair[1]}" in step.says
 
 
 def test_with_room_for_all_of_it_nothing_is_trimmed(trained, tmp_path):  # noqa: F811
     folder, data = trained("vit")
     wanted = {"layers": "3", "heads": "10", "head_dim": "keep", "mlp_dim": "100"}
     out, outcome = cut(tmp_path, (folder, data), wanted, criterion="fuse", heal=False)
-    (first,) = [d for d in outcome.record["decisions"] if "fused" in d]
-    assert "heads" not in first and "mlp" not in first
+    (first,) = [d for d in outcome.record.decisions if d.fused]
+    assert first.heads is None and first.mlp is None
     source, lean = open_source(str(folder)), open_source(str(out))
-    a, b = (unpack(source, i) for i in first["fused"])
-    whole, got = fuse(a, b, norms_of(source)), unpack(lean, first["layer"])
+    a, b = (unpack(source, i) for i in first.fused)
+    whole, got = fuse(a, b, norms_of(source)), unpack(lean, first.layer)
     for name in ("q", "k", "v"):
         assert np.allclose(getattr(got.attention, name)[:8], getattr(whole.attention, name), atol=1e-6)
     assert np.allclose(got.attention.o[:, :8], whole.attention.o, atol=1e-6) and not got.attention.o[:, 8:].any()

@@ -137,8 +137,8 @@ def test_what_is_taken_back_is_as_it_was(family, monkeypatch):
         if family == "gpt2":
             record = heal_block.refit_attention(here, shape, torch.ones(32))
         else:
-            record = heal_block.absorb(here, heal_block.Norm(torch.ones(32) * 0.7, torch.ones(32))).record["down"]
-    assert record["kept"] is False
+            record = heal_block.absorb(here, heal_block.Norm(torch.ones(32) * 0.7, torch.ones(32))).record.down
+    assert record.kept is False
     assert all(torch.equal(p, old[name]) for name, p in here.block.named_parameters())
 
 

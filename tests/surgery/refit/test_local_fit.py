@@ -83,7 +83,7 @@ def test_a_fit_that_does_not_help_leaves_no_trace(why: str) -> None:
     assert not done.kept and not done.after < done.before
     assert all(torch.equal(saved[name], value) for name, value in student.state_dict().items())
     assert not any(p.requires_grad for p in student.parameters())
-    assert done.as_dict()["kept"] is False
+    assert done.recorded().kept is False
 
 
 def test_the_error_is_per_token() -> None:
@@ -120,7 +120,7 @@ def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:
 
 
 def test_what_a_fit_keeps_of_itself_is_rounded() -> None:
-    made = local_fit.Fitted(7, 0.123456789, 0.0123456789, True, 1.23456).as_dict()
+    made = local_fit.Fitted(7, 0.123456789, 0.0123456789, True, 1.23456).recorded().as_dict()
     rounded = {"steps": 7, "guard_before": 0.123457, "guard_after": 0.012346, "kept": True, "seconds": 1.23}
     assert made == rounded
 

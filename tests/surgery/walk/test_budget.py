@@ -61,9 +61,9 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes):
         outcome.close()
         closed, bound = passes.pop()
         assert (bound == budget.choice) is ("mlp_dim" not in wanted)  # layers that are made anew come on top
-        assert 1 < closed <= bound and closed <= outcome.record["passes"] <= budget.whole
-        spent.append(outcome.record["passes"])
-        assert all(words in table(outcome.record).replace("\n", " ") for words in outcome.record["held_back"])
+        assert 1 < closed <= bound and closed <= outcome.record.passes <= budget.whole
+        spent.append(outcome.record.passes)
+        assert all(words in table(outcome.record).replace("\n", " ") for words in outcome.record.held_back)
     assert spent[1] < spent[0]
     told = [line for line in said if line.startswith("About")]
     assert len(told) == 2 and source.name in told[0] and "passes" in told[1]

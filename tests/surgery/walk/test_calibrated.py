@@ -109,9 +109,9 @@ def test_healing_lowers_the_error_on_held_out_data(family, trained, tmp_path):
     healed, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "healed", keep=(0, 1, 3))
     before, after = (error(out, folder, data) for out in (plain, healed))
     assert after < 0.9 * before
-    first = outcome.record["decisions"][0]
-    assert (first["layer"], first["from"], first["until"]) == (1, 1, 2)
-    assert first["error_after"] < first["error_before"]
+    first = outcome.record.decisions[0]
+    assert (first.layer, first.source, first.until) == (1, 1, 2)
+    assert first.error_after < first.error_before
     prefix = {"gpt2": "transformer.h.0.", "llama": "model.layers.0.", "bert": "bert.encoder.layer.0."}
     assert not [name for name in outcome.edits if name.startswith(prefix.get(family, "vit.encoder.layer.0."))]
 
@@ -125,13 +125,13 @@ def test_trimmed_heads_and_units_are_chosen_and_healed(trained, tmp_path):
     apply(plan(source, Wanted(**wanted)), by_weight)
     made, outcome = cut(tmp_path, (folder, data), wanted)
     assert error(made, folder, data) < 0.8 * error(by_weight, folder, data)
-    assert [len(d["heads"]["kept"]) for d in outcome.record["decisions"]] == [2] * 4
+    assert [len(d.heads.kept) for d in outcome.record.decisions] == [2] * 4
 
 
 def test_heads_split_at_equal_parameters(trained, tmp_path):
     made, outcome = cut(tmp_path, trained("bert"), {"heads": "8", "head_dim": "split"})
     assert error(made, *trained("bert")) < 0.25
-    assert all("split" in d for d in outcome.record["decisions"])
+    assert all(d.split for d in outcome.record.decisions)
 
 
 def test_a_layer_that_only_adds_a_constant_is_absorbed_exactly(trained, tmp_path):
@@ -151,7 +151,7 @@ def test_a_layer_that_only_adds_a_constant_is_absorbed_exactly(trained, tmp_path
 @pytest.mark.parametrize("wanted", [{"heads": "8"}, {"mlp_dim": "64"}, {"heads": "8", "mlp_dim": "64"}])
 def test_an_exact_plan_is_left_alone(wanted, trained, tmp_path):
     made, outcome = cut(tmp_path, trained("llama"), wanted)
-    assert not outcome.edits and not outcome.record["decisions"]
+    assert not outcome.edits and not outcome.record.decisions
     assert error(made, *trained("llama")) < 1e-5
 
 
@@ -162,10 +162,10 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
     assert first.layers == second.layers
     assert sorted(first.edits) == sorted(second.edits)
     assert all(np.array_equal(first.edits[name], second.edits[name]) for name in first.edits)
-    tried = first.record["candidates"]
-    assert len({tuple(c["kept"]) for c in tried}) > 1
+    tried = first.record.candidates
+    assert len({c.kept for c in tried}) > 1
     # The last ones stood against each other on all of the data.
-    assert first.record["healing"]["judged_by"] == min(c["judged_by"] for c in tried[-4:])
+    assert first.record.healing.score.judged_by == min(c.score.judged_by for c in tried[-4:])
     first.close()
     assert not first.edits.folder.exists()
 
@@ -269,9 +269,9 @@ def test_the_first_kept_layer_takes_over_leading_ones(family, trained, tmp_path)
     folder, data = trained(family)
     plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=(1, 2, 3), heal=False)
     healed, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "healed", keep=(1, 2, 3))
-    first = outcome.record["decisions"][0]
-    assert (first["layer"], first["from"], first["until"]) == (0, 1, 1)
-    assert first["error_after"] < first["error_before"]
+    first = outcome.record.decisions[0]
+    assert (first.layer, first.source, first.until) == (0, 1, 1)
+    assert first.error_after < first.error_before
     assert error(healed, folder, data) < error(plain, folder, data)
 
 
@@ -335,15 +335,15 @@ def test_divergence_is_for_predictions(cls, labels, judged, trained, tmp_path):
     getattr(transformers, cls)(config).save_pretrained(tmp_path / "source")
     data = replace(trained("vit")[1], task=Classes())
     _, outcome = cut(tmp_path, (tmp_path / "source", data), {"layers": "3"}, keep=(0, 1, 3))
-    healing = outcome.record["healing"]
-    assert healing["judged_by"] == healing[judged]
-    assert ("guard_loss" in healing) is (judged == "guard_divergence")
+    score = outcome.record.healing.score
+    assert score.judged_by == getattr(score, judged)
+    assert (score.guard_loss is not None) is (judged == "guard_divergence")
 
 
 def test_a_norm_of_another_kind_behind_the_block_is_no_reason_to_stop(trained, tmp_path, monkeypatch):
     monkeypatch.setattr("leansurgeon.surgery.walk.student.closing_norm", lambda *_: None)
     _, outcome = cut(tmp_path, trained("bert"), {"layers": "3"}, keep=(0, 1, 3))
-    assert isinstance(outcome.record["decisions"][0]["refit"], str)  # the reason, where others have figures
+    assert isinstance(outcome.record.decisions[0].refit, str)  # the reason, where others have figures
 
 
 def test_what_stands_outside_the_blocks_is_in_memory_once(trained, tmp_path):
@@ -392,5 +392,5 @@ def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monke
             calibrate(steps, data, Options(criterion=criterion))
         return
     outcome = calibrate(steps, data, Options(criterion=criterion, heal=False))
-    tried = [candidate["kept"] for candidate in outcome.record["candidates"]]
+    tried = [candidate.kept for candidate in outcome.record.candidates]
     assert tried and all(kept[0] == 0 for kept in tried)

@@ -55,12 +55,11 @@ def test_both_stacks_are_healed_in_closed_form_and_then_locally(trained, tmp_pat
     local, outcome = cut(tmp_path, trained, wanted, "local", keep=KEPT, heal="local")
     errors = [wrong(out, folder, data) for out in (plain, closed, local)]
     assert errors[1] < 0.7 * errors[0] and errors[2] < errors[1]
-    found = outcome.record["healing"]["local"]
-    cuts = found["cuts"]
-    assert found["kept"] and found["after"] < 0.95 * found["before"]
-    assert [cut["first"] for cut in cuts] == [1, 4]  # a span each, which stays in its stack
-    assert [[span["until"] for span in cut["spans"]] for cut in cuts] == [[2], [5]]
-    assert "guard_loss" in outcome.record["healing"]  # the answers are scored
+    found = outcome.record.healing.local
+    assert found.kept and found.after < 0.95 * found.before
+    assert [cut.first for cut in found.cuts] == [1, 4]  # a span each, which stays in its stack
+    assert [[span.until for span in cut.spans] for cut in found.cuts] == [[2], [5]]
+    assert outcome.record.healing.score.guard_loss is not None  # the answers are scored
 
 
 def wrong(out, folder, data):
@@ -80,7 +79,7 @@ def test_layers_are_chosen_in_both_stacks(trained):
     outcome = calibrate(plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), data, Options())
     outcome.close()
     assert len([i for i in outcome.layers if i < 4]) == len([i for i in outcome.layers if i >= 4]) == 3
-    assert all(score["judged_by"] == score["guard_divergence"] for score in outcome.record["candidates"])
+    assert all(c.score.judged_by == c.score.guard_divergence for c in outcome.record.candidates)
 
 
 def test_the_command_cuts_and_proves_on_pairs(trained, tmp_path):

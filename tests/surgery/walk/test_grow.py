@@ -31,12 +31,10 @@ def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path, monkeyp
     closed, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "closed", keep=(0, 1, 3))
     local, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "local", keep=(0, 1, 3), heal="local")
     assert error(local, folder, data) < 0.8 * error(closed, folder, data)
-    found = outcome.record["healing"]["local"]
-    assert (
-        found["kept"] and found["after"] < found["before"] and outcome.record["healing"]["judged_by"] == found["after"]
-    )
-    (at,) = found["cuts"]
-    assert at["first"] == 1 and [span["until"] for span in at["spans"]] == [2]
+    found = outcome.record.healing.local
+    assert found.kept and found.after < found.before and outcome.record.healing.score.judged_by == found.after
+    (at,) = found.cuts
+    assert at.first == 1 and [span.until for span in at.spans] == [2]
     touched = {name.split("layer.")[1][0] if family == "bert" else name.split(".")[2] for name in outcome.edits}
     assert touched == {"1", "2"}  # the layer before the cut and the one behind it
 
@@ -47,12 +45,12 @@ def test_no_time_leaves_the_closed_form_to_the_bit(trained):  # noqa: F811
     found = {}
     for heal, seconds in (("closed", None), ("local", 0.0)):
         outcome = calibrate(steps, data, Options(keep=(0, 1, 3), heal=heal, heal_time=seconds))
-        chosen = outcome.record["healing"]
+        chosen = outcome.record.healing
         found[heal] = {name: np.array(values) for name, values in outcome.edits.items()}, chosen
         outcome.close()
-    spans = found["local"][1]["local"]["cuts"][0]["spans"]
-    assert [(span["steps"], span["kept"]) for span in spans] == [(0, False)] and not found["local"][1]["local"]["kept"]
-    if found["closed"][1]["later"] is False and found["closed"][1]["attention"] == found["local"][1]["attention"]:
+    spans = found["local"][1].local.cuts[0].spans
+    assert [(span.fit.steps, span.fit.kept) for span in spans] == [(0, False)] and not found["local"][1].local.kept
+    if found["closed"][1].later is False and found["closed"][1].attention == found["local"][1].attention:
         assert found["closed"][0].keys() == found["local"][0].keys()
         assert all(np.array_equal(found["closed"][0][name], found["local"][0][name]) for name in found["closed"][0])
 
@@ -60,7 +58,7 @@ def test_no_time_leaves_the_closed_form_to_the_bit(trained):  # noqa: F811
 def test_a_decided_plan_heals_locally_by_default_and_says_so(trained):  # noqa: F811
     folder, data = trained("vit")
     decided = decide(plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), data)
-    assert "local" in decided.record["healing"]
+    assert decided.record.healing.local
     assert [o.name for o in decided.plan.operators] == ["drop-layers", "heal", "fit-locally"]
     decided.close()
 
@@ -68,11 +66,10 @@ def test_a_decided_plan_heals_locally_by_default_and_says_so(trained):  # noqa: 
 def test_every_block_is_tried_after_its_refit(trained):  # noqa: F811
     folder, data = trained("gpt2")
     outcome = calibrate(plan(open_source(str(folder)), Wanted(layers="2"), calibrated=True), data)
-    tried = [c for c in outcome.record["candidates"] if c["data"] == "part"]
-    assert {(0, 1), (0, 3)} <= {tuple(c["kept"]) for c in tried}  # the blocks 2-3 and 1-2
-    best = min((c for c in tried if not c.get("left_out")), key=lambda c: c["judged_by"])
-    close = [c["kept"] for c in tried if c["judged_by"] <= CLOSE * best["judged_by"]]
-    assert outcome.layers in [tuple(kept) for kept in close]
+    tried = [c for c in outcome.record.candidates if c.data == "part"]
+    assert {(0, 1), (0, 3)} <= {c.kept for c in tried}  # the blocks 2-3 and 1-2
+    best = min(c.score.judged_by for c in tried if not c.left_out)
+    assert outcome.layers in [c.kept for c in tried if c.score.judged_by <= CLOSE * best]
     outcome.close()
 
 
@@ -112,11 +109,11 @@ def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F
     scores = {}
     for heal in ("closed", "local"):
         outcome = calibrate(steps, data, Options(heal=heal))
-        scores[heal] = outcome.record["healing"]["judged_by"]
+        scores[heal] = outcome.record.healing.score.judged_by
         outcome.close()
-    (found,) = outcome.record["healing"]["local"]["cuts"]
-    assert found["first"] == 0 and [span["until"] for span in found["spans"]] == [1, 3]
-    assert outcome.record["healing"]["local"]["kept"] and scores["local"] < scores["closed"]
+    (found,) = outcome.record.healing.local.cuts
+    assert found.first == 0 and [span.until for span in found.spans] == [1, 3]
+    assert outcome.record.healing.local.kept and scores["local"] < scores["closed"]
 
 
 def test_fewer_spans_decide_between_close_candidates():
@@ -185,12 +182,12 @@ def test_work_is_counted_in_passes_of_the_source(trained):  # noqa: F811
     counted = []
     for heal in ("none", "closed", "local"):
         outcome = calibrate(steps, data, Options(keep=(0, 1, 3), heal=heal))
-        counted.append(outcome.record["passes"])
+        counted.append(outcome.record.passes)
         outcome.close()
     assert 1 < counted[0] < 1.5 < counted[1] < 5
-    (fitted,) = outcome.record["healing"]["local"]["cuts"][0]["spans"]
+    (fitted,) = outcome.record.healing.local.cuts[0].spans
     batches = 24 + 6  # each one piece
-    assert counted[2] > 1 + 3 * 2 * fitted["steps"] / (4 * batches)
+    assert counted[2] > 1 + 3 * 2 * fitted.fit.steps / (4 * batches)
 
 
 def test_older_words_for_healing_are_understood():
@@ -210,6 +207,6 @@ def test_ground_has_no_cuts_to_mark_where_all_layers_stay(trained):  # noqa: F81
     outcome = calibrate(
         plan(open_source(str(folder)), Wanted(mlp_dim="24"), calibrated=True), data, Options(heal="local")
     )
-    assert "local" not in outcome.record["healing"]
+    assert outcome.record.healing.local is None
     outcome.close()
     assert Ground(plan(open_source(str(folder)), Wanted(mlp_dim="24"), calibrated=True), data).heals

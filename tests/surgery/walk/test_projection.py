@@ -43,7 +43,7 @@ def test_the_work_is_what_a_cut_counts(heal, saved, monkeypatch):
     monkeypatch.setattr(projection, "STEP_TOKENS", 64)  # a batch is a step
     samples = Samples(8 * 64, 4 * 64, trial["fit"], trial["guard"], tokens)
     found = work(depth, 2, samples, local=heal == "local").passes(depth, samples)
-    took = outcome.record["passes"]
+    took = outcome.record.passes
     if heal == "closed":
         assert found == pytest.approx(took, rel=0.5)
     else:  # a span that gains nothing grows no further

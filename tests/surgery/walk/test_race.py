@@ -59,8 +59,8 @@ def chosen(made, monkeypatch, layers, error):
     monkeypatch.setattr(calibrated, "TRIAL", {"fit": 1_024, "guard": 1_024})
     outcome = calibrate(plan(open_source(str(folder)), Wanted(layers=str(layers)), calibrated=True), data, FREE)
     outcome.close()
-    tried = [c for c in outcome.record["candidates"] if c["data"] == "part"]
-    return outcome.layers, tried, outcome.record["passes"]
+    tried = [c for c in outcome.record.candidates if c.data == "part"]
+    return outcome.layers, tried, outcome.record.passes
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_the_winner_is_that_of_the_whole_contest_for_less(family, layers, seed, 
     raced, tried, passes = chosen(made, monkeypatch, layers, race.ERROR)
     whole, all_tried, more = chosen(made, monkeypatch, layers, 0.0)
     assert raced == whole and passes < more
-    left = [c for c in tried if not c.get("left_out")]
-    assert 0 < len(left) < len(tried) == len(all_tried) and not any(c.get("left_out") for c in all_tried)
-    pieces = {c["pieces"] for c in all_tried}
-    assert len(pieces) == 1 and min(c["pieces"] for c in tried) < pieces.pop()
-    by_kept = {tuple(c["kept"]): c["judged_by"] for c in all_tried}
+    left = [c for c in tried if not c.left_out]
+    assert 0 < len(left) < len(tried) == len(all_tried) and not any(c.left_out for c in all_tried)
+    pieces = {c.score.pieces for c in all_tried}
+    assert len(pieces) == 1 and min(c.score.pieces for c in tried) < pieces.pop()
+    by_kept = {c.kept: c.score.judged_by for c in all_tried}
     best = min(by_kept.values())
-    assert {k for k, v in by_kept.items() if v <= best * race.CLOSE} <= {tuple(c["kept"]) for c in left}
-    to_the_end = [c for c in tried if c["pieces"] == all_tried[0]["pieces"]]
-    assert all(c["judged_by"] == pytest.approx(by_kept[tuple(c["kept"])], rel=1e-5) for c in to_the_end)
+    assert {k for k, v in by_kept.items() if v <= best * race.CLOSE} <= {c.kept for c in left}
+    to_the_end = [c for c in tried if c.score.pieces == all_tried[0].score.pieces]
+    assert all(c.score.judged_by == pytest.approx(by_kept[c.kept], rel=1e-5) for c in to_the_end)
 
 
 def test_the_bound_is_students_over_runs_of_neighbours():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.planning import plan
@@ -34,18 +35,19 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
     def calibrate(steps, data, options, say):
         score = 1.0 if not places else scores[len(places) - 1]
         places.append(options.kept.folder.name)
-        outcome = Outcome((0,), "", {}, {"healing": {"by_source": [0.5, score]}, "passes": 2.0, "tokens": 100})
+        scored = Healing(False, False, GuardScore(by_source=(0.5, score)))
+        outcome = Outcome((0,), "", {}, Decisions(healing=scored, passes=2.0, tokens=100))
         outcome.held.callback(closed.append, score)
         return outcome
 
     monkeypatch.setattr(calibrated, "calibrate", calibrate)
     data = replace(windows("yours", 4), beside=windows("own", 32))
     outcome, used = safe.calibrate_safely(None, data, Options(kept=Kept(tmp_path / "kept", "key")))
-    rounds = outcome.record["mixing"]["rounds"]
-    assert [r["own"] for r in rounds] == amounts and [r["on_own"] for r in rounds] == scores
-    assert outcome.record["mixing"]["safe"] is is_safe
+    rounds = outcome.record.mixing.rounds
+    assert [r.own for r in rounds] == amounts and [r.on_own for r in rounds] == scores
+    assert outcome.record.mixing.safe is is_safe
     assert len(used.fit) == 4 + amounts[-1] and closed == [1.0, *scores[:-1]]  # the last one stays
-    assert outcome.record["passes"] == 2.0 * len(places)  # of all cuts
+    assert outcome.record.passes == 2.0 * len(places)  # of all cuts
     assert places == ["own", *(f"mix-{n}" for n in amounts)]
 
 
@@ -64,6 +66,6 @@ def test_a_result_of_few_odd_samples_is_good_elsewhere(trained, tmp_path):  # no
         wrong[name] = error(tmp_path / name, folder, data)
         outcome.close()
     assert wrong["mixed"] < 0.9 * wrong["alone"]
-    mixing = outcome.record["mixing"]
-    assert mixing["rounds"][0]["own"] == 0 and mixing["rounds"][0]["on_own"] > safe.SAFE * mixing["own_alone"]
+    mixing = outcome.record.mixing
+    assert mixing.rounds[0].own == 0 and mixing.rounds[0].on_own > safe.SAFE * mixing.own_alone
     assert [s.name for s in used.sources] == ["odd", "own"]

@@ -158,7 +158,7 @@ def test_fewer_heads_equal_the_source_with_the_others_silenced(family, saved, tm
     few = load(out).model.eval()
     head_dim = steps.before.stages[0].head_dim
     for i, name in enumerate(load(folder).projections):
-        kept = record.decided["kept_heads"][str(i)]
+        kept = record.decided.kept_heads[str(i)]
         module = dict(model.named_modules())[name]
         gone = [h for h in range(4) if h not in kept]
         with torch.no_grad():

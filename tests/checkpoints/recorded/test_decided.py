@@ -1,0 +1,114 @@
+"""What stands under `decided` in surgery.json: written as its readers know it, and read however odd it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.record import DamagedRecord, Origin, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import (
+    BlockRefit,
+    CutFit,
+    Decisions,
+    Fit,
+    GuardScore,
+    Healing,
+    Importance,
+    LocalFit,
+    MadeLayer,
+    MixedIn,
+    Mixing,
+    ProjectionRefit,
+    SampleData,
+    SpanFit,
+    Split,
+    Tried,
+    Trim,
+    Verified,
+)
+
+DATA = SampleData("a.txt,b.txt", "2 files", "ab" * 32, {"fit": 8, "guard": 2}, (SampleData("a.txt", "", "cd", {}),), 8)
+TRIED = Tried((0, 2), "even", True, False, (), GuardScore(0.5, 0.25, 2.0, 0.25, pieces=2), left_out=True, data="part")
+REFIT = ProjectionRefit(True, 0.1, 0.5, 0.25, 0.125, 96, {"0.1": 0.25}, 0.5, 0.375)
+MADE = MadeLayer(1, 2, 3, split=Split(0.75, 0.5), mlp=Trim(0.1, True, 0.5, 0.25), refit=BlockRefit(down=REFIT))
+LOCAL = LocalFit((CutFit(1, (SpanFit(2, Fit(3, 0.5, 0.25, True, 1.5)),)),), True, 0.5, 0.25, 1.25)
+WHOLE = Decisions(
+    kept_heads={"0": (1, 2)},
+    calibration=DATA,
+    criterion="even",
+    layers=(0, 2),
+    candidates=(TRIED,),
+    healing=Healing(True, False, GuardScore(0.5, judged_by=0.5, by_source=(0.5, 0.75)), LOCAL),
+    decisions=(MADE, MadeLayer(2, 4, 4, refit="no way", heads=Trim(None, False, 0.5, 0.5, (0, 3)))),
+    changed_tensors=3,
+    passes=2.5,
+    tokens=900,
+    held_back=("5 steps",),
+    steps_taken_over=2,
+    seconds=1.0,
+    mixing=Mixing(0.5, (MixedIn(0, 0.75),), False),
+    importance=Importance("sample", "none", ((0.5, 0.25),)),
+    verified=Verified("source", "m", (), ("x",)),
+)
+# As versions before these values wrote it; the order is that of the file.
+TEXT = (
+    """{"kept_heads": {"0": [1, 2]}, "calibration": {"name": "a.txt,b.txt", "says": "2 files", "sha256": "%s",
+"samples": {"fit": 8, "guard": 2}, "sources": [{"name": "a.txt", "says": "", "sha256": "cd", "samples": {}}],
+"asked": 8}, "criterion": "even", "layers": [0, 2], "evidence": {}, "candidates": [{"kept": [0, 2],
+"criterion": "even", "attention": true, "later": false, "fused": [], "guard_error": 0.5, "guard_divergence": 0.25,
+"guard_loss": 2.0, "judged_by": 0.25, "pieces": 2, "left_out": true, "data": "part"}], "healing": {"attention": true,
+"later": false, "guard_error": 0.5, "judged_by": 0.5, "by_source": [0.5, 0.75], "local": {"cuts": [{"first": 1,
+"spans": [{"until": 2, "steps": 3, "guard_before": 0.5, "guard_after": 0.25, "kept": true, "seconds": 1.5}]}],
+"kept": true, "before": 0.5, "after": 0.25, "passes": 1.25}}, "decisions": [{"layer": 1, "from": 2, "until": 3,
+"split": {"kept": 0.75, "error_split": 0.5}, "mlp": {"ridge": 0.1, "re_solved": true, "guard_without_trim": 0.5,
+"guard_after": 0.25}, "refit": {"down": {"kept": true, "ridge": 0.1, "guard_before": 0.5, "guard_after": 0.25,
+"fit_after": 0.125, "tokens": 96, "tried": {"0.1": 0.25}, "block_before": 0.5, "block_after": 0.375}}}, {"layer": 2,
+"from": 4, "until": 4, "heads": {"ridge": null, "re_solved": false, "guard_without_trim": 0.5, "guard_after": 0.5,
+"kept": [0, 3]}, "refit": "no way"}], "changed_tensors": 3, "passes": 2.5, "tokens": 900,
+"held_back": ["5 steps"], "steps_taken_over": 2, "seconds": 1.0, "mixing": {"own_alone": 0.5,
+"rounds": [{"own": 0, "on_own": 0.75}], "safe": false}, "importance": {"reduction": "sample", "normalise": "none",
+"by_head": [[0.5, 0.25]]}, "verified": {"by": "source", "source": "m", "differing": [], "left_out": ["x"]}}""".replace(
+        "\n", " "
+    )
+    % ("ab" * 32)
+)
+
+
+def test_it_is_written_as_the_file_has_always_held_it():
+    assert json.dumps(WHOLE.as_dict()) == TEXT
+    assert Decisions.from_dict(json.loads(TEXT)) == WHOLE
+    assert not Decisions() and Decisions().as_dict() == {}
+    assert json.dumps(Decisions(calibration=DATA).as_dict()).startswith('{"calibration": {"name"')  # no walk, no layers
+
+
+def test_a_walk_that_changed_nothing_says_so():
+    made = Decisions(criterion="all layers stay", layers=(0, 1), healing=Healing(False, False, GuardScore()))
+    assert made.as_dict()["decisions"] == [] and made.as_dict()["evidence"] == {}
+
+
+def test_what_was_read_goes_on_unchanged_until_it_is_changed(tmp_path):
+    later = json.loads(TEXT) | {"of a later version": [1], "criterion": 7, "passes": "many"}
+    found = Decisions.from_dict(later)
+    assert found.as_dict() == later and (found.criterion, found.passes) == ("", None)
+    assert found.healing == WHOLE.healing
+    other = replace(found, kept_heads={})
+    assert "kept_heads" not in other.as_dict() and "of a later version" not in other.as_dict()
+    kept = record.write(tmp_path, SurgeryRecord(Origin("m"), decided=found))
+    assert record.read(tmp_path).decided.as_dict() == kept.decided.as_dict() == later
+
+
+@pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [1], [[]], {"kept": 1}, [{"kept": "x"}], float("inf")])
+def test_nothing_odd_within_it_is_damage(odd):
+    data = {key: odd for key in json.loads(TEXT)}
+    deep = {key: [{k: odd for k in ("kept", "refit", "fit", "spans", "from")}] for key in data}
+    for said in (data, deep, {"healing": data, "decisions": [data], "candidates": [data]}):
+        made = SurgeryRecord.from_dict({"source": "m", "decided": said}).decided
+        assert made.as_dict() == said and all(c.score.judged_by is None for c in made.candidates)
+
+
+def test_what_is_no_object_is_damage():
+    with pytest.raises(DamagedRecord):
+        SurgeryRecord.from_dict({"source": "m", "decided": [1]})
