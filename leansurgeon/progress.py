@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PLAIN_EVERY = 10.0  # seconds between two lines that cannot be rewritten
 REDRAW = 0.1  # seconds between two drawings of a bar
 T = TypeVar("T")
+Say = Callable[[str], None]  # what talk goes to
 
 
 class Advance(Protocol):
@@ -267,6 +268,10 @@ def downloads() -> type[tqdm[Any]] | None:
 
     screen.begin()
     return Download
+
+
+def silent(text: str) -> None:
+    """Talk that nobody wants."""
 
 
 def say(text: str) -> None:

@@ -11,8 +11,8 @@ from typing import ParamSpec, TypeVar
 
 from leansurgeon import progress as talk
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full, refused_by_the_system
+from leansurgeon.progress import Say, silent
 
-Say = Callable[[str], None]
 Progress = bool | Say  # True: lines on stderr; False: silence; or whoever is to be given the lines
 Number = int | str | Sequence[int]
 
@@ -78,7 +78,7 @@ def speaker(progress: Progress) -> Say:
     if progress is True:
         return talk.say
     if progress is False or progress is None:
-        return lambda _: None
+        return silent
     if not callable(progress):
         raise UsageError(f"progress={progress!r}: give True, False, or what takes a line of text.")
     return progress

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.words import wrap
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.measure.heads.document import Options, Study
     from leansurgeon.surgery.shrink import Decided
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.record import Comparison
     from leansurgeon.checkpoints.source import Source
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

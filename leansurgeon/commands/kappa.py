@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 
 if TYPE_CHECKING:
     from leansurgeon.measure.kappa.study import KappaDocument
 
-Say = Callable[[str], None]
 SAMPLES, PROBES = 256, 16
 PRECISIONS = ("fp32", "bf16", "fp16")
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import LeanSurgeonError, NotPushed, UsageError
+from leansurgeon.progress import Say, silent
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-Say = Callable[[str], None]
 # What another model may have left in the repository, and would be loaded beside or instead of what is pushed.
 OF_BEFORE = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json"]
 
@@ -84,7 +83,7 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
         say(f"The hub cannot be asked about {where.repo} now ({type(error).__name__}); it is tried after the work.")
 
 
-def push(folder: Path, repo: str, *, private: bool = True, token: str | None = None, say: Say = lambda _: None) -> str:
+def push(folder: Path, repo: str, *, private: bool = True, token: str | None = None, say: Say = silent) -> str:
     """Put a result's folder into a repository, made where it is new; its card is named after it. Returns its address.
 
     Raises `UsageError` as `check` does, and `NotPushed` with the line that tries again: the folder stays as it is.

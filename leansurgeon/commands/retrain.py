@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.commands import healing
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
     from leansurgeon.training.runs.summary import Summary
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from leansurgeon.search.space import Budget, Candidate, Shapes, Space
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
-Say = Callable[[str], None]
 DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
 

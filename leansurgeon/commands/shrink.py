@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs.sample_data import (
     BY_WEIGHTS,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from leansurgeon.surgery.plan.planning import Plan
     from leansurgeon.surgery.plan.wanted import Wanted
     from leansurgeon.surgery.shrink import Decided
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ class Shrunk:
         return told(self.decided, self.record, self.folder)
 
 
-def shrink(
-    source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, *, unchanged: Callable[[str], None] | None = None
-) -> Shrunk:
+def shrink(source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, *, unchanged: Say | None = None) -> Shrunk:
     """Rewrite a source to another shape, and prove it. `unchanged` is told the source's name where nothing is to be
     changed, and may raise.
 
@@ -109,9 +106,7 @@ def shrink(
         return _shrink(source, wanted, how, asked, say, unchanged)
 
 
-def _shrink(
-    source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, unchanged: Callable[[str], None] | None
-) -> Shrunk:
+def _shrink(source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, unchanged: Say | None) -> Shrunk:
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.surgery.plan.planning import plan, without_data
     from leansurgeon.surgery.shrink import decide

@@ -27,6 +27,7 @@ from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.kept import check_interrupted, finished
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 from leansurgeon.training.runs.summary import Summary
@@ -38,7 +39,7 @@ def run(
     *,
     parallel: int | None = None,
     force: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
     processes: int = 1,
     cpu: bool = False,
     begin: Callable[[], None] = lambda: None,

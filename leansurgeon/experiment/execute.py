@@ -5,6 +5,7 @@ from __future__ import annotations
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.kept import part_of
+from leansurgeon.progress import silent
 from leansurgeon.surgery.plan.planning import plan, without_data
 from leansurgeon.surgery.shrink import Decided
 from leansurgeon.training.runs import folder as runfolder
@@ -29,7 +30,7 @@ def carry_out_job(job: Job) -> Summary:
         job.run,
         seed=job.seed,
         experiment=part_of(job),
-        say=(lambda _: None) if job.quiet else None,
+        say=silent if job.quiet else None,
         cpu=job.cpu,
         resume="never" if job.anew else "auto",
         replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe

@@ -16,6 +16,7 @@ from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.proof.prove import how_to_load
 from leansurgeon.checkpoints.record import Both, Comparison
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading import files
 
 LIMIT = 2**20  # bytes of a task's file
@@ -44,7 +45,7 @@ def named(tasks: str) -> tuple[list[str], list[str]]:
 
 
 def judged(
-    tasks: str, source: Path, result: Path, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
+    tasks: str, source: Path, result: Path, *, limit: int | None = None, say: Say = silent
 ) -> dict[str, Comparison]:
     """Every metric of every task for the models in both folders, with the interval of the difference, by task.
 

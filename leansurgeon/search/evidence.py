@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import plan
@@ -49,9 +49,7 @@ class Evidence:
         return asdict(self)
 
 
-def gather(
-    source: Source, data: Calibration, cache: Path, seed: int = 0, say: Callable[[str], None] = lambda _: None
-) -> Evidence:
+def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: Say = silent) -> Evidence:
     """The evidence on the guard samples of `data`, from `cache` where it was measured before. Of a preset the kappa is
     that of a model just initialised with `seed`.
     """

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from leansurgeon.errors import LeanSurgeonError, plural
+from leansurgeon.progress import Say, silent
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 
@@ -54,7 +55,7 @@ def climb(
     attempt: Try,
     *,
     beside: Callable[[Sequence[Candidate]], Sequence[Candidate]] = lambda survivors: (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> list[Results]:
     """The results of every rung, by name. `candidates` stand in the order of the cheap scores, which decides between
     equal ones; `beside` names what is tried on the last rung beside the survivors (their controls).

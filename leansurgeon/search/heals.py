@@ -8,7 +8,7 @@ winner, its control and the source, since the best of many is flattered by what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,7 @@ from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads.judge import Unlabelled
-from leansurgeon.progress import track
+from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.evidence import outputs
@@ -49,7 +49,7 @@ class Heals:
     folder: Path
     seed: int = 0
     fit: int = 0  # local fitting steps for every layer on the last rung
-    say: Callable[[str], None] = lambda _: None
+    say: Say = silent
     device: str = "cpu"  # where candidates are healed; they are judged on the CPU
     halves: tuple[list[Batch], list[Batch]] = field(init=False)
     references: dict[str, list[torch.Tensor]] = field(init=False, default_factory=dict)

@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.search import cheap, limits
 from leansurgeon.search.cheap import Cheap
@@ -96,7 +97,7 @@ def search(
     *,
     setting: Setting,
     tries: int = 8,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> Outcome:
     """Choose among the candidates of `found` and try them on `bench`. `evidence` is what one pass over sample data
     said.
@@ -153,7 +154,7 @@ def who_is_tried(
     folder: Path,
     setting: Setting,
     tries: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> tuple[list[Candidate], dict[str, Cheap]]:
     """Those that keep the limits, with what was measured for it; from the folder where an earlier call chose them."""
     by_name = {c.name: c for c in ranked}

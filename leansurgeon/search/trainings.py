@@ -6,7 +6,7 @@ ones go on, as in `leansurgeon run`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,7 @@ from leansurgeon.experiment.jobs import Job, make_jobs, prepare_data
 from leansurgeon.experiment.kept import finished
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
@@ -46,7 +47,7 @@ class Trainings:
     length: Fraction = Fraction(1, 4)
     parallel: int | None = None
     source_config: dict[str, Any] | None = None  # changes of a preset's config
-    say: Callable[[str], None] = lambda _: None
+    say: Say = silent
 
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung: means over the seeds of the task's metric at the end of training."""

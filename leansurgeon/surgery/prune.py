@@ -8,7 +8,7 @@ without that, what remains is exactly the masked model that `leansurgeon heads` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.heads.pruning import strengths
 from leansurgeon.measure.heads.sites import Site
+from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -67,7 +68,7 @@ def decide(
     *,
     seed: int = 0,
     heal: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
     device: str = "cpu",
 ) -> Decided:
     """What `carry_out` writes: the most important heads stay, `values` (all heads,) in the order of `sites`.

@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
 from leansurgeon.surgery.plan.planning import Plan, keeping
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.surgery.walk.kept import Kept
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Decided:
 def decide(
     steps: Plan,
     calibration: Calibration | None = None,
-    say: Say = lambda _: None,
+    say: Say = silent,
     *,
     device: str = "cpu",
     output: Path | None = None,
@@ -119,7 +118,7 @@ def carry_out(
     check: bool = True,
     keep_unproved: bool = False,
     starts: Callable[[Proof], Mapping[str, Comparison]] | None = None,
-    say: Say = lambda _: None,
+    say: Say = silent,
 ) -> SurgeryRecord:
     """Write the result of `plan` to `folder` and return the record that stands in its surgery.json. `starts` is given
     the proof and scores other starting points, which the record keeps.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
+from leansurgeon.progress import Say, silent
 from leansurgeon.training import setup, starting
 from leansurgeon.training.data.limit import Limited
 from leansurgeon.training.evaluate import Evaluation, evaluate
@@ -21,7 +21,7 @@ def evaluate_model(
     *,
     cpu: bool = False,
     limit_batches: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> Evaluation:
     """Loss, samples and metrics of the model, by all processes of the group together. Raises what `evaluate` does."""
     accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)

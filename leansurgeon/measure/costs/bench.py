@@ -4,7 +4,6 @@ heads; timed against each other in interleaved rounds. Imports torch inside func
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import inputs
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from leansurgeon.measure.costs.speed import Load, Timing
     from leansurgeon.shape import Stage
 
-Say = Callable[[str], None]
 FA3_BACKWARD = (64, 96, 128, 192, 256)  # head_dims instantiated in github.com/Dao-AILab/flash-attention, hopper/
 
 

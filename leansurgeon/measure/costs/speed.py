@@ -21,7 +21,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
-from leansurgeon.progress import quiet_transformers, track
+from leansurgeon.progress import Say, quiet_transformers, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
 
 BACKENDS = ("auto", "math", "flash", "efficient", "cudnn", "eager")
@@ -112,7 +112,7 @@ class TimedModel:
             state.update({k: v.to(device) for k, v in state.items() if isinstance(v, torch.Tensor)})
 
 
-def peaks(benches: list[TimedModel], say: Callable[[str], None] = lambda _: None) -> list[int]:
+def peaks(benches: list[TimedModel], say: Say = silent) -> list[int]:
     """Bytes at the peak of a training step of each: by the allocator on CUDA, with one model at a time on the device;
     elsewhere the tensors that live, counted.
     """

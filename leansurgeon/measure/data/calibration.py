@@ -9,7 +9,7 @@ the data has a split of its own for evaluation, `heldout` comes from there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
+from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def open_calibration(
     cache: Path,
     samples: int | None = None,
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
     flag: str = "--calibrate",
 ) -> Calibration:
     """The data that SPEC names, the value of a command's `flag`, for this model. `samples` is the number of samples to
@@ -199,7 +200,7 @@ def from_task(
     cache: Path,
     samples: int | None = None,
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> Calibration:
     """Calibration from a task's training data, held-out samples from its evaluation data."""
     from leansurgeon import tasks

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from leansurgeon.measure.data.calibration import (
 )
 from leansurgeon.measure.data.images import folder_options
 from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.tasks.text.sentences import of_documents
 
@@ -62,9 +63,7 @@ ROOM = 0.5  # of the machine's memory that weights may take
 CACHE = 2**30  # bytes of keys and values that may be held while texts are written
 
 
-def samples(
-    source: Source, *, seed: int = 0, device: str = "cpu", say: Callable[[str], None] = lambda _: None
-) -> Calibration:
+def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = silent) -> Calibration:
     """Samples that `source` makes itself, in three parts as `open_calibration` gives them.
 
     Raises `UsageError` for models that cannot make any, or that would take too long; what loading a model raises.
@@ -142,7 +141,7 @@ class Drawing:
         return torch.multinomial(logits.softmax(-1), 1, generator=chance)[:, 0]
 
 
-def texts(source: Source, seed: int, device: str, say: Callable[[str], None]) -> Parts[list[Batch]]:
+def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]]:
     """Windows of tokens that a causal model draws one after the other."""
     import torch
 
@@ -205,7 +204,7 @@ def written(model: torch.nn.Module, start_B1: Tensor, length: int, drawing: Draw
     return ids
 
 
-def fillings(source: Source, seed: int, device: str, say: Callable[[str], None]) -> Parts[list[Batch]]:
+def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]]:
     """Windows that a masked model fills itself, a part of them hidden again as in its training."""
     import torch
 

@@ -18,7 +18,7 @@ from leansurgeon.measure.heads import sites
 from leansurgeon.measure.kappa import invariant, jacobian
 from leansurgeon.measure.kappa.blocks import Mask
 from leansurgeon.measure.kappa.figures import ModelKappa
-from leansurgeon.progress import phase
+from leansurgeon.progress import Say, phase, silent
 
 SAMPLES, PROBES = 256, 16
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -81,7 +81,7 @@ def study(
     samples: int = SAMPLES,
     probes: int = PROBES,
     precision: str = "fp32",
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> KappaDocument:
     """Load the model and measure it on held-out samples. Raises what `invariant.measure` raises."""
     loaded = load(opened.folder, tower=opened.tower).alone()

@@ -7,7 +7,7 @@ best    the plan at hand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tabulate import tabulate
@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -30,7 +31,7 @@ def starts(
     plan_at_hand: Plan,
     calibration: Calibration,
     best: Comparison,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> dict[str, Comparison]:
     """Fresh and naive built and scored, each by how its outputs compare with the source's; `best` is that of the plan
     at hand. Raises `UsageError` where the source has no weights to compare with.

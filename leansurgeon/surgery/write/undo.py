@@ -32,6 +32,7 @@ from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source, tower_of, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.method import Method
@@ -204,9 +205,7 @@ def inverse(step: Step) -> Operator:
 # -- carry out and verify --------------------------------------------------------------------------
 
 
-def carry_out(
-    steps: Undo, folder: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None
-) -> SurgeryRecord:
+def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = silent) -> SurgeryRecord:
     """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
 
     It is compared bit by bit with the source where that is at hand and unchanged (`verified.by` is `source`, or

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError, plural
+from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes import environment
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
-def start(
-    *, cpu: bool = False, train: Train | None = None, say: Callable[[str], None] = lambda text: None
-) -> Accelerator:
+def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
     """An `Accelerator` on the GPU if there is one, in the process group if there is one.
 
     Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables that would change
@@ -69,7 +67,7 @@ def start(
     return accelerator
 
 
-def check_parallel(train: Train, processes: int, say: Callable[[str], None]) -> bool:
+def check_parallel(train: Train, processes: int, say: Say) -> bool:
     """Whether the processes share the weights (FSDP2). Raises `UsageError` for what does not go together with it."""
     if train.parallel != "fsdp2":
         return False

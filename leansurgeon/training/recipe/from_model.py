@@ -8,7 +8,7 @@ gentle: healing shall not forget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import calibration
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
 from leansurgeon.training.recipe import from_data, machine, reading, teacher
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
-Say = Callable[[str], None]
 LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
 FRESH = 5.0  # times that, for weights that have learned nothing

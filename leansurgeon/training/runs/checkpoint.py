@@ -18,11 +18,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile, tensorfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs import folder as runfolder
@@ -55,7 +55,7 @@ def all_of(run_dir: Path) -> list[Path]:
     return sorted((run_dir / FOLDER).glob("step-" + "[0-9]" * 8), reverse=True)
 
 
-def newest(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
+def newest(run_dir: Path, say: Say = silent) -> Path | None:
     """The newest whole checkpoint of a run; torn ones are named to `say` and passed over."""
     _repair(run_dir)
     for path in all_of(run_dir):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
@@ -25,7 +25,7 @@ def point(
     resume: str,
     anyway: bool = False,
     replace: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> Path | None:
     """The checkpoint from which the training in `run_dir` goes on; None where it starts at step 0 in a free folder.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError, readable
+from leansurgeon.progress import Say
 from leansurgeon.training.runs.folder import cache_dir
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.training.recipe.schema import TaskChoice
 
-Say = Callable[[str], None]
 # How libraries answer a call that is not what their model is called with; nobody asked for this one.
 CALLED_WRONGLY = (
     RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError, MemoryError,
