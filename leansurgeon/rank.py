@@ -1,4 +1,6 @@
-"""Which process of its group this one is, as whoever started it says; known before anything is imported."""
+"""Which process of its group this one is, as whoever started it says, and what cores it has; known before anything is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -19,3 +21,8 @@ def rank() -> int:
 def is_first_here() -> bool:
     """Whether this is the first of the processes that were started on this machine."""
     return os.environ.get("LOCAL_RANK") == "0"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

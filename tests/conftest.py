@@ -20,7 +20,7 @@ import pytest
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto` one more than there are cores, since many tests wait for processes that they have started."""
-    from leansurgeon.experiment.machine import cores
+    from leansurgeon.rank import cores
 
     return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", cores() + 1))
 

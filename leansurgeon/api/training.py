@@ -66,8 +66,8 @@ def retrain(
     (2, 'accuracy')
     """
     from leansurgeon.architectures.towers import meant
-    from leansurgeon.commands import healing
     from leansurgeon.commands import retrain as command
+    from leansurgeon.training.recipe.asked import Asked
 
     began = perf_counter()
     say = speaker(progress)
@@ -75,8 +75,8 @@ def retrain(
     folder = source.folder if source else None if model is None else Path(given.place(model, "model"))
     length = f"{time:g}s" if isinstance(time, int | float) else time
     named = None if recipe is None else os.fspath(recipe)
-    how = healing.Asked(given.data(data), length, columns, new_tokenizer, named, changes(set), os.fspath(resume), lora)
-    asked = command.Asked(
+    how = Asked(given.data(data), length, columns, new_tokenizer, named, changes(set), os.fspath(resume), lora)
+    asked = command.Running(
         gpus, cpu_processes, seed, None if out is None else Path(out), Path(workspace), resume_anyway, limit_batches
     )
     with trusting(trust_remote_code), meant(tower):

@@ -104,9 +104,9 @@ def retrain(
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""
     mean(tower)
     began = clock.began()
-    from leansurgeon.commands import healing
     from leansurgeon.commands import retrain as command
     from leansurgeon.rank import is_worker, rank
+    from leansurgeon.training.recipe.asked import Asked
 
     if not resume.strip():
         raise UsageError("--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint.")
@@ -117,8 +117,8 @@ def retrain(
             f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
         )
     where = destination(push, public=public, dry_run=trial is not None)
-    how = healing.Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
-    asked = command.Asked(gpus, cpu_processes, seed, out, workspace, resume_anyway, limit_batches)
+    how = Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
+    asked = command.Running(gpus, cpu_processes, seed, out, workspace, resume_anyway, limit_batches)
     ready = command.prepare(model, how, asked, say, start=not dry_run)
     if dry_run or eval_only:
         from leansurgeon.training import preview

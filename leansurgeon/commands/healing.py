@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leansurgeon.errors import UsageError
+from leansurgeon.training.recipe.asked import Asked
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
     from leansurgeon.training.runs.summary import Summary
 
 Made = TypeVar("Made", "TrainingRecipe", "ExperimentRecipe")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What was typed that decides on the recipe."""
-
-    data: str | None = None
-    time: str | None = None
-    columns: str | None = None
-    new_tokenizer: bool = False
-    recipe: str | None = None
-    sets: tuple[str, ...] = ()
-    resume: str = "never"
-    lora: int | None = None
 
 
 def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
@@ -51,8 +37,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
         return kept
     from leansurgeon.training.recipe import from_model, reading
 
-    wanted = from_model.Asked(asked.time, asked.columns, asked.new_tokenizer, asked.lora, asked.sets)
-    made = from_model.make(folder, data, wanted, runfolder.cache_dir(), say)
+    made = from_model.make(folder, data, asked, runfolder.cache_dir(), say)
     say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made

@@ -12,13 +12,14 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
+    from leansurgeon.training.recipe.asked import Asked
     from leansurgeon.training.recipe.schema import TrainingRecipe
     from leansurgeon.training.runs.summary import Summary
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked beside model and recipe (`healing.Asked`): where the training runs, and where its folder lies."""
+class Running:
+    """What is asked beside model and recipe (`Asked`): where the training runs, and where its folder lies."""
 
     gpus: int | None = None
     cpu_processes: int | None = None
@@ -75,7 +76,7 @@ class Trained:
         return self.summary.as_dict()
 
 
-def prepare(model: Path | None, how: healing.Asked, asked: Asked, say: Say, *, start: bool = True) -> Ready:
+def prepare(model: Path | None, how: Asked, asked: Running, say: Say, *, start: bool = True) -> Ready:
     """The model (None: the newest shrunk one) and its recipe, as this machine can carry it out. `start` False is for a
     look at it alone.
 
@@ -96,9 +97,7 @@ def prepare(model: Path | None, how: healing.Asked, asked: Asked, say: Say, *, s
     return Ready(folder, settings)
 
 
-def retrain(
-    ready: Ready, how: healing.Asked, asked: Asked, say: Say, *, began: float, talk: Say | None = None
-) -> Trained:
+def retrain(ready: Ready, how: Asked, asked: Running, say: Say, *, began: float, talk: Say | None = None) -> Trained:
     """Train, and leave a run folder. `began` is when the command began, by `time.perf_counter`; `talk` takes the
     training's own lines (None: a progress line on stderr).
 
@@ -126,7 +125,7 @@ def retrain(
     return Trained(summary, run_dir, ready.folder)
 
 
-def run_folder(ready: Ready, resume: str, asked: Asked, say: Say) -> Path:
+def run_folder(ready: Ready, resume: str, asked: Running, say: Say) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
     from leansurgeon.rank import rank
     from leansurgeon.training.runs import folder as runfolder

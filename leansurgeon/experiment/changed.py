@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 
 
@@ -18,9 +18,9 @@ def sentences(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentR
         if not key.startswith("train."):
             continue
         path = key.split(".")[1:]
-        if at(now, path) == at(then, path):
+        if value_at(now, *path) == value_at(then, *path):
             continue
-        kept = [name for name in recipe.arms if continues(recipe, name) and at(recipe.retrain, path) is not None]
+        kept = [name for name in recipe.arms if continues(recipe, name) and value_at(recipe.retrain, *path) is not None]
         took = [name for name in recipe.arms if name not in kept]
         if kept:
             told.append(
@@ -35,10 +35,3 @@ def continues(recipe: ExperimentRecipe, name: str) -> bool:
     arm = recipe.arms[name]
     arm = recipe.arms[arm.control_of] if arm.control_of else arm
     return arm.changes_shape and arm.init != "fresh"
-
-
-def at(values: Any, path: list[str]) -> Any:
-    """The value at a path of keys; None where there is none."""
-    for key in path:
-        values = values.get(key) if isinstance(values, dict) else None
-    return values

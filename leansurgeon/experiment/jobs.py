@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leansurgeon.experiment.arms import method_of
-from leansurgeon.experiment.machine import cores
+from leansurgeon.rank import cores
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.schema import ExperimentRecipe

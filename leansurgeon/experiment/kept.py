@@ -15,7 +15,7 @@ from typing import Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.experiment.jobs import Job
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -59,9 +59,9 @@ def digest(job: Job, settings: dict[str, Any]) -> str:
     """
     recipes = [training_of(job, seed=0)]
     recipes += [job.experiment.training(transferred=False)] if job.transferred else []
-    chosen = [_flat(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes]
+    chosen = [by_dotted_key(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes]
     chosen = [{key: value for key, value in one.items() if not _free(key)} for one in chosen]
-    decided = {k: v for k, v in _flat(settings).items() if not k.startswith("original.") and v != _default(k)}
+    decided = {k: v for k, v in by_dotted_key(settings).items() if not k.startswith("original.") and v != _default(k)}
     return hashlib.sha256(json.dumps([chosen, decided], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -118,7 +118,7 @@ def differing(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
     one, other = before.pop("original", None), now.pop("original", None)
     if one and other and (told := resume.first_difference(resume.today(one), other, FREE)):
         return f"{told[0]} of the original", *told[1:]
-    before, now = _flat(before), _flat(now)
+    before, now = by_dotted_key(before), by_dotted_key(now)
     for key in [*now, *(key for key in before if key not in now)]:
         values = [side.get(key, _default(key)) for side in (before, now)]
         if values[0] != values[1]:
@@ -145,13 +145,6 @@ def _of_old_form(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
 
 def _dump(recipe: TrainingRecipe) -> JsonObject:
     return recipe.model_dump(mode="json")
-
-
-def _flat(value: Any, path: str = "") -> JsonObject:
-    """The values of nested objects by dotted key."""
-    if not isinstance(value, dict):
-        return {path: value}
-    return {k: v for key, part in value.items() for k, v in _flat(part, f"{path}.{key}" if path else str(key)).items()}
 
 
 _DEFAULTS = {

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 from pathlib import Path
 
+from leansurgeon.rank import cores
+
 # Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
 # fork).
 PRELOAD = [
@@ -35,7 +37,3 @@ def default_parallel() -> int:
 
 def has_gpu() -> bool:
     return any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/kfd"))
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

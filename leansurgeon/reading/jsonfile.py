@@ -93,6 +93,14 @@ def value_at(data: Json, *path: str) -> Any:
     return data
 
 
+def by_dotted_key(data: Json, path: str = "") -> JsonObject:
+    """The values of nested objects by all keys on the way: `{"a": {"b": 1}}` is `{"a.b": 1}`."""
+    if not isinstance(data, Mapping):
+        return {path: data}
+    parts = (by_dotted_key(value, f"{path}.{key}" if path else str(key)) for key, value in data.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
 def _integer(digits: str) -> int:
     if len(digits) > DIGITS:
         raise _Refused(f"holds a number of {len(digits):,} digits, more than {DIGITS}")

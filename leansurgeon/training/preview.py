@@ -19,7 +19,7 @@ from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.rank import rank
 from leansurgeon.training import plan, setup, starting, together
 from leansurgeon.training.data import feed
-from leansurgeon.training.data.limit import Limited
+from leansurgeon.training.data.limit import first_batches
 from leansurgeon.training.data.synthetic import Synthetic
 from leansurgeon.training.processes import engine
 from leansurgeon.training.recipe import reading as recipefile
@@ -54,8 +54,7 @@ def dry_run(
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
     accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
-    if limit_batches is not None:
-        task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
+    task = first_batches(task, recipe.train, limit_batches)
     loaded = starting.loaded(recipe, model_dir, task)
     if missing:
         task.know(loaded)

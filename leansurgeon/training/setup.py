@@ -13,12 +13,12 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.publish.leftovers import sweep
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
-from leansurgeon.rank import rank
+from leansurgeon.rank import cores, rank
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
 from leansurgeon.training.data.feed import to_device
-from leansurgeon.training.data.limit import Limited
+from leansurgeon.training.data.limit import first_batches
 from leansurgeon.training.processes import engine, shards
 from leansurgeon.training.processes.agree import Council
 from leansurgeon.training.processes.signals import Stops
@@ -48,14 +48,9 @@ COMPILE_BACKEND: str | None = None  # torch's default
 def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
     task = tasks.make(recipe.task.name, starting.image_options(recipe, model_dir, say))
-    task.prepare(runfolder.cache_dir(), model_dir, workers=_cores(), say=say)
+    task.prepare(runfolder.cache_dir(), model_dir, workers=cores(), say=say)
     starting.check_tokenizer(recipe, task, model_dir)
     return task
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ready(
@@ -86,8 +81,7 @@ def ready(
     if task is None:
         with accelerator.local_main_process_first():
             task = prepared_task(recipe, model_dir, progress.say)
-    if limit_batches is not None:
-        task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
+    task = first_batches(task, recipe.train, limit_batches)
     if saved:
         resume.check_data(saved, state.data_of(task), state.entry_of(task), anyway=resume_anyway)
     limits = {"micro_limit": saved["micro"] if saved else None, "cut_short": limit_batches is not None}
@@ -101,9 +95,9 @@ def ready(
     progress.say(_sentence(run, start))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
     crowd = recipe.train.workers * here
-    if crowd > _cores():
-        cores, fewer = plural(_cores(), "core"), _cores() // here
-        progress.say(f"{crowd} data workers share {cores} here; fewer may be faster: --set train.workers={fewer}")
+    if crowd > cores():
+        shared, fewer = plural(cores(), "core"), cores() // here
+        progress.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
     return run
 
 

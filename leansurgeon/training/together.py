@@ -12,7 +12,7 @@ from typing import Any
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.rank import is_worker
 from leansurgeon.training.evaluate import Evaluation
-from leansurgeon.training.evaluation import evaluate_model
+from leansurgeon.training.evaluate_model import evaluate_model
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder

@@ -10,6 +10,7 @@ import numpy as np
 
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Description
+from leansurgeon.training.recipe.settings import Train
 
 
 class Instead:
@@ -36,6 +37,11 @@ class Limited(Instead):
 
     def describe(self) -> Description:
         return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}
+
+
+def first_batches(task: Task, train: Train, batches: int | None) -> Task:
+    """So many batches of each split, as `--limit-batches` says; the whole task for None."""
+    return task if batches is None else Limited(task, batches * train.batch, batches * train.eval.batch)
 
 
 class Sampled(Instead):

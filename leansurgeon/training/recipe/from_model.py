@@ -8,8 +8,6 @@ gentle: healing shall not forget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
 from leansurgeon.training.recipe import from_data, machine, reading, teacher
+from leansurgeon.training.recipe.asked import Asked
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
@@ -31,17 +30,6 @@ FULL = {"features": 480}  # steps from which the rate is right; embeddings, whic
 FEW = 24  # 40 steps best at 0.3 of it and in 120 at 0.5, so that it goes with the root; others heal in as few as this
 ADAPTED = 5.0  # times that, for low-rank adapters
 LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What was typed beside MODEL and `--data`."""
-
-    time: str | None = None
-    columns: str | None = None
-    new_tokenizer: bool = False
-    lora: int | None = None
-    sets: Sequence[str] = ()
 
 
 def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -> TrainingRecipe:

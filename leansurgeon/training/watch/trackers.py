@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import UsageError
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -44,7 +44,7 @@ class Trackers:
                 tracker = kind(recipe.name, **folder)
                 if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
                     tracker.start()
-                tracker.store_init_configuration(_flat(recipe.model_dump(mode="json", exclude_none=True)))
+                tracker.store_init_configuration(_plain(recipe.model_dump(mode="json", exclude_none=True)))
             self._trackers.append(tracker)
 
     def log(self, values: dict[str, float | None], step: int) -> None:
@@ -64,11 +64,7 @@ class Trackers:
         self._trackers = []
 
 
-def _flat(values: Any, path: str = "") -> JsonObject:
+def _plain(settings: JsonObject) -> JsonObject:
     """`{"train.optim.lr": 1e-3, ...}`, lists as text: what every tracker takes."""
-    if not isinstance(values, dict):
-        return {path: values if isinstance(values, (int, float, str, bool)) else str(values)}
-    by_path: dict[str, Any] = {}
-    for key, value in values.items():
-        by_path |= _flat(value, f"{path}.{key}" if path else str(key))
-    return by_path
+    values = by_dotted_key(settings)
+    return {key: v if isinstance(v, (int, float, str, bool)) else str(v) for key, v in values.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from leansurgeon.progress import Say, silent
 from leansurgeon.training import setup, starting
-from leansurgeon.training.data.limit import Limited
+from leansurgeon.training.data.limit import first_batches
 from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.processes import engine
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -27,8 +27,7 @@ def evaluate_model(
     accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepared_task(recipe, model_dir, say)
-    if limit_batches is not None:
-        task = Limited(task, limit_batches * recipe.train.batch, limit_batches * recipe.train.eval.batch)
+    task = first_batches(task, recipe.train, limit_batches)
     train, device = recipe.train, accelerator.device
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):
         loaded = starting.loaded(recipe, model_dir, task)
