@@ -25,8 +25,8 @@ def known() -> dict[str, Architecture]:
         if m.name not in ("base", "foreign", "presets", "infer", "towers")
     )
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    found = [v for m in modules for v in vars(m).values() if isinstance(v, Architecture)]
-    return {a.name: a for a in found}
+    families = [v for m in modules for v in vars(m).values() if isinstance(v, Architecture)]
+    return {a.name: a for a in families}
 
 
 def of(config: Config, tower: str | None = None) -> Architecture:
@@ -38,10 +38,10 @@ def of(config: Config, tower: str | None = None) -> Architecture:
     """
     timm, model_type = named(config)
     tower = tower or towers.chosen()
-    if found := declared(config):
+    if family := declared(config):
         if tower:
-            raise UsageError(f"--tower {tower}: this {found.name} is no model of several towers.")
-        return found
+            raise UsageError(f"--tower {tower}: this {family.name} is no model of several towers.")
+        return family
     if not timm and (model_type == infer.DECOUPLED or known_to_transformers(model_type)):
         return infer.architecture(config, tower)
     if timm and (model_type == infer.TIMM_LEAN or known_to_timm(model_type)):

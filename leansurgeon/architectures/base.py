@@ -196,12 +196,12 @@ class Architecture:
         """Stage `s`; `count` is the number of stages, None where the config holds plain numbers."""
 
         def value(key: str | None) -> Any:
-            found = read_key(c, key) if key else None
-            if not isinstance(found, list | tuple):
-                return found
-            if len(found) != count:
-                raise UnsupportedModel(f"The config says {key} = {found!r} for {count or 1} stages.")
-            return found[s]
+            entry = read_key(c, key) if key else None
+            if not isinstance(entry, list | tuple):
+                return entry
+            if len(entry) != count:
+                raise UnsupportedModel(f"The config says {key} = {entry!r} for {count or 1} stages.")
+            return entry[s]
 
         width, heads = value(keys.width), value(keys.heads) if keys.heads else 1
         depth = value(keys.depth_like if c.get(keys.depth) is None and keys.depth_like else keys.depth)
@@ -263,22 +263,22 @@ class Architecture:
 
     def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
         """What stands under `keys` for this shape: numbers, or lists where the config holds `several` stages so."""
-        found: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):
             if key := getattr(keys, name):
                 numbers = [getattr(stage, name) for stage in shape.stages]
-                found[key] = numbers if several else numbers[0]
+                config[key] = numbers if several else numbers[0]
         if keys.mlp_dim:
-            return found
+            return config
         if keys.mlp_ratio and (keys.one_ratio or not several):
-            found[keys.mlp_ratio] = self._one_ratio(shape)
+            config[keys.mlp_ratio] = self._one_ratio(shape)
         elif keys.mlp_ratio:
-            found[keys.mlp_ratio] = [exact_ratio(stage.mlp_dim, stage.width) for stage in shape.stages]
+            config[keys.mlp_ratio] = [exact_ratio(stage.mlp_dim, stage.width) for stage in shape.stages]
         elif stage := next((s for s in shape.stages if s.mlp_dim != int(s.width * keys.mlp_default)), None):
             raise UsageError(
                 f"{self.name} fixes the MLP at {keys.mlp_default} x width; its config cannot hold {stage.mlp_dim}."
             )
-        return found
+        return config
 
     def _check_heads(self, stage: Stage) -> None:
         if self.keys.head_dim:

@@ -27,8 +27,8 @@ class Takes:
 
     def most_tokens(self, config: Config) -> int | None:
         """The most tokens of text that a model has positions for; None where there is no such limit."""
-        found = [config[key] for key in POSITIONS if isinstance(config.get(key), int) and config[key] > 0]
-        return min(found) - self.skipped_positions(config) if found else None
+        lengths = [config[key] for key in POSITIONS if isinstance(config.get(key), int) and config[key] > 0]
+        return min(lengths) - self.skipped_positions(config) if lengths else None
 
 
 def scale_by_key(config: Config) -> float | None:

@@ -71,14 +71,14 @@ def followed(
     c: Config, counters: Sequence[str], index_lists: Sequence[str], layers: Sequence[int], depth: int
 ) -> dict[str, object]:
     """What keys that count the first layers of a kind, or list layers by number, say of the kept `layers`."""
-    found: dict[str, object] = {}
+    changes: dict[str, object] = {}
     for key in counters:
         if isinstance(c.get(key), int) and c[key] < depth:
-            found[key] = sum(i < c[key] for i in layers)
+            changes[key] = sum(i < c[key] for i in layers)
     for key in index_lists:
         if isinstance(c.get(key), list):
-            found[key] = [layers.index(i) for i in c[key] if i in layers]
-    return found
+            changes[key] = [layers.index(i) for i in c[key] if i in layers]
+    return changes
 
 
 def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int], depth: int) -> None:
@@ -108,14 +108,14 @@ def tapped(key: str, value: int | Sequence[int], layers: Sequence[int], depth: i
         return _hidden_state(value, layers, depth)
     if key in HIDDEN_STATES:
         return [_hidden_state(number, layers, depth) for number in value]
-    found = [sum(i <= number for i in layers) - 1 for number in value]
-    if -1 in found or (key in ONCE_EACH and len(set(found)) < len(found)):
+    numbers_left = [sum(i <= number for i in layers) - 1 for number in value]
+    if -1 in numbers_left or (key in ONCE_EACH and len(set(numbers_left)) < len(numbers_left)):
         raise UsageError(
             f"The model takes something behind each of the layers {', '.join(map(str, value))} ({key}), and too few "
             "are left for it.",
             "Keep these layers; --keep names the layers that stay.",
         )
-    return found
+    return numbers_left
 
 
 def _hidden_state(number: int, layers: Sequence[int], depth: int) -> int:

@@ -23,7 +23,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
     patterns = [re.compile(re.escape(prefix + b.layer).replace(r"\{i\}", r"(\d+)")) for b in stages]
     unused = _unused(architecture, config)
-    found = []
+    specs = []
     for name, size in names.items():
         spec = declared.get(name)
         number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
@@ -47,9 +47,9 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
                 "The config does not fit its weights.",
             )
         role = _outer_role(architecture, config, name)
-        found.append(spec or TensorSpec(name, role, tuple(map(str, size)), tuple(size)))
-    _check_complete(declared, {spec.name for spec in found}, shape.depth)
-    return tuple(found)
+        specs.append(spec or TensorSpec(name, role, tuple(map(str, size)), tuple(size)))
+    _check_complete(declared, {spec.name for spec in specs}, shape.depth)
+    return tuple(specs)
 
 
 def _prefix(architecture: Architecture, stages: Sequence[Blocks], names: Mapping[str, object]) -> str:

@@ -211,12 +211,12 @@ def read_key(config: Mapping[str, Any], key: str) -> Any:
     if key in config or "." not in key:
         return config.get(key)
     name, *places = key.split(".")
-    found = config.get(name)
+    value = config.get(name)
     for place in map(int, places):
-        if not isinstance(found, list | tuple) or place >= len(found):
+        if not isinstance(value, list | tuple) or place >= len(value):
             return None
-        found = found[place]
-    return found
+        value = value[place]
+    return value
 
 
 def write_key(config: Config, key: str, value: Any) -> None:
@@ -226,8 +226,8 @@ def write_key(config: Config, key: str, value: Any) -> None:
         config |= {} if key.startswith("=") else {key: value}
         return
 
-    def changed(found: Any, rest: Sequence[int]) -> Any:
-        return [changed(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(found)] if rest else value
+    def changed(entry: Any, rest: Sequence[int]) -> Any:
+        return [changed(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(entry)] if rest else value
 
     config[name] = changed(config[name], [int(place) for place in places])
 

@@ -193,15 +193,15 @@ def class_blocks(name: str, gamma: str) -> tuple[Tensor, ...]:
     """The two blocks of timm's ClassAttn with layer scales that are called `gamma`. Surgery leaves them alone unless it
     is asked to follow; `group` counts the attentions from 1.
     """
-    found: tuple[Tensor, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
     for group in (1, 2):
         at, more = f"{name}.{group - 1}.", {"group": group, "bias": "qkv_bias"}
         attention = (
             *(t for part in "qkv" for t in linear(f"{at}attn.{part}", "other_attention", "cls_q", "width", **more)),
             *linear(f"{at}attn.proj", "other_attention", "width", "cls_q", group=group),
         )
-        found += (*(Tensor(f"{at}{gamma}{i}", "norm", "width") for i in (1, 2)), *class_block(at, attention))
-    return found
+        tensors += (*(Tensor(f"{at}{gamma}{i}", "norm", "width") for i in (1, 2)), *class_block(at, attention))
+    return tensors
 
 
 # What stands around the blocks of BEiT and of EVA.

@@ -42,11 +42,11 @@ def reads(model: nn.Module) -> Config:
 
 def offsets(config: Config) -> list[int]:
     """Relative positions within a window of every stage; timm shrinks a window that does not fit the image."""
-    found = []
+    counts = []
     for stage in range(STAGES):
         sides = [min(-(-side // 2**stage), config["window_size"]) for side in grid(config)]
-        found.append((2 * sides[0] - 1) * (2 * sides[1] - 1))
-    return found
+        counts.append((2 * sides[0] - 1) * (2 * sides[1] - 1))
+    return counts
 
 
 def downsample(stage: int) -> tuple[Tensor, ...]:

@@ -65,7 +65,7 @@ def unlike(model: nn.Module) -> str | None:
         f"norms of the kind {type(block.norm1).__name__}": not isinstance(block.norm1, nn.LayerNorm),
         "an activation other than GELU": not isinstance(getattr(block.mlp, "act", None), nn.GELU),
     }
-    return ", ".join(words for words, found in tests.items() if found) or None
+    return ", ".join(words for words, is_so in tests.items() if is_so) or None
 
 
 TIMM_VIT = Architecture(

@@ -50,13 +50,13 @@ def adopt(config: Config) -> Config:
 
 def stem() -> tuple[Tensor, ...]:
     """Three convolutions of stride 2 for patches of 8, four for 16."""
-    into, found = "channels", ()
+    into, tensors = "channels", ()
     for i, out in enumerate(("stem0", "stem1", "stem2", "width")):
         when = {"when": "patch_size=16"} if i == 3 else {}
-        found += linear(f"patch_embed.proj.{2 * i}.0", "embedding", out, f"{into} 3 3", bias=False, **when)
-        found += batch_norm(f"patch_embed.proj.{2 * i}.1", out, "embedding", **when)
+        tensors += linear(f"patch_embed.proj.{2 * i}.0", "embedding", out, f"{into} 3 3", bias=False, **when)
+        tensors += batch_norm(f"patch_embed.proj.{2 * i}.1", out, "embedding", **when)
         into = out
-    return found
+    return tensors
 
 
 TIMM_XCIT = Architecture(

@@ -22,8 +22,8 @@ def choose(tower: str | None) -> None:
 
 def chosen() -> str | None:
     """The tower that the user has named."""
-    found = os.environ.get(CHOSEN)
-    return found if found in SECTIONS else None
+    name = os.environ.get(CHOSEN)
+    return name if name in SECTIONS else None
 
 
 @contextmanager

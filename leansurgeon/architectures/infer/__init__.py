@@ -58,12 +58,12 @@ def _of_timm(config: Mapping[str, Any]) -> Architecture:
         return declared.lean(_of_timm(declared.native(config)))
     key = cache.config_digest({k: config.get(k) for k in ("architecture", "model_args")}, "timm")
     if key not in _found:
-        found = cache.read_declaration(key)
-        if found is None:
+        family = cache.read_declaration(key)
+        if family is None:
             _announce(f"timm/{config['architecture']}")
-            found = declared.architecture(config)
-            cache.write_declaration(key, found)
-        _found[key] = found
+            family = declared.architecture(config)
+            cache.write_declaration(key, family)
+        _found[key] = family
     return _found[key]
 
 
@@ -98,14 +98,14 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     from leansurgeon.architectures.infer import library
 
     with library.quietly(), library_builds(f"A {config.get('model_type')}"):
-        found = library.whole(config)
-    sections = [part for key, part in found.items() if key.endswith("_config") and isinstance(part, dict)]
+        whole = library.whole(config)
+    sections = [part for key, part in whole.items() if key.endswith("_config") and isinstance(part, dict)]
 
     def moved(key: str) -> bool:
         """Whether the library has put what stood here into a part of the config, where surgery changes it."""
         return key.endswith("_config_dict") or (key not in KEPT and any(key in part for part in sections))
 
-    return found | {k: v for k, v in config.items() if k not in found and not moved(k)}
+    return whole | {k: v for k, v in config.items() if k not in whole and not moved(k)}
 
 
 def sample(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,12 +125,12 @@ def counter(full: Mapping[str, Any]) -> nn.Module | type[nn.Module]:
     """A small model that makes as many features of a picture or a sound as the real one; its class where none runs."""
     from leansurgeon.architectures.infer import explore, library
 
-    found = library.Library.of(full)
+    of_type = library.Library.of(full)
     try:
-        small, _ = explore.built(found, dict(full), geometry=True)
-        return found.build(small)
+        small, _ = explore.built(of_type, dict(full), geometry=True)
+        return of_type.build(small)
     except library.Unbuildable:
-        return found.cls
+        return of_type.cls
 
 
 def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
@@ -141,12 +141,12 @@ def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
         small = [tiny.shrunk(dict(full), attempt) for attempt in range(tiny.ATTEMPTS + 1)]
     said = {"model_type": full["model_type"], "small": [cache.said(one) for one in small]}
     key = cache.config_digest(said, tower)
-    if (found := cache.read_finding(key)) is not None:
-        return found
+    if (finding := cache.read_finding(key)) is not None:
+        return finding
     _announce(full["model_type"])
-    found = explore.explore(full, tower)
-    cache.write_finding(key, found)
-    return found
+    finding = explore.explore(full, tower)
+    cache.write_finding(key, finding)
+    return finding
 
 
 def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Architecture:
@@ -156,11 +156,11 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
     library.config_class(model_type)  # unknown to the library as well: said before anything else
     full = completed(config)
     try:
-        found = explored(full, tower)
-        if found.trouble or not found.stages:
-            raise _not_inferred(model_type, found.trouble)
+        finding = explored(full, tower)
+        if finding.trouble or not finding.stages:
+            raise _not_inferred(model_type, finding.trouble)
         with library.quietly():
-            made = bind.declaration(found, full)
+            made = bind.declaration(finding, full)
     except library.Unbuildable as error:
         raise UnsupportedModel(f"transformers does not build this {model_type}: {error}") from None
     except (LeanSurgeonError, MemoryError):

@@ -109,13 +109,13 @@ def matches(stage: Stage, name: str) -> re.Match[str] | None:
 
 
 def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
-    found = Block({})
+    block = Block({})
     for name, shape in shapes.items():
         if hit := matches(stage, name):
-            found.layers.setdefault((name[hit.end() :], shape), []).append(int(hit[1]))
-    if not found.layers:
+            block.layers.setdefault((name[hit.end() :], shape), []).append(int(hit[1]))
+    if not block.layers:
         raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")
-    return found
+    return block
 
 
 class Bound:

@@ -96,10 +96,10 @@ def modelling_digest(model_type: str) -> str:
 
 
 def _digest(files: list[Path]) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for file in files:
-        found.update(file.name.encode() + file.read_bytes())
-    return found.hexdigest()
+        sha256.update(file.name.encode() + file.read_bytes())
+    return sha256.hexdigest()
 
 
 def read_declaration(key: str) -> Architecture | None:
@@ -116,32 +116,32 @@ def write_declaration(key: str, made: Architecture) -> None:
 
 def read_finding(key: str) -> Finding | None:
     try:
-        found = jsonfile.read_object(folder() / f"{key}.json", raising=UsageError)
-        return Finding(**_tuples(found) | {"stages": tuple(map(_stage, found["stages"]))})
+        document = jsonfile.read_object(folder() / f"{key}.json", raising=UsageError)
+        return Finding(**_tuples(document) | {"stages": tuple(map(_stage, document["stages"]))})
     except (UsageError, ValueError, TypeError, KeyError):
         return None
 
 
-def write_finding(key: str, found: Finding) -> None:
+def write_finding(key: str, finding: Finding) -> None:
     """Keep what was found; the same holds for every model that is the same when it is made small."""
-    _write(key, asdict(found))
+    _write(key, asdict(finding))
 
 
-def _stage(found: Mapping[str, Any]) -> Stage:
-    parts = {name: _part(found[name]) for name in ("heads", "mlp")}
-    axes = {name: {t: tuple(a) for t, a in found[name].items()} for name in ("widths", "head_dims")}
-    return Stage(**_tuples(found) | parts | axes)
+def _stage(document: Mapping[str, Any]) -> Stage:
+    parts = {name: _part(document[name]) for name in ("heads", "mlp")}
+    axes = {name: {t: tuple(a) for t, a in document[name].items()} for name in ("widths", "head_dims")}
+    return Stage(**_tuples(document) | parts | axes)
 
 
-def _part(found: Mapping[str, Any] | None) -> Part | None:
-    if found is None:
+def _part(document: Mapping[str, Any] | None) -> Part | None:
+    if document is None:
         return None
-    axes = {t: tuple((axis, word) for axis, word in places) for t, places in found["axes"].items()}
-    return Part(found["key"], axes, tuple(found["sinks"]))
+    axes = {t: tuple((axis, word) for axis, word in places) for t, places in document["axes"].items()}
+    return Part(document["key"], axes, tuple(document["sinks"]))
 
 
-def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
 
 
 def _write(key: str, document: JsonObject) -> None:
@@ -167,8 +167,8 @@ def sweep() -> None:
 
 def to_json(made: Architecture) -> JsonObject:
     known = {f.name for f in fields(Architecture)}
-    found = {name: getattr(made, name) for name in FIELDS if name in known}
-    return found | {
+    document = {name: getattr(made, name) for name in FIELDS if name in known}
+    return document | {
         "keys": asdict(made.keys),
         "outer": [short(t) for t in made.outer],
         "stages": [
@@ -182,19 +182,19 @@ def short(tensor: Tensor) -> list[Any]:
     return [tensor.name, tensor.role, tensor.axes, tensor.group, tensor.layers]
 
 
-def from_json(found: Mapping[str, Any]) -> Architecture:
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in FIELDS}
+def from_json(document: Mapping[str, Any]) -> Architecture:
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in FIELDS}
     return Architecture(
         **plain,
-        keys=Keys(**found["keys"]),
-        outer=tuple(map(tensor, found["outer"])),
+        keys=Keys(**document["keys"]),
+        outer=tuple(map(tensor, document["outer"])),
         stages=tuple(
             Blocks(s["layer"], tuple(map(tensor, s["block"])), tuple(s["projection"]), Keys(**s["keys"]))
-            for s in found["stages"]
+            for s in document["stages"]
         ),
     )
 
 
-def tensor(found: list[Any]) -> Tensor:
-    name, role, axes, group, layers = found
+def tensor(values: list[Any]) -> Tensor:
+    name, role, axes, group, layers = values
     return Tensor(name, role, axes, group=group, layers=None if layers is None else tuple(layers))

@@ -34,18 +34,18 @@ FIRST = 3  # so many of the first layers may be tied to what others say to them 
 
 def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
     """The config of a model that keeps these layers of a stage."""
-    found = dict(config)
-    found[level.key] = len(keep)
+    shorter = dict(config)
+    shorter[level.key] = len(keep)
     for key in level.lists:
-        found[key] = [config[key][i] for i in keep]
+        shorter[key] = [config[key][i] for i in keep]
     for key in COUNTERS:
         if isinstance(config.get(key), int):
-            found[key] = sum(i < config[key] for i in keep) if config[key] < level.depth else config[key]
+            shorter[key] = sum(i < config[key] for i in keep) if config[key] < level.depth else config[key]
     for key in INDEX_LISTS:
         if isinstance(config.get(key), list):
-            found[key] = [keep.index(i) for i in config[key] if i in keep]
-    move_taps([k for k in level.taps if k in found], [found], keep, level.depth)
-    return found
+            shorter[key] = [keep.index(i) for i in config[key] if i in keep]
+    move_taps([k for k in level.taps if k in shorter], [shorter], keep, level.depth)
+    return shorter
 
 
 def cut_library(library: Library, level: Level, keep: Sequence[int]) -> Library:
@@ -61,13 +61,13 @@ def cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) ->
     """A file of the kept layers."""
     start = re.compile(re.escape(level.layer).replace(r"\{i\}", r"(\d+)"))
     new = {old: i for i, old in enumerate(keep)}
-    found = {}
+    tensors = {}
     for name, tensor in state.items():
         if not (hit := start.match(name)):
-            found[name] = tensor
+            tensors[name] = tensor
         elif int(hit[1]) in new:
-            found[level.layer.format(i=new[int(hit[1])]) + name[hit.end() :]] = tensor
-    return found
+            tensors[level.layer.format(i=new[int(hit[1])]) + name[hit.end() :]] = tensor
+    return tensors
 
 
 @contextmanager
@@ -82,8 +82,8 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
             return type(out)(args[: len(out)])  # several streams, all of which pass on
         return type(out)([hidden, *out[1:]])
 
-    def alike(given: Any, found: Any) -> bool:
-        return isinstance(given, Tensor) and isinstance(found, Tensor) and given.shape == found.shape
+    def alike(given: Any, made: Any) -> bool:
+        return isinstance(given, Tensor) and isinstance(made, Tensor) and given.shape == made.shape
 
     with Hooks() as hooks:
         for i in gone:
@@ -123,10 +123,10 @@ def proven_cut(whole: Uncut, level: Level, keep: Sequence[int]) -> str | None:
         return None
     try:
         cut = library.reloaded(config, cut_state(whole.state, level, keep))
-        found = difference(by_hand, outputs(cut, whole.inputs))
+        gap = difference(by_hand, outputs(cut, whole.inputs))
     except Unbuildable as error:
         return f"without layer {gone[0]} it does not load ({error})"
-    return None if found <= EQUAL else f"without layer {gone[0]} outputs differ by {found:.1e} of their spread"
+    return None if gap <= EQUAL else f"without layer {gone[0]} outputs differ by {gap:.1e} of their spread"
 
 
 def cuts(depth: int, group: int = 1, first: int = 0) -> list[list[int]]:
@@ -136,9 +136,9 @@ def cuts(depth: int, group: int = 1, first: int = 0) -> list[list[int]]:
     if group > 1:
         return [[i for i in range(depth) if i // group != gone] for gone in range(depth // group)]
     alone = sorted({first, max(first, depth // 2), depth - 1})
-    found = [[j for j in range(depth) if j != i] for i in alone]
+    one_less = [[j for j in range(depth) if j != i] for i in alone]
     both = {max(first, 1), depth - 2}
-    return [*found, [j for j in range(depth) if j not in both]] if depth >= 5 else found
+    return [*one_less, [j for j in range(depth) if j not in both]] if depth >= 5 else one_less
 
 
 def period(config: Config) -> int:
@@ -151,10 +151,10 @@ def period(config: Config) -> int:
 
 def deeper(config: Config, level: Level, depth: int) -> Config:
     """The config at another depth; lists of layers go on as they began."""
-    found = dict(config) | {level.key: depth}
+    longer = dict(config) | {level.key: depth}
     for key in level.lists:
-        found[key] = [config[key][i % level.depth] for i in range(depth)]
-    return found
+        longer[key] = [config[key][i % level.depth] for i in range(depth)]
+    return longer
 
 
 @torch.no_grad()
@@ -182,8 +182,8 @@ def proven_depth(library: Library, config: Config, level: Level, make_inputs: An
     why, first = depth_trouble(library, config, level, make_inputs), 0
     if why:
         numbers = range(1, min(FIRST, level.depth - 2) + 1)
-        found = (n for n in numbers if depth_trouble(library, config, level, make_inputs, first=n) is None)
-        first = next(found, 0)
+        possible = (n for n in numbers if depth_trouble(library, config, level, make_inputs, first=n) is None)
+        first = next(possible, 0)
         if not first:
             return why, 0
     other = deeper(config, level, min(max(level.depth + 2, period(config) + 3), 13))

@@ -68,10 +68,10 @@ def without_last(config: Config, key: str) -> Config:
 
 
 def module_lists(model: nn.Module) -> dict[str, int]:
-    found = {
+    lengths = {
         n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential | nn.ModuleDict)
     }
-    return found
+    return lengths
 
 
 def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
@@ -79,7 +79,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
     base_model = library.build(config, None)
     base = {n: tuple(t.shape) for n, t in library.saved(base_model).items()}
     lists = module_lists(base_model)
-    found, troubles = [], []
+    stages, troubles = [], []
     for key in numbers(config):
         if not 2 <= config[key] <= 12 or not looks_like_depth(key):
             continue
@@ -112,13 +112,13 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
             if after[n][a] != size
         }
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
-        taps = taps_of(library, config) if not found else ()
-        found.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
-    places = Counter(level.layer for level in found)
-    found = [level for i, level in enumerate(found) if level.layer not in {f.layer for f in found[:i]}]
+        taps = taps_of(library, config) if not stages else ()
+        stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
+    places = Counter(level.layer for level in stages)
+    stages = [level for i, level in enumerate(stages) if level.layer not in {f.layer for f in stages[:i]}]
     if any(n > 1 for n in places.values()):
         troubles.append("several keys shorten one list of layers")
-    return found, troubles
+    return stages, troubles
 
 
 def taps_of(library: Library, config: Config) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
 
 def letters(stage: Stage, trial: Trial, now: Numbers) -> Pieces | None:
     """Which axes hold queries, keys, values, or what enters the output; `qkv` for the three stacked."""
-    found: Pieces = {}
+    by_template: Pieces = {}
     dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.placed(name)) is not None}
     for template, axes in stage.heads.axes.items():
         for axis, word in axes:
@@ -51,22 +51,22 @@ def letters(stage: Stage, trial: Trial, now: Numbers) -> Pieces | None:
             role = roles.of_head_tensor(template, [word], sink, dims[template])
             if word not in ("q", "kv", "q+kv+kv") or role not in ("q", "k", "v", "o", "qkv"):
                 return None
-            found.setdefault(template, []).append((axis, role))
-    known = {letter for places in found.values() for _, role in places for letter in role}
-    return found if known == set("qkvo") else None
+            by_template.setdefault(template, []).append((axis, role))
+    known = {letter for places in by_template.values() for _, role in places for letter in role}
+    return by_template if known == set("qkvo") else None
 
 
 def changed(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file after `maps`, (heads, head_dim, head_dim) for each letter, were applied to the entries of every head."""
-    found = dict(trial.state)
+    tensors = dict(trial.state)
     for name, tensor in trial.state.items():
         placed = trial.placed(name)
         for axis, role in pieces.get(placed[1], ()) if placed else ():
             front = tensor.movedim(axis, 0)
             parts = front.chunk(len(role)) if role == "qkv" else [front]
             made = [applied(part, maps.get(letter), now) for part, letter in zip(parts, role, strict=True)]
-            found[name] = tensor = torch.cat(made).movedim(0, axis).contiguous()
-    return found
+            tensors[name] = tensor = torch.cat(made).movedim(0, axis).contiguous()
+    return tensors
 
 
 def applied(rows: Tensor, maps: Tensor | None, now: Numbers) -> Tensor:

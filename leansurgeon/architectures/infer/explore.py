@@ -66,11 +66,11 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
             part, own = (
                 (replace(library, outer=small, section=section), small[section]) if section else (library, small)
             )
-            found = replace(Search(part, probed(part, own)).finding(), section=section)
-            if found.proven["depth"]:
-                best = found
+            finding = replace(Search(part, probed(part, own)).finding(), section=section)
+            if finding.proven["depth"]:
+                best = finding
                 break
-            best = best if best and not (best.trouble and found.stages) else found
+            best = best if best and not (best.trouble and finding.stages) else finding
         if tower and not best.section:
             best = replace(best, stages=(), trouble=f"it has no tower of its own for {tower}")
     return replace(
@@ -163,11 +163,11 @@ class Search:
 
     def named(self, names: tuple[str, ...], level: Level) -> list[str]:
         """Keys of such a name, those that share a word with the stage's depth first, then in the order of `names`."""
-        found = [k for k in numbers(self.config) if self.general(k) in names]
+        keys = [k for k in numbers(self.config) if self.general(k) in names]
         side = next((s for s in ("encoder", "decoder") if s in level.key or f"{s}." in level.layer), "")
         other = {"encoder": "decoder", "decoder": "encoder"}.get(side, " ")
-        found = [k for k in found if not k.startswith(other)] or found
-        return sorted(found, key=lambda k: (not (side and k.startswith(side)), names.index(self.general(k))))
+        keys = [k for k in keys if not k.startswith(other)] or keys
+        return sorted(keys, key=lambda k: (not (side and k.startswith(side)), names.index(self.general(k))))
 
     def inside(self, effect: Effect | None, level: Level | None) -> dict[Axis, int]:
         """The part of an effect that lies in the blocks of a stage; of all stages where none is given."""
@@ -186,9 +186,9 @@ class Search:
 
     def stage(self, level: Level) -> Stage:
         width = next(iter(self.named(tiny.WIDTHS, level)), "hidden_size")
-        found = Stage(level.layer, level.modules, level.key, width, level.lists, taps=level.taps)
-        found = self.with_heads(self.with_depth(found, level), level)
-        return self.with_mlp(found, level)
+        stage = Stage(level.layer, level.modules, level.key, width, level.lists, taps=level.taps)
+        stage = self.with_heads(self.with_depth(stage, level), level)
+        return self.with_mlp(stage, level)
 
     def with_depth(self, stage: Stage, level: Level) -> Stage:
         """Layers that can be dropped one by one, behind some that stay, or in groups where kinds take turns."""
@@ -262,7 +262,7 @@ class Search:
             places, trouble = explained(self.trial, options, kind)
             self.joint[name] = places, trouble or unreached(self.trial, places)
         (places, trouble), number = self.joint[name], self.levels.index(level)
-        return {n: found for n, found in places.items() if (self.trial.placed(n) or (0,))[0] == number}, trouble
+        return {n: here for n, here in places.items() if (self.trial.placed(n) or (0,))[0] == number}, trouble
 
     def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
@@ -289,10 +289,10 @@ class Search:
                 places = projected(self, spec["projections"], level)
                 failed = proof(replace(self.trial, library=library, config=lean), kind, places)
                 if failed is None:
-                    found = replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
+                    widened = replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
                     if not self.divides:
-                        return found
-                    return replace(found, halves_trouble=divided.trouble(self.trial, found, numbered))
+                        return widened
+                    return replace(widened, halves_trouble=divided.trouble(self.trial, widened, numbered))
                 trouble = trouble or failed
         except Unbuildable as error:
             trouble = str(error)
@@ -334,11 +334,11 @@ class Search:
             k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k or k == "v_head_dim"
         ]
         for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
-            found = self.changed(**{key: 1})
-            for at, by in self.inside(found, level).items():
+            changes = self.changed(**{key: 1})
+            for at, by in self.inside(changes, level).items():
                 shape = self.base[at[0]]
                 ends = len(shape) in (2, at[1] + 1)  # a matrix, or the last axis
-                if at in axes and ends and by == found.step * heads and shape[at[1]] == heads * self.config[key]:
+                if at in axes and ends and by == changes.step * heads and shape[at[1]] == heads * self.config[key]:
                     return key
         return None
 
@@ -346,8 +346,8 @@ class Search:
         """Places by template; all layers agree, since one word was tried for all."""
         axes: dict[str, dict[int, str]] = {}
         sinks: set[str] = set()
-        for found in places.values():
-            for place in found:
+        for of_layer in places.values():
+            for place in of_layer:
                 axes.setdefault(place.template, {})[place.axis] = place.word
                 sinks |= {place.template} if place.sink else set()
         return Part(key, {t: tuple(sorted(a.items())) for t, a in axes.items()}, tuple(sorted(sinks)))

@@ -75,8 +75,8 @@ def class_name(model_type: str) -> str | None:
     """The class that stands for a type where its config names none."""
     from transformers.models.auto import modeling_auto as auto
 
-    found = [getattr(auto, name, {}).get(model_type) for name in MAPPINGS]
-    names = [f if isinstance(f, str) else f[0] for f in found if f]
+    candidates = [getattr(auto, name, {}).get(model_type) for name in MAPPINGS]
+    names = [f if isinstance(f, str) else f[0] for f in candidates if f]
     return next((name for name in names if takes(name, model_type)), next(iter(names), None)) or own_class(model_type)
 
 
@@ -116,12 +116,12 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
     import transformers
 
     name = (config.get("architectures") or [None])[0] or class_name(config["model_type"])
-    found = getattr(transformers, name, None) if name else None
-    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+    cls = getattr(transformers, name, None) if name else None
+    if not isinstance(cls, type) or not issubclass(cls, transformers.PreTrainedModel):
         raise UnsupportedModel(
             f"transformers {transformers.__version__} has no model class {name or ''} for '{config['model_type']}'."
         )
-    return found
+    return cls
 
 
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +263,8 @@ def memory_names(library: Library, model: nn.Module) -> dict[str, str]:
     names = list(numbered.state_dict())
     for i, tensor in enumerate(numbered.state_dict().values()):
         tensor.fill_(i)
-    found = {name: int(t.flatten()[0]) for name, t in library.saved(numbered).items() if t.numel()}
-    return {name: names[i] for name, i in found.items() if i < len(names)}
+    numbers = {name: int(t.flatten()[0]) for name, t in library.saved(numbered).items() if t.numel()}
+    return {name: names[i] for name, i in numbers.items() if i < len(names)}
 
 
 @torch.no_grad()
@@ -283,22 +283,22 @@ def outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     try:
         torch.manual_seed(0)
         cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-        found = model(**inputs, **cache)
-        return first(found).float()
+        output = model(**inputs, **cache)
+        return first(output).float()
     except Exception as error:
         raise Unbuildable(f"forward: {reason(error)}") from None
 
 
-def first(found: Any) -> Tensor:
+def first(output: Any) -> Tensor:
     """The tensor of an output that counts."""
-    if isinstance(found, Tensor):
-        return found
-    if isinstance(found, Mapping):
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
         for key in ("logits", "last_hidden_state"):
-            if isinstance(found.get(key), Tensor):
-                return found[key]
-        found = tuple(found.values())
-    parts = (first(part) if isinstance(part, tuple | list) else part for part in found)
+            if isinstance(output.get(key), Tensor):
+                return output[key]
+        output = tuple(output.values())
+    parts = (first(part) if isinstance(part, tuple | list) else part for part in output)
     return next(part for part in parts if isinstance(part, Tensor) and part.is_floating_point())
 
 

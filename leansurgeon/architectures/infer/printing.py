@@ -57,32 +57,32 @@ def verdict(made: Architecture) -> str:
 
 def said(made: Architecture) -> list[str]:
     """What is refused and why, and on what all else was proven, line by line."""
-    found = [f"{CANNOT[kind]}: {why}." for kind, why in made.refused.items()]
+    lines = [f"{CANNOT[kind]}: {why}." for kind, why in made.refused.items()]
     inputs = " and ".join(made.evidence.get("proven_on_inputs") or ["inputs"])
     proven = f"proven on a small random model of the library's {made.evidence['class']}, given random {inputs}."
-    found.append(f"Inferred and {proven}" if len(made.refused) < len(CAN) else f"Tried, not {proven}")
+    lines.append(f"Inferred and {proven}" if len(made.refused) < len(CAN) else f"Tried, not {proven}")
     if made.section:
-        found.append(
+        lines.append(
             f"Of the model's towers it is the one that '{made.section}' describes; the others stay as they are."
         )
     if made.decoupled:
-        found.append(
+        lines.append(
             "The library derives head_dim from width // heads: more heads of the same size take the modelling file"
         )
-        found.append(
+        lines.append(
             "that travels with a result, which knows this family by inference (this text alone cannot name it)."
         )
         why = made.heads_unsplittable.partition("cannot be divided: ")[2]
-        found.append(f"Heads cannot be divided: {why}." if why else "Heads of half the size were proven as well.")
+        lines.append(f"Heads cannot be divided: {why}." if why else "Heads of half the size were proven as well.")
     if made.taps:
-        found.append(f"Other parts listen behind its layers: {', '.join(made.taps)} follows those that are left.")
+        lines.append(f"Other parts listen behind its layers: {', '.join(made.taps)} follows those that are left.")
     if any(made.stay):
-        found.append(
+        lines.append(
             f"Of the first layers stay: {', '.join(map(str, made.stay))}; what enters there is told by number."
         )
     if made.uneven:
-        found.append("Layers are of several kinds; a tensor says in `layers` which of this model have it.")
-    return found
+        lines.append("Layers are of several kinds; a tensor says in `layers` which of this model have it.")
+    return lines
 
 
 def blocks_text(blocks: Blocks) -> list[str]:

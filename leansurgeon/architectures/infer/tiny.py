@@ -243,17 +243,17 @@ def rope(value: Any, head_dim: int) -> Any:
     """Rotary parameters whose lists fit a head of `head_dim`."""
     if not isinstance(value, dict):
         return value
-    found = {k: rope(v, head_dim) for k, v in value.items()}
-    if isinstance(found.get("mrope_section"), list):
-        half = int(head_dim * found.get("partial_rotary_factor", 1.0)) // 2
-        count = len(found["mrope_section"])
-        found["mrope_section"] = [half - (count - 1) * (half // count), *[half // count] * (count - 1)]
+    scaled = {k: rope(v, head_dim) for k, v in value.items()}
+    if isinstance(scaled.get("mrope_section"), list):
+        half = int(head_dim * scaled.get("partial_rotary_factor", 1.0)) // 2
+        count = len(scaled["mrope_section"])
+        scaled["mrope_section"] = [half - (count - 1) * (half // count), *[half // count] * (count - 1)]
     for key in ("long_factor", "short_factor"):
-        if isinstance(found.get(key), list):
-            found[key] = found[key][: int(head_dim * found.get("partial_rotary_factor", 1.0)) // 2]
-    if isinstance(found.get("original_max_position_embeddings"), int):
-        found["original_max_position_embeddings"] = min(found["original_max_position_embeddings"], 64)
-    return found
+        if isinstance(scaled.get(key), list):
+            scaled[key] = scaled[key][: int(head_dim * scaled.get("partial_rotary_factor", 1.0)) // 2]
+    if isinstance(scaled.get("original_max_position_embeddings"), int):
+        scaled["original_max_position_embeddings"] = min(scaled["original_max_position_embeddings"], 64)
+    return scaled
 
 
 def sectioned(value: Any, head_dim: int) -> Any:

@@ -29,7 +29,7 @@ class Looked(Protocol):
 
 def described(search: Looked, stage: Stage, level: Level) -> Stage:
     """Where projections are in memory, what stands before what, and which keys follow the layers."""
-    memory, found = search.memory, []
+    memory, paths = search.memory, []
     tables = dict(search.trial.model.named_buffers())
     buffers = {p[1] for n, at in memory.items() if at in tables and (p := search.trial.placed(n))}
     for template in stage.heads.sinks if stage.heads else ():
@@ -44,12 +44,12 @@ def described(search: Looked, stage: Stage, level: Level) -> Stage:
         path = at and re.sub(re.escape(level.modules).replace(r"\{i\}", r"\d+"), level.modules, at).removesuffix(
             ".weight"
         )
-        found += [path] if path and "{i}" in path else []
+        paths += [path] if path and "{i}" in path else []
     words = {w for axes in (stage.heads.axes if stage.heads else {}).values() for _, w in axes}
     config = search.config
     return replace(
         stage,
-        projections=tuple(found),
+        projections=tuple(paths),
         buffers=tuple(sorted(buffers)),
         norm=norm(search, stage, level),
         standard=bool(words) and words <= {"q", "kv", "q+kv+kv", "heads*qkv"},

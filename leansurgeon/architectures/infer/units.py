@@ -149,7 +149,7 @@ def explained(trial: Trial, options: Mapping[Axis, list[str]], kind: Kind) -> tu
     trouble: str | None = "no tensor follows the number"
     places: dict[str, list[Place]] = {}
     for places in guesses(trial, options):
-        if not any(p.sink for found in places.values() for p in found):
+        if not any(p.sink for unit_places in places.values() for p in unit_places):
             trouble = "no projection leads from the units to the stream"
             continue
         trouble = proof(trial, kind, places)
@@ -180,9 +180,9 @@ def head_maps(now: Numbers, heads: int) -> tuple[Tensor, Tensor]:
     """More or fewer heads beside the same key/value heads; plain attention has as many of both."""
     plain = now.kv_heads == now.heads
     if plain:
-        found = torch.full((heads,), FRESH)
-        found[: min(heads, now.heads)] = torch.arange(min(heads, now.heads))
-        return found, found.clone()
+        map_of_heads = torch.full((heads,), FRESH)
+        map_of_heads[: min(heads, now.heads)] = torch.arange(min(heads, now.heads))
+        return map_of_heads, map_of_heads.clone()
     old, new = now.heads // now.kv_heads, heads // now.kv_heads
     groups = torch.full((now.kv_heads, new), FRESH)
     groups[:, : min(old, new)] = torch.arange(now.heads).reshape(now.kv_heads, old)[:, : min(old, new)]
@@ -200,8 +200,8 @@ def heads_kind(now: Numbers, key: str, kv_key: str | None, more: int, fewer: int
     plain, units = now.kv_heads == now.heads, torch.arange(now.mlp)
 
     def change(maps: Maps) -> dict[str, Any]:
-        found = {key: len(maps.heads)}
-        return found | ({kv_key: len(maps.kv_heads)} if kv_key and plain else {})
+        changes = {key: len(maps.heads)}
+        return changes | ({kv_key: len(maps.kv_heads)} if kv_key and plain else {})
 
     def maps(pair: tuple[Tensor, Tensor]) -> Maps:
         return Maps(*pair, units)

@@ -53,8 +53,8 @@ def lean_class(name: str) -> Any:
 
     for lean in vars(decoupled_any).values():
         if isinstance(lean, type) and issubclass(lean, decoupled_any.Lean) and lean.mapping:
-            found = getattr(auto, lean.mapping).values()
-            if any(name == f or (not isinstance(f, str) and name in f) for f in found):
+            names = getattr(auto, lean.mapping).values()
+            if any(name == f or (not isinstance(f, str) and name in f) for f in names):
                 return lean
     own = getattr(transformers, name, None)
     if own is not None and own.config_class.model_type not in auto.MODEL_MAPPING_NAMES:  # a part of a model, by itself
@@ -66,12 +66,12 @@ def attentions(model: nn.Module, other: nn.Module, block: str) -> list[str]:
     """Modules of a block that keep a number which follows the heads, by their paths within it; `other` has other
     heads.
     """
-    found, twins = [], dict(other.named_modules())
+    paths, twins = [], dict(other.named_modules())
     for name, module in model.get_submodule(block).named_modules():
         twin = twins.get(f"{block}.{name}" if name else block)
         if twin is not None and changed(module, twin):
-            found.append(name)
-    return found
+            paths.append(name)
+    return paths
 
 
 def changed(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
@@ -117,16 +117,16 @@ def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
     """The linear maps of each attention in their order: those under the module that keeps its numbers, or, where no map
     leads out there, under the module around it.
     """
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for owner in owners:
         inside = [n for n in linear if n.startswith(owner + ".")]
         around = owner.rpartition(".")[0]
         if around and len(inside) in (1, 3):  # q, k and v alone, or stacked: their way out stands beside them
             beside = [n for n in linear if n.startswith(around + ".")]
             inside = beside if len(beside) > len(inside) else inside
-        if len(inside) >= 2 and inside not in found:
-            found.append(inside)
-    return found
+        if len(inside) >= 2 and inside not in groups:
+            groups.append(inside)
+    return groups
 
 
 def projections(model: nn.Module, block: str, maps: list[str], now: Heads) -> dict[str, list[str]] | None:
@@ -139,7 +139,7 @@ def projections(model: nn.Module, block: str, maps: list[str], now: Heads) -> di
     last = maps[-1]
     if sizes[last] != (now.value("inner"), now.width):
         return None
-    found: dict[str, list[str]] = {}
+    words_by_name: dict[str, list[str]] = {}
     plain = now.kv_heads == now.heads
     for name in maps[:-1]:
         outputs_ = sizes[name][1]
@@ -154,8 +154,8 @@ def projections(model: nn.Module, block: str, maps: list[str], now: Heads) -> di
             words = ["kv+kv"]
         if not words:
             return None
-        found[name] = words
-    return found | {last: ["o"]}
+        words_by_name[name] = words
+    return words_by_name | {last: ["o"]}
 
 
 def specs(
@@ -179,10 +179,10 @@ def specs(
     groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
     words: dict[str, list[str]] = {}
     for maps in groups:
-        found = projections(model, block, maps, now)
-        if found is None:
+        words_of_maps = projections(model, block, maps, now)
+        if words_of_maps is None:
             raise Unbuildable("its attention is more than queries, keys, values and an output projection")
-        words |= found
+        words |= words_of_maps
     if not words:
         raise Unbuildable("no module of a block keeps a number that follows the heads")
     numbers, doubtful = kept_numbers(model, other, block, owners, now, fewer)
@@ -237,7 +237,7 @@ def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[st
     them otherwise than memory does.
     """
     files = {at: name for name, at in search.memory.items()}
-    found: dict[str, list[Place]] = {}
+    places: dict[str, list[Place]] = {}
     for i in range(level.depth):
         for path, word in words.items():
             for leaf in ("weight", "bias"):
@@ -251,8 +251,8 @@ def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[st
                 placed = search.trial.placed(name)
                 if placed is None:
                     raise Unbuildable(f"'{name}' stands outside the blocks")
-                found.setdefault(name, []).append(Place(placed[1], axis, "q" if word == "o" else word, word == "o"))
-    return found
+                places.setdefault(name, []).append(Place(placed[1], axis, "q" if word == "o" else word, word == "o"))
+    return places
 
 
 def lean_config(
@@ -273,19 +273,21 @@ def lean_config(
 
 def lean(base: Architecture) -> Architecture:
     """The form of an inferred family that our modelling file gives it: any number of heads of any size."""
-    found = base.evidence["decoupled"]
+    widening = base.evidence["decoupled"]
     stages = tuple(
         replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
-        for blocks, spec in zip(base.stages, found["stages"], strict=True)
+        for blocks, spec in zip(base.stages, widening["stages"], strict=True)
     )
 
     def adopt(config: Config) -> Config:
         plain = config | {"model_type": base.model_types[0]}
         shape = base.shape(plain)
         sizes = {
-            spec["head_dim"]: stage.head_dim for spec, stage in zip(found["stages"], shape.stages, strict=True) if spec
+            spec["head_dim"]: stage.head_dim
+            for spec, stage in zip(widening["stages"], shape.stages, strict=True)
+            if spec
         }
-        return lean_config(plain, found["class"], [spec for spec in found["stages"] if spec], sizes, base.section)
+        return lean_config(plain, widening["class"], [spec for spec in widening["stages"] if spec], sizes, base.section)
 
     return derive(
         base,
@@ -297,7 +299,7 @@ def lean(base: Architecture) -> Architecture:
         decoupled=None,
         shared=(),
         modelling=FILE,
-        classes={found["class"]: found["lean_class"]},
+        classes={widening["class"]: widening["lean_class"]},
         adopt=adopt,
     )
 
@@ -306,10 +308,10 @@ def native(config: Config) -> Config:
     """The config of the library's own family behind one of ours."""
     spec = config["decoupled"]
     drop = ("decoupled", "auto_map", *(stage["head_dim"] for stage in spec["stages"]))
-    found = {k: v for k, v in config.items() if k not in drop}
+    plain = {k: v for k, v in config.items() if k not in drop}
     if section := spec.get("section"):
         place = {k: v for k, v in config[section].items() if k not in drop}
-        found[section] = place | spec["native"]
+        plain[section] = place | spec["native"]
     else:
-        found |= spec["native"]
-    return found | {"model_type": spec["model_type"], "architectures": [spec["class"]]}
+        plain |= spec["native"]
+    return plain | {"model_type": spec["model_type"], "architectures": [spec["class"]]}

@@ -118,7 +118,7 @@ def moved(
     those of sinks zero unless `loud`.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = dict(state)
+    tensors = dict(state)
     for name, places in at.items():
         old = state[name]
         picks = {place.axis: origin(place.word, now, maps) for place in places}
@@ -128,21 +128,21 @@ def moved(
         to = [torch.nonzero(picks[a] != FRESH)[:, 0] if a in picks else torch.arange(n) for a, n in enumerate(shape)]
         of = [picks[a][to[a]] if a in picks else to[a] for a in range(len(shape))]
         new[torch.meshgrid(*to, indexing="ij")] = old.float()[torch.meshgrid(*of, indexing="ij")]
-        found[name] = new
-    return found
+        tensors[name] = new
+    return tensors
 
 
 def silenced(state: Mapping[str, Tensor], at: Mapping[str, list[Place]], now: Numbers, kept: Maps) -> dict[str, Tensor]:
     """A file of the same sizes in which the units that are not kept say nothing."""
-    found = dict(state)
+    tensors = dict(state)
     for name, places in at.items():
         for place in places:
             if place.sink:
                 stays = torch.zeros(state[name].shape[place.axis])
                 stays[origin(place.word, now, kept)] = 1
                 shape = [-1 if a == place.axis else 1 for a in range(state[name].dim())]
-                found[name] = found[name] * stays.reshape(shape)
-    return found
+                tensors[name] = tensors[name] * stays.reshape(shape)
+    return tensors
 
 
 def choices(options: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:

@@ -28,7 +28,7 @@ def example(
     takes.pop("self", None)
     main = getattr(model, "main_input_name", "input_ids")
     main = main if main in takes else next(iter(takes))
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
 
     def ids(low: int = 10) -> Tensor:
         return several.apart(torch.randint(low, vocab - 10, (2, TOKENS), generator=generator), config)
@@ -37,36 +37,36 @@ def example(
         return torch.randn(*shape, generator=generator)
 
     if main in ("pixel_values", "pixel_values_videos", "images"):
-        found[main] = noise(*image_size(config))
+        inputs[main] = noise(*image_size(config))
     elif main == "input_values":
-        found[main] = (
+        inputs[main] = (
             noise(2, 2000) if "conv_dim" in config or "conv_kernel" in config else audio_patches(config, noise)
         )
     elif main == "input_features":
-        found[main] = features(config, noise)
+        inputs[main] = features(config, noise)
     elif main == "inputs_embeds":
-        found[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
+        inputs[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
     else:
-        found["input_ids" if "input_ids" in takes else main] = ids()
+        inputs["input_ids" if "input_ids" in takes else main] = ids()
     paired = "projection_dim" in config or "return_loss" in takes  # pictures beside texts, to be told which belong
     both = config.get("vision_config") and config.get("text_config") and paired
-    if "pixel_values" in takes and "pixel_values" not in found and both:
-        found["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
+    if "pixel_values" in takes and "pixel_values" not in inputs and both:
+        inputs["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
     if "input_features" in takes and config.get("audio_config") and config.get("text_config") and paired:
-        found["input_features"] = features(config["audio_config"], noise)  # sound beside text
+        inputs["input_features"] = features(config["audio_config"], noise)  # sound beside text
     if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
-        found["input_ids"] = ids()
+        inputs["input_ids"] = ids()
     if isinstance(model, nn.Module) and several_kinds(model, config):
-        found = several.joined(model, config, takes, ids(), noise)
+        inputs = several.joined(model, config, takes, ids(), noise)
     if "noise" in takes and "mask_ratio" in config:
         patches = (config["image_size"] // config["patch_size"]) ** 2
-        found["noise"] = noise(2, patches)
+        inputs["noise"] = noise(2, patches)
     if config.get("is_encoder_decoder") and "decoder_input_ids" in takes:
-        found["decoder_input_ids"] = ids()
+        inputs["decoder_input_ids"] = ids()
     if "bbox" in takes:
         corner = torch.randint(0, 30, (2, TOKENS, 2), generator=generator)
-        found["bbox"] = torch.cat([corner, corner + 20], -1)
-    return found
+        inputs["bbox"] = torch.cat([corner, corner + 20], -1)
+    return inputs
 
 
 def several_kinds(model: nn.Module | type[nn.Module], config: Mapping[str, Any]) -> bool:

@@ -64,10 +64,10 @@ def placed(
         mask = torch.ones(SAMPLES, ids.shape[1], 1, config["vision_config"]["max_num_tiles"], dtype=torch.int64)
         return {"input_ids": ids, "cross_attention_mask": mask}
     places = torch.full((SAMPLES, count), config[key])
-    found = torch.cat([ids[:, :3], places, ids[:, 3:]], 1)
-    here = (found == config[key]).long()
+    tokens = torch.cat([ids[:, :3], places, ids[:, 3:]], 1)
+    here = (tokens == config[key]).long()
     kinds = {"mm_token_type_ids": here, "token_type_ids": here if str(config["model_type"])[:6] == "gemma3" else None}
-    return {"input_ids": found} | {k: v for k, v in kinds.items() if k in takes and v is not None}
+    return {"input_ids": tokens} | {k: v for k, v in kinds.items() if k in takes and v is not None}
 
 
 def apart(ids: Tensor, config: Mapping[str, Any]) -> Tensor:
@@ -93,11 +93,11 @@ def counted(model: nn.Module, method: str, given: Mapping[str, Tensor]) -> int |
     try:
         names = inspect.signature(make).parameters
         any_name = any(p.kind is p.VAR_KEYWORD for p in names.values())
-        found = make(**{k: v for k, v in given.items() if k in names or any_name})
+        output = make(**{k: v for k, v in given.items() if k in names or any_name})
     except Exception:  # another kind of picture
         return None
-    found = getattr(found, "pooler_output", found)
-    parts = [found] if isinstance(found, Tensor) else [part for part in found if isinstance(part, Tensor)]
+    output = getattr(output, "pooler_output", output)
+    parts = [output] if isinstance(output, Tensor) else [part for part in output if isinstance(part, Tensor)]
     return sum(part.numel() // part.shape[-1] for part in parts) // SAMPLES or None
 
 

@@ -28,9 +28,9 @@ def numbers_of(model_name: str, given: Config) -> Config:
     """
     taken = constructor_arguments(model_name, given)
     names = (*DEPTHS, *HEADS, *WIDTHS, *RATIOS, *INDEX_LISTS, *IMAGES)
-    found = {name: as_lists(taken[name]) for name in names if name in taken and is_number(taken[name])}
+    numbers = {name: as_lists(taken[name]) for name in names if name in taken and is_number(taken[name])}
     known = sizes(build(model_name, given))
-    for kept in (found, {k: v for k, v in found.items() if k in (*DEPTHS, *HEADS, *RATIOS)}):
+    for kept in (numbers, {k: v for k, v in numbers.items() if k in (*DEPTHS, *HEADS, *RATIOS)}):
         try:
             if sizes(build(model_name, {**kept, **given})) == known:
                 return {**kept, **given}
@@ -61,17 +61,17 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def constructor_arguments(model_name: str, given: Config) -> Config:
     """Every argument of the class of a model, by name, as its entry point calls it."""
-    cls, found = type(build(model_name, given)), {}
+    cls, noted = type(build(model_name, given)), {}
     inherited = "__init__" not in vars(cls)
     init = cls.__init__
 
     def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if not found:
+        if not noted:
             bound = inspect.signature(init).bind(self, *args, **kwargs)
             bound.apply_defaults()
             for name, value in bound.arguments.items():
                 kind = inspect.signature(init).parameters[name].kind
-                found.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+                noted.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
         init(self, *args, **kwargs)
 
     cls.__init__ = noting
@@ -84,13 +84,13 @@ def constructor_arguments(model_name: str, given: Config) -> Config:
             cls.__init__ = init
     for base_class in cls.__mro__:  # a class may hand on what it is not told by name
         for name, parameter in inspect.signature(base_class.__init__).parameters.items():
-            found.setdefault(name, parameter.default)
-    return {**fields_of(found), **found}
+            noted.setdefault(name, parameter.default)
+    return {**fields_of(noted), **noted}
 
 
-def fields_of(found: Config) -> Config:
+def fields_of(args: Config) -> Config:
     """What stands in records that a class is given instead of plain arguments."""
-    records = [value for value in found.values() if is_dataclass(value) and not isinstance(value, type)]
+    records = [value for value in args.values() if is_dataclass(value) and not isinstance(value, type)]
     return {field.name: getattr(record, field.name) for record in records for field in fields(record)}
 
 
@@ -121,19 +121,19 @@ def entries(args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def nested(flat: Mapping[str, Any]) -> Config:
     """The way back."""
-    found: Config = {}
+    args: Config = {}
     for key, value in flat.items():
         name, *places = key.split(".")
         if not places:
-            found[name] = value
+            args[name] = value
             continue
-        here = found.setdefault(name, [])
+        here = args.setdefault(name, [])
         for place in places[:-1]:
             while len(here) <= int(place):
                 here.append([])
             here = here[int(place)]
         here.append(value)
-    return found
+    return args
 
 
 def base(key: str) -> str:
@@ -160,30 +160,30 @@ def attempts(flat: Config) -> Iterator[tuple[Config, int]]:
 
 def shrunk(flat: Config, narrow: bool, side: int | None) -> Config:
     """Fewer layers; narrow: `HEAD_DIM` channels for every head as well."""
-    found = dict(flat)
+    smaller = dict(flat)
     stages = sum(base(key) in DEPTHS for key in flat)
     for key, value in flat.items():
         if base(key) in DEPTHS and is_count(value):
-            found[key] = min(max(value, LEAST), MOST if stages == 1 else 3)
+            smaller[key] = min(max(value, LEAST), MOST if stages == 1 else 3)
         elif base(key) == "img_size" and side:
-            found[key] = side
+            smaller[key] = side
     for key in INDEX_LISTS:
         if key in flat:
-            deep = next(found[k] for k in found if base(k) in DEPTHS)
-            found[key] = [i for i in flat[key] if i < deep - 1]
+            deep = next(smaller[k] for k in smaller if base(k) in DEPTHS)
+            smaller[key] = [i for i in flat[key] if i < deep - 1]
     if narrow:
-        found |= {"num_heads": 6} if is_count(flat.get("num_heads")) and flat["num_heads"] >= 6 else {}
-        heads = {entry(k): v for k, v in found.items() if base(k) in HEADS}
+        smaller |= {"num_heads": 6} if is_count(flat.get("num_heads")) and flat["num_heads"] >= 6 else {}
+        heads = {entry(k): v for k, v in smaller.items() if base(k) in HEADS}
         for key, value in flat.items():
             at = heads.get(entry(key), heads.get("0", heads.get("")))
             if base(key) in WIDTHS and is_count(value) and at:
-                found[key] = HEAD_DIM if base(key) == "base_dims" else HEAD_DIM * at
-    return found
+                smaller[key] = HEAD_DIM if base(key) == "base_dims" else HEAD_DIM * at
+    return smaller
 
 
 def changed(args: Config, changes: Mapping[str, Any]) -> Config:
     """Arguments with other values under flat keys."""
-    found = dict(args)
+    new = dict(args)
     for key, value in changes.items():
-        write_key(found, key, value)
-    return found
+        write_key(new, key, value)
+    return new

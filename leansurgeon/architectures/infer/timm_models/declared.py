@@ -83,18 +83,18 @@ def completed(name: str, given: Config) -> Config:
 
 def lean(base: Architecture) -> Architecture:
     """The form of an inferred family of timm that holds any number of heads, by our entry point."""
-    found = base.evidence["decoupled"]
+    widening = base.evidence["decoupled"]
     stages = tuple(
         replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
-        for blocks, spec in zip(base.stages, found["stages"], strict=True)
+        for blocks, spec in zip(base.stages, widening["stages"], strict=True)
     )
-    specs = [spec for spec in found["stages"] if spec]
+    specs = [spec for spec in widening["stages"] if spec]
 
     def adopt(config: Config) -> Config:
         args, name = dict(config["model_args"]), base.model_types[0]
         flat = arguments.flattened(args)
         shape = base.shape(config)
-        sizes = {s["head_dim"]: stage.head_dim for s, stage in zip(found["stages"], shape.stages, strict=True) if s}
+        sizes = {s["head_dim"]: stage.head_dim for s, stage in zip(widening["stages"], shape.stages, strict=True) if s}
         spec = {"base": name, "native": {s["heads"]: flat[s["heads"]] for s in specs}, "stages": specs}
         return config | {"architecture": LEAN, "model_args": args | sizes | {"lean": spec}}
 

@@ -38,8 +38,8 @@ def explore(flat: Config) -> Finding:
             small, shown, attempt = first_small(library, flat)
         except Unbuildable as error:
             return Finding(flat["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
-        found = TimmSearch(shown, small).finding()
-    return replace(found, attempt=attempt, seconds=round(time.monotonic() - started, 2))
+        finding = TimmSearch(shown, small).finding()
+    return replace(finding, attempt=attempt, seconds=round(time.monotonic() - started, 2))
 
 
 def first_small(library: TimmLibrary, flat: Config) -> tuple[Config, TimmLibrary, int]:
@@ -72,10 +72,10 @@ class TimmSearch(Search):
         self.widths = [self.measured(level) for level in self.levels]
 
     def finding(self) -> Finding:
-        found = super().finding()
+        finding = super().finding()
         asked = any(arguments.base(key) in arguments.DEPTHS for key in self.config)
-        reason = found.trouble if asked else "its constructor takes no number of layers"
-        return replace(found, trouble=found.trouble and reason)
+        reason = finding.trouble if asked else "its constructor takes no number of layers"
+        return replace(finding, trouble=finding.trouble and reason)
 
     def example(self, model: torch.nn.Module, config: Config) -> dict[str, torch.Tensor]:
         return self.library.example(model, config)
@@ -92,8 +92,8 @@ class TimmSearch(Search):
             own = key.split(".")[1:]
             return 0 if own == places else 1 if own in (places[:1], places[-1:]) else 2 if not own else 9
 
-        found = [k for k, v in self.config.items() if self.general(k) in names and isinstance(v, int) and v > 0]
-        return [k for k in sorted(found, key=fits) if fits(k) < 9]
+        keys = [k for k, v in self.config.items() if self.general(k) in names and isinstance(v, int) and v > 0]
+        return [k for k in sorted(keys, key=fits) if fits(k) < 9]
 
     def measured(self, level: Level) -> tuple[str, int]:
         """A tensor of a block and its axis that has the width, which is what most axes of a block have."""
@@ -109,8 +109,8 @@ class TimmSearch(Search):
 
     def stage(self, level: Level) -> Stage:
         at = self.widths[self.levels.index(level)]
-        found = Stage(level.layer, level.modules, level.key, "", level.lists, width_at=at)
-        return self.with_mlp(self.with_heads(self.with_depth(found, level), level), level)
+        stage = Stage(level.layer, level.modules, level.key, "", level.lists, width_at=at)
+        return self.with_mlp(self.with_heads(self.with_depth(stage, level), level), level)
 
     def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
         library = self.library.widening(spec, {now.key: now.heads})
@@ -133,8 +133,8 @@ class TimmSearch(Search):
 
     def ratio_keys(self, level: Level) -> list[str]:
         places = level.key.split(".")[1:]
-        found = [k for k in self.config if arguments.base(k) in arguments.RATIOS]
-        fit = [k for k in found if k.split(".")[1:] in (places, places[:1], places[-1:], [])]
+        ratios = [k for k in self.config if arguments.base(k) in arguments.RATIOS]
+        fit = [k for k in ratios if k.split(".")[1:] in (places, places[:1], places[-1:], [])]
         return [k for k in fit if not isinstance(self.config[k], bool | str | None)]
 
     def proven_ratio(self, key: str) -> tuple[dict[int, Part], str]:
@@ -154,7 +154,7 @@ class TimmSearch(Search):
             width = min(axes.values())
             now = Numbers(1, 1, 1, int(width * old))
             words = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
-            if any(not found for found in words.values()) or width != self.width_of(number):
+            if any(not by_layer for by_layer in words.values()) or width != self.width_of(number):
                 return {}, "its MLP is no plain multiple of the width"
             less = old - 1 if old > 1 else old / 2
             by_units = {now.mlp: old, now.mlp + width: old + 1, int(width * less): less}
@@ -168,8 +168,8 @@ class TimmSearch(Search):
         trouble = "nothing follows it"
         for places in guesses(self.trial, options):
             apart: dict[int, dict[str, list[Place]]] = {}
-            for name, found in places.items():
-                apart.setdefault((self.trial.placed(name) or (0,))[0], {})[name] = found
+            for name, of_layer in places.items():
+                apart.setdefault((self.trial.placed(name) or (0,))[0], {})[name] = of_layer
             if any(not any(p.sink for f in own.values() for p in f) for own in apart.values()):
                 trouble = "no projection leads from the units to the stream"
                 continue
