@@ -99,6 +99,7 @@ class Architecture:
     depends_on_index: tuple[str, ...] = ()  # config keys under which a layer computes something else at another place
     tied: tuple[str, ...] = ()  # copies of the embedding that old files carry beside it; not counted twice
     tied_when: str = "tie_word_embeddings"  # the key or switch that says so
+    masked_head: tuple[str, ...] = ()  # children of a ForMaskedLM that make its logits of the last hidden states
     ties_new: bool = False  # the library ties the output of every new model to its embedding, whatever the config says
     modelling: str | None = None  # file in models/ that travels with the checkpoint
     code: Path | None = None  # a checkpoint whose own modelling file stands in for it, as the user allowed
@@ -114,8 +115,7 @@ class Architecture:
     # they change, the result is of `decoupled`. So it is always where the library does not rebuild from its config.
     shared: tuple[str, ...] = ()
     class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
-    # Flags of the family's configs that its form with a head_dim of its own does not know.
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # flags of configs that the form with a head_dim of its own does not know
     class_follows: bool = False  # whether class attention has the blocks' heads: see `class_attention.py`
     rebuilds: bool = True
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped

@@ -36,6 +36,7 @@ BERT = Architecture(
         "lm_head.decoder.weight",
         "lm_head.decoder.bias",
     ),
+    masked_head=("cls",),
     norm="post",
     decoupled="leansurgeon_bert",
     # Pre-training files carry every head; files of the first years name the norms' parameters gamma and beta.
@@ -53,6 +54,7 @@ ROBERTA = derive(
     name="roberta",
     model_types=("roberta", "xlm-roberta", "camembert"),
     prefixes=("roberta.", ""),
+    masked_head=("lm_head",),
     decoupled="leansurgeon_roberta",
     # The first position stands behind that of the padding token.
     takes=Takes(skipped_positions=lambda c: c.get("pad_token_id", 1) + 1),

@@ -36,5 +36,6 @@ CRAMMED_BERT = Architecture(
     norm="pre",
     positions="none",  # sinusoids are computed, not stored
     tied=("decoder.weight",),
+    masked_head=("decoder",),
     modelling="crammed_bert.py",
 )

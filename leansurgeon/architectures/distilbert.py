@@ -28,5 +28,6 @@ DISTILBERT = Architecture(
     sizes={"vocab": "vocab_size", "positions": "max_position_embeddings"},
     projection="transformer.layer.{i}.attention.out_lin",
     tied=("vocab_projector.weight",),
+    masked_head=("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
     norm="post",
 )

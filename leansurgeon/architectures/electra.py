@@ -19,5 +19,6 @@ ELECTRA = derive(
     sizes={**BERT.sizes, "embedding": "embedding_size"},
     switches={"projected": lambda c: c["embedding_size"] != c["hidden_size"]},
     tied=("generator_lm_head.weight",),
+    masked_head=("generator_predictions", "generator_lm_head"),
     decoupled=None,
 )

@@ -37,6 +37,7 @@ MODERNBERT = Architecture(
     sizes={"vocab": "vocab_size"},
     projection="layers.{i}.attn.Wo",
     tied=("decoder.weight",),
+    masked_head=("head", "decoder"),
     norm="pre",
     positions="rope",
     per_layer=("layer_types",),

@@ -16,6 +16,7 @@ from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
     DEFAULTS,
     PATCH_SIZES,
+    DropPath,
     TimmModels,
     class_blocks,
     class_inner,
@@ -84,7 +85,9 @@ TIMM_CAIT = Architecture(
     init_std=0.02,
     decoupled="leansurgeon_cait",
     shared=("heads",),
-    timm=TimmModels("Cait", reads, "patch_embed.proj"),
+    timm=TimmModels(
+        "Cait", reads, "patch_embed.proj", drop_path=DropPath(constant=True, beside=("LayerScaleBlockClassAttn",))
+    ),
 )
 
 LEAN_TIMM_CAIT = lean(

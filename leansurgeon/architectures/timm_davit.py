@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import TimmModels, mlp
+from leansurgeon.architectures.timm_models import DropPath, TimmModels, mlp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +81,14 @@ TIMM_DAVIT = Architecture(
     positions="none",
     init_std=0.02,
     decoupled="leansurgeon_davit",
-    timm=TimmModels("DaVit", reads, "stem.conv", "head.fc", fixed_input_size=False),
+    timm=TimmModels(
+        "DaVit",
+        reads,
+        "stem.conv",
+        "head.fc",
+        fixed_input_size=False,
+        drop_path=DropPath(halves=("SpatialBlock", "ChannelBlock")),
+    ),
 )
 
 LEAN_TIMM_DAVIT = lean(

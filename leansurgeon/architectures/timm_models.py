@@ -24,6 +24,19 @@ VARIANTS = "Variants need a declaration of their own; see leansurgeon/architectu
 
 
 @dataclass(frozen=True)
+class DropPath:
+    """How timm's models of a family take `drop_path_rate`, where that does not grow evenly over all blocks: `constant`
+    says that every block has the whole of it. By the names of timm's classes, blocks that stand `beside` the depth
+    (class attention) have none, those that are `spared` count in the depth and have none, and `halves` make up a block.
+    """
+
+    constant: bool = False
+    beside: tuple[str, ...] = ()
+    spared: tuple[str, ...] = ()
+    halves: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TimmModels:
     """`kind` is the class in timm, and `reads` gives the constructor's arguments of a built model; `first_conv` and
     `classifier` are the names that timm's `pretrained_cfg` asks for, `pixels` the usual mean and deviation of images.
@@ -37,6 +50,7 @@ class TimmModels:
     fixed_input_size: bool = True
     pixels: Mapping[str, list[float]] = field(default_factory=lambda: IMAGENET)
     unlike: Callable[[Any], str | None] = lambda model: None
+    drop_path: DropPath = DropPath()
 
 
 def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:

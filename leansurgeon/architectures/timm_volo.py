@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import TimmModels, batch_norm, class_block, mlp
+from leansurgeon.architectures.timm_models import DropPath, TimmModels, batch_norm, class_block, mlp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,7 +140,9 @@ TIMM_VOLO = Architecture(
     init_std=0.02,
     decoupled="leansurgeon_volo",
     rebuilds=False,
-    timm=TimmModels("VOLO", reads, "patch_embed.conv.0"),
+    timm=TimmModels(
+        "VOLO", reads, "patch_embed.conv.0", drop_path=DropPath(beside=("ClassBlock",), spared=("Outlooker",))
+    ),
 )
 
 LEAN_TIMM_VOLO = lean(

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import TimmModels, batch_norm, class_blocks, class_inner, mlp, square
+from leansurgeon.architectures.timm_models import (
+    DropPath,
+    TimmModels,
+    batch_norm,
+    class_blocks,
+    class_inner,
+    mlp,
+    square,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,7 +114,9 @@ TIMM_XCIT = Architecture(
     init_std=0.02,
     decoupled="leansurgeon_xcit",
     shared=("heads", "mlp_dim"),
-    timm=TimmModels("Xcit", reads, "patch_embed.proj.0.0"),
+    timm=TimmModels(
+        "Xcit", reads, "patch_embed.proj.0.0", drop_path=DropPath(constant=True, beside=("ClassAttentionBlock",))
+    ),
 )
 
 LEAN_TIMM_XCIT = lean(

@@ -28,7 +28,9 @@ SCRIPT = Path(__file__).with_name("reload_check.py")
 EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
 
 Families = tuple[Architecture | None, Architecture | None]
-HowToLoad = TypedDict("HowToLoad", {"class": str, "module": str, "trust": bool}, total=False)
+HowToLoad = TypedDict(
+    "HowToLoad", {"class": str, "module": str, "trust": bool, "tokens": int, "two_texts": bool}, total=False
+)
 
 
 def prove(
@@ -195,8 +197,9 @@ def run(
 
 def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
     """What `reload_check` needs beside the folder: the `class`, our `module` that has it (or registers its timm entry
-    point), and whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
-    modelling file was copied from this package a moment ago, to load it `as_documented`.
+    point), whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
+    modelling file was copied from this package a moment ago, to load it `as_documented`; and what the family says of
+    its inputs.
 
     Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
     """
@@ -208,6 +211,14 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
         ours = str(config.get("architecture", "")).startswith("leansurgeon_")
         return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
     name = (trust.with_known_classes(config, architecture).get("architectures") or ["AutoModel"])[0]
+    how: HowToLoad = {"class": name}
     if architecture.code or (stem and as_documented):
-        return {"class": name, "trust": True}
-    return {"class": name} | ({"module": f"leansurgeon.models.{stem}"} if stem else {})
+        how["trust"] = True
+    elif stem:
+        how["module"] = f"leansurgeon.models.{stem}"
+    takes, flat = architecture.takes, architecture.flat(config)
+    if tokens := takes.only_tokens(flat):
+        how["tokens"] = tokens
+    if takes.second_text and flat.get(takes.second_text):
+        how["two_texts"] = True
+    return how

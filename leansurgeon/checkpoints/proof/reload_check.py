@@ -2,8 +2,9 @@
 
 Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how JSON] [--root FOLDER] [--inputs FILE]
 [--kind KIND]. `how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it
-from, or that registers a timm entry point; and with `trust` says that the folder's own code may run. Nothing else of
-leansurgeon is imported, so a result is seen as a user of plain transformers or timm sees it.
+from, or that registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens`
+of a model that takes one length only, and with `two_texts` one that reads two. Nothing else of leansurgeon is imported,
+so a result is seen as a user of plain transformers or timm sees it.
 
 One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
@@ -122,7 +123,7 @@ def read_batches(file: Path) -> list:
     return [batches[number] for number in sorted(batches)]
 
 
-def example(model, torch) -> dict:
+def example(model, how: dict, torch) -> dict:
     """One small input of the model's kind."""
     config = model.config
     if model.main_input_name == "pixel_values":
@@ -130,12 +131,11 @@ def example(model, torch) -> dict:
     if model.main_input_name == "input_values":
         return {"input_values": noise(4, 16, config.input_size, torch=torch)}
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
-    tokens = int(min(64, room - room // 4))  # RoBERTa's positions start behind the padding token's
-    tokens = getattr(config, "segment_means_seq_len", None) or tokens  # Nystromformer takes one length only
+    tokens = how.get("tokens") or int(min(64, room - room // 4))  # some of the first positions may not be in use
     # Any tokens but the first eighth, where special ones (padding, end) usually stand.
     ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seeded(torch))
     inputs = {"input_ids": ids}
-    if getattr(config, "dual_input", False):
+    if how.get("two_texts"):
         inputs["input_ids_2"] = ids.flip(1)
     if getattr(config, "is_encoder_decoder", False):
         end = config.eos_token_id  # classifiers read the state at the end token
@@ -170,7 +170,9 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     config = json.loads((folder / "config.json").read_text())
     timm = "architecture" in config and "model_type" not in config
     model, account = load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how)
-    batches = read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, torch)]
+    batches = (
+        read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, how, torch)]
+    )
     if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     sums, outputs = run(model, batches, kind, torch)

@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from leansurgeon import architectures
+
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
 
 PLACES = "_places"
 
-# What a ForMaskedLM does to the encoder's last hidden states, as names of its children in their order.
-HEADS = (
-    ("cls",),  # BERT, Nystromformer, and ours with a free head_dim
-    ("lm_head",),  # RoBERTa, XLM-R, CamemBERT
-    ("generator_predictions", "generator_lm_head"),  # ELECTRA
-    ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),  # DistilBERT
-    ("head", "decoder"),  # ModernBERT
-    ("decoder",),  # Crammed BERT
-)
+# What a ForMaskedLM does to the encoder's last hidden states, as names of its children in their order: all that is
+# declared, the longest first, since the last of ModernBERT's is the whole of Crammed BERT's.
+HEADS = sorted({family.masked_head for family in architectures.known().values()} - {()}, key=lambda h: (-len(h), h))
 
 
 def head_of(model: torch.nn.Module) -> tuple[str, ...] | None:

@@ -1,25 +1,26 @@
 """Stochastic depth (drop path, Huang et al., 2016) in a model that has places for it: every model of timm's kind.
 
 Rates are those that timm's own models give themselves for `drop_path_rate`, since papers name that number alone:
-linear from 0 at the first block to the rate at the last in nearly all of them, the same everywhere in XCiT and CaiT,
-none in VOLO's outlookers and in blocks of class attention, and one for both halves of a DaViT block.
+linear from 0 at the first block to the rate at the last, unless the family's declaration says otherwise
+(`timm_models.DropPath`). Classes are known by their names: a model that was cut is still made of timm's.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leansurgeon import architectures
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn
 
 _PLACES = ("drop_path", "drop_path1", "drop_path2", "drop_path3")
-# Names of timm's classes; a model that was cut is still made of them.
-_CONSTANT = frozenset(("Xcit", "Cait"))
-_CLASS_ATTENTION = frozenset(("ClassAttentionBlock", "ClassBlock", "LayerScaleBlockClassAttn"))  # no part of the depth
-_SPARED = frozenset(("Outlooker",))  # blocks that count in the depth and are never dropped
-_HALVES = frozenset(("SpatialBlock", "ChannelBlock"))  # of the container that holds them
+_TIMM = [family.timm for family in architectures.known().values() if family.timm]
+_CONSTANT = {timm.kind for timm in _TIMM if timm.drop_path.constant}
+_BESIDE = {name for timm in _TIMM for name in timm.drop_path.beside}
+_SPARED = {name for timm in _TIMM for name in timm.drop_path.spared}
+_HALVES = {name for timm in _TIMM for name in timm.drop_path.halves}
 
 
 def apply(model: nn.Module, rate: float, family: str) -> None:
@@ -35,7 +36,8 @@ def apply(model: nn.Module, rate: float, family: str) -> None:
         raise UsageError(
             f"{family} models have no place for drop_path.", "Leave train.drop_path out; timm's models have one."
         )
-    constant = any(type(module).__name__ in _CONSTANT for module in model.modules())
+    # Ours with heads of another size are subclasses of timm's.
+    constant = any(kind.__name__ in _CONSTANT for module in model.modules() for kind in type(module).__mro__)
     for index, modules in enumerate(blocks):
         share = 1.0 if constant else index / max(1, len(blocks) - 1)
         for module in modules:
@@ -49,7 +51,7 @@ def _blocks(model: nn.Module) -> list[list[nn.Module]]:
     blocks: dict[str, list[nn.Module]] = {}
     for path, module in model.named_modules():
         kind = type(module).__name__
-        if kind not in _CLASS_ATTENTION and _places(module):
+        if kind not in _BESIDE and _places(module):
             blocks.setdefault(path.rpartition(".")[0] if kind in _HALVES else path, []).append(module)
     return list(blocks.values())
 

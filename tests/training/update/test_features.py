@@ -225,6 +225,17 @@ def test_drop_path_is_timms_in_every_module(name, small):
     assert rates[0] and rates[1] == pytest.approx(rates[0])
 
 
+def test_drop_path_of_a_model_with_heads_of_its_own_is_timms_too():
+    """A class of ours is made of timm's: XCiT gives every block the whole rate."""
+    import leansurgeon.models.timm_xcit as lean_xcit
+
+    small = {"depth": 3, "embed_dim": 16, "num_heads": 3, "head_dim": 7, "cls_num_heads": 2}
+    ours = lean_xcit.LeanXcit(**small)
+    stochastic_depth.apply(ours, 0.3, "LeanXcit")
+    assert [block.drop_path1.drop_prob for block in ours.blocks] == [0.3] * 3
+    assert not any(getattr(part, "drop_prob", 0) for part in ours.cls_attn_blocks.modules())
+
+
 def test_the_average_is_evaluated_and_exported(tmp_path):
     loaded = word_model()
     start = copy.deepcopy(loaded.model)
