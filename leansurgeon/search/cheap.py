@@ -57,7 +57,7 @@ def scores(
     evidence: Evidence | None,
 ) -> dict[str, Cheap]:
     """Everything but memory and latency, by name."""
-    found = {}
+    by_name = {}
     for candidate in candidates:
         tokens = evidence.tokens if evidence else None
         cheap = Cheap(candidate.parameters, flops(source, candidate.shape, tokens) if tokens else None)
@@ -65,8 +65,8 @@ def scores(
             share = kept_influence(source.shape, candidate.shape, evidence.influence)
             kappa = foretold_kappa(source.shape, candidate.shape, evidence)
             cheap = replace(cheap, influence=share, kappa=kappa)
-        found[candidate.name] = cheap
-    return found
+        by_name[candidate.name] = cheap
+    return by_name
 
 
 def flops(source: Source, shape: Shape, tokens: float) -> int:
@@ -101,13 +101,13 @@ def kept_influence(before: Shape, after: Shape, influence: list[float] | None) -
 def foretold_kappa(before: Shape, after: Shape, evidence: Evidence) -> float | None:
     """Median over the kept layers of the source's kappa, times what Theorem 3.2 makes of the new inner width."""
     stages = [(old, new) for old, new in zip(before.stages, after.stages, strict=True) for _ in range(old.depth)]
-    found = []
+    kappas = []
     for layer in kept_layers(before, after, evidence.influence):
         old, new = stages[layer]
         if (kappa := evidence.kappa[layer]) is not None:
             ratio = gaussian_kappa(evidence.tokens, new.inner) / gaussian_kappa(evidence.tokens, old.inner)
-            found.append(max(1.0, kappa * ratio))
-    return median(found) if found else None
+            kappas.append(max(1.0, kappa * ratio))
+    return median(kappas) if kappas else None
 
 
 def gaussian_kappa(tokens: float, inner: float) -> float:
@@ -122,13 +122,13 @@ def gaussian_kappa(tokens: float, inner: float) -> float:
 # -- who is tried ---------------------------------------------------------------------------------
 
 
-def order(candidates: Sequence[Candidate], found: dict[str, Cheap]) -> list[Candidate]:
+def order(candidates: Sequence[Candidate], numbers: dict[str, Cheap]) -> list[Candidate]:
     """By the mean of the ranks in parameters (more is better under a limit), influence (more) and kappa (less), as far
     as they are known; of equals the smaller one first.
     """
     tables = []
     for key, wish in WISHES.items():
-        values = [getattr(found[c.name], key) for c in candidates]
+        values = [getattr(numbers[c.name], key) for c in candidates]
         if all(value is not None for value in values):
             tables.append(ranks([wish * value for value in values]))
     points = {c.name: fmean(table[i] for table in tables) for i, c in enumerate(candidates)}

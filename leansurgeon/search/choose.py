@@ -57,11 +57,11 @@ def by_parameters(
             "Give fewer, such as -30%.",
         )
     space = Space(wanted.heads or "1x", wanted.layers, wanted.mlp_dim, wanted.head_dim)
-    found = enumerate_shapes(
+    shapes = enumerate_shapes(
         source, space, Budget(parameters=most), init=wanted.init, calibrated=source.learned and data is not None
     )
     tried = [
-        replace(c, wanted=replace(c.wanted, class_attention=wanted.class_attention)) for c in deepest(found.candidates)
+        replace(c, wanted=replace(c.wanted, class_attention=wanted.class_attention)) for c in deepest(shapes.candidates)
     ]
     if data is None or not source.learned or len(tried) == 1:
         best = tried[0]

@@ -71,10 +71,10 @@ def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: S
             says = f"No influence of layers: {error.message}"
     else:
         says = f"No influence of layers: nothing of {source.name} is learned yet."
-    found = Evidence(tokens, kappa, influence, says)
+    evidence = Evidence(tokens, kappa, influence, says)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, found.as_dict())
-    return found
+    write_json(file, evidence.as_dict())
+    return evidence
 
 
 def key_of(source: Source, data: Calibration, seed: int) -> str:
@@ -104,9 +104,9 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         runs = SimpleNamespace(
             model=loaded.model, projections=loaded.projections, forward=lambda batch: outputs(loaded, batch)
         )
-        found = kappa.measure(runs, thin(data.guard, SAMPLES), data.mask, SAMPLES)  # sentences lie by their length
-    per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in found["layers"]]
-    return merged(per_layer, source.shape.depth), found["tokens"] / found["samples"]
+        figures = kappa.measure(runs, thin(data.guard, SAMPLES), data.mask, SAMPLES)  # sentences lie by their length
+    per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in figures["layers"]]
+    return merged(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
 
 
 def merged(values: list[float | None], depth: int) -> list[float | None]:
@@ -142,5 +142,5 @@ def outputs(loaded: Loaded, batch: dict[str, Any]) -> Any:
     inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
     if loaded.architecture.library == "timm":
         return loaded.model(inputs["pixel_values"])
-    found = loaded.model(**inputs)
-    return found.logits if "logits" in found else found[0]
+    output = loaded.model(**inputs)
+    return output.logits if "logits" in output else output[0]

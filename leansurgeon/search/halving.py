@@ -70,12 +70,14 @@ def climb(
         names = {c.name for c in alive}
         extra = [c for c in beside(alive) if c.name not in names] if last else []
         say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also(extra)}, {rung.length}")
-        found = attempt(rung, [*alive, *extra])
-        results.append(found)
-        alive = ordered(alive, found)
+        results_here = attempt(rung, [*alive, *extra])
+        results.append(results_here)
+        alive = ordered(alive, results_here)
         if not alive:
-            why = next(result.failed for result in found.values() if result.failed)
-            raise LeanSurgeonError(f"None of the {len(found)} candidates of rung {rung.number} has a score: {why}")
+            why = next(result.failed for result in results_here.values() if result.failed)
+            raise LeanSurgeonError(
+                f"None of the {len(results_here)} candidates of rung {rung.number} has a score: {why}"
+            )
     return results
 
 
@@ -84,7 +86,7 @@ def also(extra: Sequence[Candidate]) -> str:
     return f" and {', '.join(c.name for c in extra)}" if extra else ""
 
 
-def ordered(candidates: Sequence[Candidate], found: dict[str, Result]) -> list[Candidate]:
+def ordered(candidates: Sequence[Candidate], results: dict[str, Result]) -> list[Candidate]:
     """Those with a score, the best first; of equals the smaller one, then the one that stood first."""
-    scored = [c for c in candidates if found[c.name].score is not None]
-    return sorted(scored, key=lambda c: (*found[c.name].score.key, c.parameters))
+    scored = [c for c in candidates if results[c.name].score is not None]
+    return sorted(scored, key=lambda c: (*results[c.name].score.key, c.parameters))

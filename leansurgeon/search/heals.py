@@ -59,15 +59,15 @@ class Heals:
 
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung on the choosing half."""
-        found = {}
+        results = {}
         title = f"rung {rung.number}"
         for number, candidate in track(list(enumerate(candidates, 1)), title, "candidates/s"):
             scores = self.of(candidate, rung.share)
-            found[candidate.name] = scores["choosing"]
+            results[candidate.name] = scores["choosing"]
             result = scores["choosing"]
             told = f"{result.score.label} {result.score.text}" if result.score else f"failed: {result.failed}"
             self.say(f"  [{number}/{len(candidates)}] {candidate.name}: {told}")
-        return found
+        return results
 
     def untouched(self, candidate: Candidate) -> Score | None:
         """The score on the other half, of a candidate that was healed in full."""
@@ -81,12 +81,12 @@ class Heals:
         except (UsageError, ValueError, TypeError, KeyError):
             pass
         try:
-            found = self.healed(candidate, share)
+            results = self.healed(candidate, share)
         except Diverged as error:  # of this shape alone; other errors are of the source or the data
-            found = {part: Result(None, error.message) for part in PARTS}
+            results = {part: Result(None, error.message) for part in PARTS}
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {part: written(result) for part, result in found.items()})
-        return found
+        write_json(file, {part: written(result) for part, result in results.items()})
+        return results
 
     def healed(self, candidate: Candidate, share: Fraction) -> Results:
         """Scores on both halves of a candidate that is cut and refitted now."""
@@ -112,9 +112,9 @@ class Heals:
 
     def loaded(self, folder: Path) -> Loaded:
         """A model for measuring; of one of several towers the one that is searched."""
-        found = load(folder, tower=of_section(self.source.architecture.section)).alone()
-        found.model.eval()
-        return found
+        opened = load(folder, tower=of_section(self.source.architecture.section)).alone()
+        opened.model.eval()
+        return opened
 
     @torch.no_grad()
     def score(self, loaded: Loaded, part: str, batches: list[Batch]) -> Score:
@@ -126,10 +126,10 @@ class Heals:
             source = self.loaded(self.source.folder)
             self.references[part] = [Unlabelled(source).forward(batch) for batch in batches]
         losses = [judge.losses(judge.forward(b), b, r) for b, r in zip(batches, self.references[part], strict=True)]
-        found = torch.cat(losses)
-        if not torch.isfinite(found).all():
+        lost = torch.cat(losses)
+        if not torch.isfinite(lost).all():
             raise Diverged("its output is no finite number.")
-        return Score(1 - float(found.double().mean()), "cosine", True, False, samples=len(found))
+        return Score(1 - float(lost.double().mean()), "cosine", True, False, samples=len(lost))
 
 
 def heal_of(share: Fraction) -> str:

@@ -100,13 +100,13 @@ def pick(ordered: Sequence[Candidate], tries: int, old_heads: int, limits: Seque
     """
 
     def first(candidates: list[Candidate], count: int) -> list[Candidate]:
-        found: list[Candidate] = []
+        picked: list[Candidate] = []
         for candidate in candidates:
-            if len(found) == count:
+            if len(picked) == count:
                 break
             if all(limit.fits(candidate) for limit in limits):
-                found.append(candidate)
-        return found
+                picked.append(candidate)
+        return picked
 
     old = first([c for c in ordered if not c.more_heads], old_heads)
     names = {c.name for c in old}

@@ -82,14 +82,14 @@ class Outcome:
 
     def scores(self, name: str) -> list[Score]:
         """The scores of a candidate, rung by rung; a control has that of the last rung alone."""
-        found = [rung[name].score for rung in self.rungs if name in rung]
-        return [score for score in found if score is not None]
+        scores = [rung[name].score for rung in self.rungs if name in rung]
+        return [score for score in scores if score is not None]
 
 
 @raising(STOPPED)
 def search(
     source: Source,
-    found: Shapes,
+    space: Shapes,
     budget: Budget,
     evidence: Evidence | None,
     bench: Heals | Trainings,
@@ -99,13 +99,13 @@ def search(
     tries: int = 8,
     say: Say = silent,
 ) -> Outcome:
-    """Choose among the candidates of `found` and try them on `bench`. `evidence` is what one pass over sample data
+    """Choose among the candidates of `space` and try them on `bench`. `evidence` is what one pass over sample data
     said.
 
     Raises `UsageError` where nothing keeps the budget, `Stopped` at SIGTERM, and what heals and trainings raise.
     """
-    numbers = cheap.scores(source, found.candidates, evidence)
-    ranked = cheap.order(found.candidates, numbers)
+    numbers = cheap.scores(source, space.candidates, evidence)
+    ranked = cheap.order(space.candidates, numbers)
     tried, numbers = who_is_tried(source, ranked, numbers, budget, folder, setting, tries, say)
     init = tried[0].wanted.init
     original = Candidate(Wanted(init=init), source.shape, source.parameters.total)
@@ -129,7 +129,7 @@ def search(
     outcome = Outcome(
         source=source,
         budget=budget,
-        found=found,
+        found=space,
         cheap=numbers,
         tried=tuple(tried),
         controls=tuple(controls.values()),
@@ -174,26 +174,26 @@ def who_is_tried(
         known = {"names": [c.name for c in picked], "memory": size.known, "latency": time.known}
         folder.mkdir(parents=True, exist_ok=True)
         write_json(file, known)
-    found = dict(numbers)
+    measured = dict(numbers)
     for name in known["names"]:
-        found[name] = replace(found[name], memory=known["memory"].get(name), latency=known["latency"].get(name))
-    return [by_name[name] for name in known["names"]], found
+        measured[name] = replace(measured[name], memory=known["memory"].get(name), latency=known["latency"].get(name))
+    return [by_name[name] for name in known["names"]], measured
 
 
 def with_memory(
     source: Source, candidates: Sequence[Candidate], numbers: dict[str, Cheap], setting: Setting
 ) -> tuple[dict[str, Cheap], str]:
     """The numbers with the predicted memory of these candidates; the text says what that is, or why there is none."""
-    found = dict(numbers)
+    predicted = dict(numbers)
     try:
         for candidate in candidates:
-            if (cheaply := found[candidate.name]).memory is None:
+            if (cheaply := predicted[candidate.name]).memory is None:
                 memory = limits.training_memory(source, candidate.shape, setting)
-                found[candidate.name] = replace(cheaply, memory=memory)
+                predicted[candidate.name] = replace(cheaply, memory=memory)
     except LeanSurgeonError as error:
         return numbers, f"No memory: {error.message}"
     return (
-        found,
+        predicted,
         f"memory: predicted peak on a CUDA GPU, batch {setting.batch}, {setting.precision}, {setting.optimizer}.",
     )
 

@@ -115,7 +115,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
     """
     axes = combinations(source, space)
     itself = 0
-    found: dict[Shape, Candidate] = {}
+    by_shape: dict[Shape, Candidate] = {}
     refused: Counter[str] = Counter()
     too_large = 0
     for layers, heads, mlp in axes:
@@ -131,10 +131,10 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
         if budget.parameters is not None and candidate.parameters > budget.parameters:
             too_large += 1
             continue
-        found.setdefault(candidate.shape, candidate)
-    if not found:
+        by_shape.setdefault(candidate.shape, candidate)
+    if not by_shape:
         raise nothing_left(source, budget, too_large, refused)
-    return Shapes(tuple(found.values()), len(axes) - itself, too_large, dict(refused))
+    return Shapes(tuple(by_shape.values()), len(axes) - itself, too_large, dict(refused))
 
 
 def made(source: Source, wanted: Wanted, *, calibrated: bool) -> Candidate:
@@ -197,19 +197,19 @@ def usual_layers(old: list[int]) -> list[str]:
 
 def listed(text: str, flag: str, old: list[int]) -> list[str]:
     """`6-8,12,2x` as numbers per stage; factors that give no whole number are left out. Raises `UsageError`."""
-    found: list[str] = []
+    wanted: list[str] = []
     for word in (word.strip() for word in text.split(",")):
         if match := re.fullmatch(r"(\d+)-(\d+)", word):
             first, last = int(match[1]), int(match[2])
             if not 0 < first <= last <= MOST:
                 raise UsageError(f"{flag} {word}: from a small number to a large one, such as 6-12.")
-            found += [",".join([str(n)] * len(old)) for n in range(first, last + 1)]
+            wanted += [",".join([str(n)] * len(old)) for n in range(first, last + 1)]
         elif re.fullmatch(r"[1-9]\d{0,7}", word):
-            found.append(",".join([word] * len(old)))
+            wanted.append(",".join([word] * len(old)))
         elif match := re.fullmatch(r"(\d{1,4}(?:\.\d{1,4}|/[1-9]\d{0,3})?)[xX]", word):
             numbers = [Fraction(match[1]) * n for n in old]
             if all(number.denominator == 1 and number > 0 for number in numbers):
-                found.append(",".join(map(str, numbers)))
+                wanted.append(",".join(map(str, numbers)))
         else:
             raise UsageError(f"{flag} {word}: a number, a range or a factor is needed, such as 12, 6-12 or 3/2x.")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(wanted))

@@ -99,13 +99,13 @@ def candidates_table(ranked: list[Candidate], numbers: dict[str, Cheap], most: i
 # -- sentences ------------------------------------------------------------------------------------
 
 
-def space_line(found: Shapes) -> str:
+def space_line(space: Shapes) -> str:
     """`180 shapes: 12 cannot be made, 100 are too large and 68 fit the budget in parameters.`"""
-    parts = [f"{sum(found.refused.values()):,} cannot be made"] if found.refused else []
-    parts += [f"{found.too_large:,} are too large"] if found.too_large else []
+    parts = [f"{sum(space.refused.values()):,} cannot be made"] if space.refused else []
+    parts += [f"{space.too_large:,} are too large"] if space.too_large else []
     # Without a limit of parameters, or where it excludes nothing, this says nothing of the other limits.
-    parts += [f"{len(found.candidates):,} {'fit the budget in parameters' if found.too_large else 'can be made'}"]
-    return f"{plural(found.looked_at, 'shape')}: {listed(parts)}."
+    parts += [f"{len(space.candidates):,} {'fit the budget in parameters' if space.too_large else 'can be made'}"]
+    return f"{plural(space.looked_at, 'shape')}: {listed(parts)}."
 
 
 def sentences(outcome: Outcome) -> list[str]:

@@ -75,8 +75,8 @@ class Trainings:
             for job in jobs.values():
                 forget_weights(job)
         trained = [c.name for c in candidates if c.name not in failed]
-        found = {name: Result(score_of([done[name, seed] for seed in self.seeds])) for name in trained}
-        return {c.name: found.get(c.name) or Result(None, failed[c.name]) for c in candidates}
+        results = {name: Result(score_of([done[name, seed] for seed in self.seeds])) for name in trained}
+        return {c.name: results.get(c.name) or Result(None, failed[c.name]) for c in candidates}
 
     def jobs(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[Key, Job]:
         """One training for every candidate and seed."""

@@ -31,21 +31,21 @@ def stages(outcome: Outcome) -> list[tuple[str, dict[str, tuple]]]:
     """Every stage with a key by name, the smaller the better. A stage has those alone that came to it from the one
     before: controls come in on the last rung, so they have no place in the order of earlier ones.
     """
-    found: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
+    keys_by_stage: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
     for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
         keys = {c.name: results[c.name].score.key for c in outcome.tried if c.name in results and results[c.name].score}
-        found.append((str(rung.share), keys))
-    return found
+        keys_by_stage.append((str(rung.share), keys))
+    return keys_by_stage
 
 
 def changes(outcome: Outcome) -> list[Change]:
     """How the order changed from each stage to the next, among those that both have."""
-    found = []
+    told = []
     for (first, a), (then, b) in pairwise(stages(outcome)):
         names = [name for name in a if name in b]
         tau = kendall_tau(places([a[n] for n in names]), places([b[n] for n in names]))
-        found.append(Change(first, then, tau, moves(a, b), len(names)))
-    return found
+        told.append(Change(first, then, tau, moves(a, b), len(names)))
+    return told
 
 
 def places(keys: list[tuple]) -> list[int]:
@@ -57,14 +57,14 @@ def places(keys: list[tuple]) -> list[int]:
 def foretold(outcome: Outcome) -> dict[str, float | None]:
     """Kendall's tau between each cheap number (turned so that better is first) and the first rung's scores."""
     _, keys = stages(outcome)[1]
-    found = {}
+    taus = {}
     for number in FORETELL:
         values = {name: getattr(outcome.cheap[name], number) for name in keys}
         if any(value is None for value in values.values()):
             continue
         wish = 1 if number == "kappa" else -1
-        found[number] = kendall_tau([wish * values[n] for n in keys], places(list(keys.values())))
-    return found
+        taus[number] = kendall_tau([wish * values[n] for n in keys], places(list(keys.values())))
+    return taus
 
 
 def pareto(outcome: Outcome) -> list[str]:
@@ -95,12 +95,12 @@ def as_good(outcome: Outcome) -> list[Candidate]:
     """
     last = outcome.rungs[-1]
     best = last[outcome.winner.name].score
-    found = []
+    others = []
     for other in outcome.finalists[1:]:
         score = last[other.name].score
         if best.error is not None and abs(best.value - score.value) <= hypot(best.error, score.error):
-            found.append(other)
-    return found
+            others.append(other)
+    return others
 
 
 def document(outcome: Outcome, command: str, extra: dict[str, Any]) -> JsonObject:

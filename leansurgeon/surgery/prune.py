@@ -48,15 +48,15 @@ def groups_left(source: Source, asked: float) -> list[int]:
     Raises `UsageError` where rounding to whole groups leaves nothing to do.
     """
     have = [stage.kv_heads if stage.kv_heads > 1 else stage.heads for stage in source.shape.stages]
-    found = [max(1, n - round(asked * n)) for n in have]
-    if found == have:
+    left = [max(1, n - round(asked * n)) for n in have]
+    if left == have:
         most = max(have)
         what = "key/value groups" if any(1 < s.kv_heads < s.heads for s in source.shape.stages) else "heads"
         raise UsageError(
             f"--prune {100 * asked:g}% of {most} {what} is less than one.",
             f"Give at least {100 / most:.0f}%." if most > 1 else "A layer needs one of them.",
         )
-    return found
+    return left
 
 
 def decide(

@@ -39,7 +39,7 @@ def starts(
     source = plan_at_hand.source  # its class attention follows already
     refuse_unlearned(source, wanted.init)
     wanted = replace(wanted, class_attention=False)
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     target = plan_at_hand.after
     wanted = replace(wanted, layers=",".join(str(stage.depth) for stage in target.stages))
     for init in ("fresh", "naive"):
@@ -47,8 +47,8 @@ def starts(
         even = Method(layers="even", uncalibrated=True)
         steps = plan(source, replace(wanted, init=init), plan_at_hand.seed, even)
         assert steps.after == target, "starting points of different shapes"
-        found[init] = scored(steps, calibration)
-    return found | {"best": best}
+        comparisons[init] = scored(steps, calibration)
+    return comparisons | {"best": best}
 
 
 def refuse_unlearned(source: Source, init: str) -> None:

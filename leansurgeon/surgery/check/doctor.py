@@ -79,14 +79,14 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
         except LeanSurgeonError as error:
             return [Check("roles", False, error.message)]
         patient = Patient(replace(source, architecture=arch, specs=specs), work)
-        found = [check(patient, name, test) for name, test in ROLES.items()]
-        if any(one.ok is False for one in found):
-            return found  # operators go by roles
+        checks = [check(patient, name, test) for name, test in ROLES.items()]
+        if any(one.ok is False for one in checks):
+            return checks  # operators go by roles
         smaller = rehearsal(patient)
-        found.append(check(smaller, "control", operators.control))
-        if found[-1].ok is None:
-            return found
-        return found + [check(smaller, name, test) for name, test in OPERATORS.items()]
+        checks.append(check(smaller, "control", operators.control))
+        if checks[-1].ok is None:
+            return checks
+        return checks + [check(smaller, name, test) for name, test in OPERATORS.items()]
 
 
 def check(patient: Patient, name: str, test: Test) -> Check:

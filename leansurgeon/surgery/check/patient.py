@@ -100,8 +100,8 @@ class Patient:
     @property
     def vocabulary(self) -> int:
         """Token ids that an input may have; only models of text ask."""
-        found = self.source.config.get("vocab_size")
-        return found if isinstance(found, int) else 0
+        size = self.source.config.get("vocab_size")
+        return size if isinstance(size, int) else 0
 
     def answer(self, loaded: Loaded) -> torch.Tensor:
         """Logits, or the pooled output of a model without a head."""
@@ -109,8 +109,8 @@ class Patient:
             if self.arch.library == "timm":
                 return loaded.model(*self.inputs.values())
             out = loaded.model(**self.inputs)
-        found = (out.get(key) for key in ("logits", "pooler_output"))
-        return next((value for value in found if value is not None), out[0])
+        outputs = (out.get(key) for key in ("logits", "pooler_output"))
+        return next((value for value in outputs if value is not None), out[0])
 
     @cached_property
     def own(self) -> torch.Tensor:
@@ -121,8 +121,8 @@ class Patient:
         """The output projections in the built model. Raises `Unclear` where none is declared."""
         if not self.loaded.projections:
             raise Unclear("No output projection is declared.")
-        found = dict(self.loaded.model.named_modules())
-        return [found[name] for name in self.loaded.projections]
+        by_name = dict(self.loaded.model.named_modules())
+        return [by_name[name] for name in self.loaded.projections]
 
     @property
     def prefix(self) -> str:
@@ -215,9 +215,9 @@ def opened(folder: Path, architecture: Architecture) -> Source:
     return replace(source, architecture=architecture, specs=match(architecture, source.config, source.weights.shapes))
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference, as a share of the spread of `expected`; infinite where there is NaN."""
-    share = float((found - expected).abs().max() / expected.std().clamp(min=1e-12))
+    share = float((output - expected).abs().max() / expected.std().clamp(min=1e-12))
     return share if share == share else float("inf")
 
 
@@ -226,11 +226,11 @@ def both(*changes: Change) -> Change:
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         """The tensor after each of the changes in turn; None where none of them touches it."""
-        found = None
+        changed = None
         for one in changes:
-            new = one(spec, raw if found is None else found)
-            found = found if new is None else new
-        return found
+            new = one(spec, raw if changed is None else changed)
+            changed = changed if new is None else new
+        return changed
 
     return change
 

@@ -135,12 +135,12 @@ def through_the_product(
     from leansurgeon.surgery.plan.wanted import Wanted
     from leansurgeon.surgery.shrink import carry_out
 
-    found, _ = levels(library, small)
-    if len(found) == 1 and not found[0].lists:
-        deeper = cuts.deeper(small, found[0], drawn.depth)
+    stages, _ = levels(library, small)
+    if len(stages) == 1 and not stages[0].lists:
+        deeper = cuts.deeper(small, stages[0], drawn.depth)
         try:
             library.build(deeper)
-            small, found = deeper, levels(library, deeper)[0]
+            small, stages = deeper, levels(library, deeper)[0]
         except Unbuildable:
             pass
     model = library.build(small, drawn.seed)
@@ -148,10 +148,10 @@ def through_the_product(
     source = open_source(str(scratch / "source"), tower=tower)
     arch, shape = source.architecture, source.shape
     if arch.section:
-        found, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
-    if len(found) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
+        stages, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
+    if len(stages) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
         layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
-        found = [next(level for level in found if level.layer.endswith(layer)) for layer in layers]
+        stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
     refused = refusals(arch)
     row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
     keep = kept(arch, small, shape) if "depth" not in refused else None
@@ -171,7 +171,7 @@ def through_the_product(
     given = inputs.example(model, small, seed=drawn.seed)
     theirs = outputs(by_plain_library(model, scratch / "cut", made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
-    by_hand = by_hooks(model, found, shape, gone, given)
+    by_hand = by_hooks(model, stages, shape, gone, given)
     ask = asked | ({"keep": keep} if keep else {})
     return Row(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
 
@@ -180,7 +180,7 @@ def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int
     """All layers but the second and the last but one of each stage; where they alternate, all but the second group; of
     those where others listen, all but the first.
     """
-    found, start, period = [], 0, arch.period
+    layers, start, period = [], 0, arch.period
     for number, stage in enumerate(shape.stages):
         least = arch.stay[number] if arch.stay else 0
         gone = {max(1, least), stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
@@ -190,21 +190,21 @@ def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int
             move_taps(arch.taps, (dict(arch.flat(dict(small))), dict(small)), left, stage.depth)
         except UsageError:
             left = list(range(1, stage.depth))
-        found += [start + i for i in left]
+        layers += [start + i for i in left]
         start += stage.depth
-    return found
+    return layers
 
 
 def wanted_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
     """The numbers to ask for: twice the heads, a larger MLP; none that the type refuses."""
-    found = {}
+    numbers = {}
     if "heads" not in refused:
-        found = {"heads": "2x", "head_dim": "keep"}
+        numbers = {"heads": "2x", "head_dim": "keep"}
     if "mlp_dim" not in refused:
         pairs = zip(shape.stages, keys_of(arch, len(shape.stages)), strict=False)
         more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
-        found["mlp_dim"] = ",".join(map(str, more))
-    return found
+        numbers["mlp_dim"] = ",".join(map(str, more))
+    return numbers
 
 
 def keys_of(arch: Architecture, stages: int) -> list[Any]:

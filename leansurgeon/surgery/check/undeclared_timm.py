@@ -130,9 +130,9 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     refused = refusals(arch)
     declared = architectures.declared(source.config) is not None
     row = Row(name, library.cls.__name__, True, declared, refused, bool(arch.decoupled))
-    found, _ = levels(library, small)
-    if len(found) != len(shape.stages):
-        return replace(row, why=f"{len(found)} lists of blocks are found, and its declaration has {len(shape.stages)}")
+    stages, _ = levels(library, small)
+    if len(stages) != len(shape.stages):
+        return replace(row, why=f"{len(stages)} lists of blocks are found, and its declaration has {len(shape.stages)}")
     keep = kept(arch, {}, shape) if "depth" not in refused else None
     asked = wanted_numbers(shape, arch, refused)
     if not keep and not asked:
@@ -142,7 +142,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     given = library.example(model, small, seed=seed)
     theirs = outputs(loaded(scratch / "cut"), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
-    by_hand = by_hooks(model, found, shape, gone, given)
+    by_hand = by_hooks(model, stages, shape, gone, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 

@@ -87,15 +87,15 @@ def summed(rows: list[tuple[float, float, bool]]) -> JsonObject:
     `left` counts those that stayed as they were.
     """
     changed = [(before, after) for before, after, moved in rows if moved]
-    found: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
+    figures: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
     for i, name in enumerate(("before", "after")):
         values = np.array([pair[i] for pair in changed])
         if len(values):
-            found[name] = {
+            figures[name] = {
                 "mean": round(float(np.exp(np.log(values).mean())), 3),
                 "worst": round(values.max().item(), 3),
             }
-    return found
+    return figures
 
 
 # -- a result --------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ class Balanced:
             if not np.isfinite(values).all():
                 raise Diverged(f"'{spec.name}' holds NaN or infinity, so it cannot be balanced.")
             pieces |= canonical.to_pieces(spec, values, stage)
-        attention, found = balance_attention(Attention(**pieces), scores=self.scores)
-        self.record[str(layer)] = found
+        attention, figures = balance_attention(Attention(**pieces), scores=self.scores)
+        self.record[str(layer)] = figures
         tensors = {}
         for spec in specs:
             like = canonical.to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)

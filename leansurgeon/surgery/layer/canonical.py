@@ -183,7 +183,7 @@ def unpack(source: Source, layer: int) -> Layer:
 def unpack_arrays(tensors: Mapping[str, Array], source: Source, specs: list[TensorSpec]) -> Layer:
     """The same from arrays that are at hand, by file name; `specs` are those of one layer."""
     stage = source.shape.stages[specs[0].stage]
-    found: dict[str, Array] = {}
+    pieces_by_name: dict[str, Array] = {}
     rest: dict[str, Array] = {}
     for spec in specs:
         values = np.asarray(tensors[spec.name], np.float32)
@@ -191,8 +191,10 @@ def unpack_arrays(tensors: Mapping[str, Array], source: Source, specs: list[Tens
         if pieces is None:
             rest[within_block(spec, source.architecture)] = values
         else:
-            found |= {key: np.ascontiguousarray(piece) for key, piece in pieces.items()}
-    return Layer(*(kind(**{f.name: found.get(f.name) for f in fields(kind)}) for kind in (Attention, MLP)), rest)
+            pieces_by_name |= {key: np.ascontiguousarray(piece) for key, piece in pieces.items()}
+    return Layer(
+        *(kind(**{f.name: pieces_by_name.get(f.name) for f in fields(kind)}) for kind in (Attention, MLP)), rest
+    )
 
 
 def within_block(spec: TensorSpec, architecture: Architecture) -> str:

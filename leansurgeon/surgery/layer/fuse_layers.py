@@ -174,17 +174,17 @@ def fuse(first: Layer, second: Layer, norms: Norms) -> Layer:
 
 def joined(a: Attention | MLP, b: Attention | MLP) -> Attention | MLP:
     """Heads or units side by side; what is added to the residual stream, summed."""
-    found = {}
+    tensors = {}
     for field in fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
         if field.name in ("o_bias", "down_bias"):
-            found[field.name] = x if y is None else y if x is None else x + y
+            tensors[field.name] = x if y is None else y if x is None else x + y
         elif x is None and y is None:
-            found[field.name] = None
+            tensors[field.name] = None
         else:
             x, y = (np.zeros_like(z) if v is None else v for v, z in ((x, y), (y, x)))
-            found[field.name] = np.concatenate([x, y], axis=1 if field.name in ("o", "down") else 0)
-    return type(a)(**found)
+            tensors[field.name] = np.concatenate([x, y], axis=1 if field.name in ("o", "down") else 0)
+    return type(a)(**tensors)
 
 
 # -- to one shape ----------------------------------------------------------------------------------

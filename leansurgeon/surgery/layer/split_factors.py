@@ -47,12 +47,12 @@ class Torch:
 
         a, group = attention, attention.heads // attention.kv_heads
         heads = {"q": a.q, "k": a.k, "v": a.v}
-        found = {n: tensor(x, x.shape).mT.repeat_interleave(1 if n == "q" else group, 0) for n, x in heads.items()}
+        tensors = {n: tensor(x, x.shape).mT.repeat_interleave(1 if n == "q" else group, 0) for n, x in heads.items()}
         for n, x in heads.items():
             bias = tensor(getattr(a, f"{n}_bias"), x.shape[:2])[:, None]
-            found[f"{n}_bias"] = bias.repeat_interleave(1 if n == "q" else group, 0)
+            tensors[f"{n}_bias"] = bias.repeat_interleave(1 if n == "q" else group, 0)
         o = tensor(a.o, a.o.shape).permute(1, 2, 0)
-        return cls(**found, o=o, o_bias=tensor(a.o_bias, (a.width,)), scale=scale or a.head_dim**-0.5, causal=causal)
+        return cls(**tensors, o=o, o_bias=tensor(a.o_bias, (a.width,)), scale=scale or a.head_dim**-0.5, causal=causal)
 
     def project(self, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, H, T, D)`."""

@@ -250,16 +250,16 @@ def activation_aware(
         runner = factors.Torch.of(candidate, parent.scale / gain, causal)
         return round(factors.error(runner, inputs_BTW, goals, masks, guard), 6)
 
-    found = Guarded(assemble(attention, after, forms), error, {"kept": round(forms.kept, 6)})
+    guarded = Guarded(assemble(attention, after, forms), error, {"kept": round(forms.kept, 6)})
     if refine:
         x, m = ([values[b] for b in fit] for values in (inputs_BTW, masks))
         forms = refined(parent, forms, parent.scale / gain, x, m, refine)
-        found.offer(assemble(attention, after, forms), "error_refine", "refined")
+        guarded.offer(assemble(attention, after, forms), "error_refine", "refined")
     if ridge is not None:
-        child = factors.Torch.of(found.best, parent.scale / gain, causal)
-        refitted = factors.refit_output(found.best, child, inputs_BTW, goals, masks, fit, ridge)
-        found.offer(refitted, "error_refit", "refitted")
-    return found.best, found.numbers
+        child = factors.Torch.of(guarded.best, parent.scale / gain, causal)
+        refitted = factors.refit_output(guarded.best, child, inputs_BTW, goals, masks, fit, ridge)
+        guarded.offer(refitted, "error_refit", "refitted")
+    return guarded.best, guarded.numbers
 
 
 def fit_and_guard(count: int) -> tuple[list[int], list[int]]:
@@ -279,7 +279,7 @@ class Guarded:
 
     def offer(self, split: Attention, error: str, taken: str) -> None:
         """Take a split if its error is lower. `error` and `taken` name the numbers that say what it was and whether."""
-        found = self.numbers[error] = self.error(split)
-        if found < self.least:
-            self.best, self.least = split, found
+        measured = self.numbers[error] = self.error(split)
+        if measured < self.least:
+            self.best, self.least = split, measured
         self.numbers[taken] = self.best is split

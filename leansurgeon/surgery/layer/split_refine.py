@@ -69,8 +69,8 @@ def refine(
                 q, k = q @ q_white, k @ k_white
             q_child = (q[:, :, None] @ left.mT).flatten(1, 2)  # (B, H*M, Q, R)
             k_child = (k[:, :, None] @ right.mT).flatten(1, 2)
-            found = replace(parent, scale=scale).weights(q_child, k_child, mask, chosen)
-            wrong = (found.unflatten(1, (heads, children)) - wanted[:, :, None]) @ values
+            attention = replace(parent, scale=scale).weights(q_child, k_child, mask, chosen)
+            wrong = (attention.unflatten(1, (heads, children)) - wanted[:, :, None]) @ values
             loss = (wrong.square().sum((1, 2, 4)) * mask[:, chosen]).sum() / mask[:, chosen].sum().clamp_min(1)
             optimizer.zero_grad()
             loss.backward()

@@ -116,18 +116,18 @@ def costs(
         "memory": None,
     }
     ends = {0: (source.config, source.architecture), 3: (configs[3], target.architecture)}
-    found = {i: Cost(shapes[i], counts[i], closed[i]) for i in ends}
+    priced = {i: Cost(shapes[i], counts[i], closed[i]) for i in ends}
     if cross_check or None in closed:
         for i, (config, architecture) in ends.items():
-            found[i] = replace(found[i], counted=counted(config, architecture, tokens))
+            priced[i] = replace(priced[i], counted=counted(config, architecture, tokens))
     start = None
     if setting is not None:
         chain = [ends[0], *((c, target.architecture) for c in configs[1:])]
-        start, totals, found = memory(chain, shapes, setting, gpu, found)
+        start, totals, priced = memory(chain, shapes, setting, gpu, priced)
         sums = [start, *totals]
         saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
     refused = cannot_hold(source.architecture, target.architecture, target.shape)
-    return Costs(source.name, target.architecture.name, target.why, found[0], found[3], saved, start, gpu, refused)
+    return Costs(source.name, target.architecture.name, target.why, priced[0], priced[3], saved, start, gpu, refused)
 
 
 def counted(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
@@ -143,7 +143,7 @@ def memory(
     shapes: list[Shape],
     setting: Setting,
     gpu: Gpu | None,
-    found: dict[int, Cost],
+    priced: dict[int, Cost],
 ) -> tuple[int, list[int], dict[int, Cost]]:
     """Bytes of the source in fp32 with eager attention; of every shape along the way; and the costs with memory in
     them. A shape that is the one before it is not predicted again.
@@ -157,13 +157,13 @@ def memory(
             rehearsal = Rehearsal(config, architecture, setting)
             peak = rehearsal.peak(gpu=kind)
         totals.append(peak.total)
-        if i in found:
+        if i in priced:
             fitting = {}
             if gpu:
                 same = i and shapes[i] == shapes[0]
-                most = found[0].largest_batch if same else rehearsal.largest_batch(gpu.memory, gpu=kind)
+                most = priced[0].largest_batch if same else rehearsal.largest_batch(gpu.memory, gpu=kind)
                 fitting = {"fits": peak.total <= gpu.memory, "largest_batch": most}
-            found = found | {i: replace(found[i], memory=peak, **fitting)}
+            priced = priced | {i: replace(priced[i], memory=peak, **fitting)}
     same = (setting.precision, setting.attention) == START
     start = totals[0] if same else Rehearsal(*chain[0], plain).peak(gpu=kind).total
-    return start, totals, found
+    return start, totals, priced

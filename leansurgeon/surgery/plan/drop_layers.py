@@ -115,14 +115,14 @@ def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
 
 def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
     """As many layers of each stage, the first ones among them, the rest as they are; None where that is not enough."""
-    found, start = [], 0
+    chosen, start = [], 0
     for number, stage in enumerate(source.shape.stages):
         here = [i for i in kept if start <= i < start + stage.depth]
         least = range(start, start + max(1, source.architecture.stay[number] if source.architecture.stay else 0))
         rest = [i for i in here if i not in least]
-        found += sorted([*least, *rest[len(rest) - (len(here) - len(least)) :]]) if len(here) >= len(least) else here
+        chosen += sorted([*least, *rest[len(rest) - (len(here) - len(least)) :]]) if len(here) >= len(least) else here
         start += stage.depth
-    return None if misplaced(source, found) else found
+    return None if misplaced(source, chosen) else chosen
 
 
 def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:

@@ -96,7 +96,7 @@ def kept_numbers(text: str | None) -> tuple[int, ...] | None:
     """`"0,2,4-9"` as layer numbers, counted from 0 through all stages. Raises `UsageError`."""
     if text is None:
         return None
-    found: list[int] = []
+    layers: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
@@ -105,7 +105,7 @@ def kept_numbers(text: str | None) -> tuple[int, ...] | None:
             raise UsageError(f"--keep {text}: {word.strip()} runs backwards.")
         if len(last or first) > 5:
             raise UsageError(f"--keep {text}: no model has {last or first} layers.")
-        found += range(int(first), int(last or first) + 1)
-    if found != sorted(set(found)):
+        layers += range(int(first), int(last or first) + 1)
+    if layers != sorted(set(layers)):
         raise UsageError(f"--keep {text}: every layer once, in ascending order.")
-    return tuple(found)
+    return tuple(layers)

@@ -35,8 +35,8 @@ class Indivisible:
 
 def indivisible(shape: Shape) -> tuple[Indivisible, ...]:
     """Every number of the shape that some next step cannot divide, each once, stage by stage."""
-    found = (number for stage in shape.stages for number in numbers(stage))
-    return tuple(dict.fromkeys(n for n in found if n.groups or n.gpus or n.kernels))
+    numbers_of_all = (number for stage in shape.stages for number in numbers(stage))
+    return tuple(dict.fromkeys(n for n in numbers_of_all if n.groups or n.gpus or n.kernels))
 
 
 def numbers(stage: Stage) -> Iterator[Indivisible]:

@@ -80,8 +80,8 @@ class Plan:
     @property
     def exactness(self) -> str:
         """The weakest promise among the operators."""
-        found = {o.exactness for o in self.operators}
-        return next((e for e in ("fresh", "near", "exact") if e in found), "exact")
+        promises = {o.exactness for o in self.operators}
+        return next((e for e in ("fresh", "near", "exact") if e in promises), "exact")
 
     @property
     def cannot_hold(self) -> CannotHold | None:
@@ -140,7 +140,7 @@ def plan(
     wanted.check()
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
-    target, found = reshaped(source, drop_layers.with_kept(source.shape, wanted, method))
+    target, resolved = reshaped(source, drop_layers.with_kept(source.shape, wanted, method))
     source, init = target.source, "fresh" if source.weights is None else wanted.init
     choice = drop_layers.without_data(source.shape, target.shape, method, source.architecture.period)
     target = target.keeping(choice.kept)
@@ -153,8 +153,8 @@ def plan(
     return Plan(
         before=source.shape,
         target=target,
-        policy=found.policy,
-        why=found.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
+        policy=resolved.policy,
+        why=resolved.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
         class_attention=wanted.class_attention,
         init=init,
         seed=seed,
@@ -179,13 +179,13 @@ def reshaped(source: Source, wanted: Wanted) -> tuple[Reshaped, Target]:
     """
     source = follow(source) if wanted.class_attention else source
     try:
-        found = resolve(source, wanted)
+        resolved = resolve(source, wanted)
     except UnsupportedModel:
         other = undeclared(source)
         if other is None:
             raise
-        source, found = other, resolve(other, wanted)
-    return Reshaped(source, found.architecture, found.shape), found
+        source, resolved = other, resolve(other, wanted)
+    return Reshaped(source, resolved.architecture, resolved.shape), resolved
 
 
 def without_data(steps: Plan) -> Plan:
@@ -202,11 +202,11 @@ def undeclared(source: Source) -> Source | None:
         return None
     config = infer.completed(source.config)
     try:
-        found = infer.architecture(config)
-        specs = match(found, config, source.weights.shapes)
+        inferred = infer.architecture(config)
+        specs = match(inferred, config, source.weights.shapes)
     except UnsupportedModel:
         return None
-    return replace(source, config=config, architecture=found, specs=specs) if found.decoupled else None
+    return replace(source, config=config, architecture=inferred, specs=specs) if inferred.decoupled else None
 
 
 def keeping(plan: Plan, choice: Choice) -> Plan:
@@ -250,19 +250,19 @@ def operators(
     steps, start = [], 0
     stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
     for number, (before, after) in enumerate(stages, 1):
-        found = []
+        of_stage = []
         if after.depth < before.depth:
             here = tuple(i - start for i in choice.kept if start <= i < start + before.depth)
-            found.append(drop_layers.operator(before.depth, here, choice))
+            of_stage.append(drop_layers.operator(before.depth, here, choice))
         if after.head_dim != before.head_dim:
-            found.append(other_head_dim(source, before, after, init, method, calibrated))
+            of_stage.append(other_head_dim(source, before, after, init, method, calibrated))
         elif after.heads != before.heads:
             if after.heads > before.heads and method.more == "split":
                 check_children(source)
-            found.append(heads.operator(before, after, method.more, calibrated=calibrated, by=heads_by))
+            of_stage.append(heads.operator(before, after, method.more, calibrated=calibrated, by=heads_by))
         if after.mlp_dim != before.mlp_dim:
-            found.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
-        steps += [step.in_stage(number) for step in found] if len(stages) > 1 else found
+            of_stage.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
+        steps += [step.in_stage(number) for step in of_stage] if len(stages) > 1 else of_stage
         start += before.depth
     kinds = {step.exactness for step in steps}
     if "fresh" in kinds and (method.fit or LAYERS[method.layers]):

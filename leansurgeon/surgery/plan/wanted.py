@@ -207,5 +207,5 @@ def holder(arch: Architecture, now: Shape, shape: Shape) -> Architecture:
     if arch.decoupled is None:
         stage = next((s for s in shape.stages if s.head_dim != s.width // s.heads), shape.stages[0])
         raise UnsupportedModel(arch.why_not_decoupled(stage), "Use --head-dim split.")
-    found = architectures.decoupled(arch)
-    return following(found) if arch.class_follows else found
+    family = architectures.decoupled(arch)
+    return following(family) if arch.class_follows else family

@@ -119,9 +119,9 @@ def equations(
 
 def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> heal.Refit:
     """Refit one projection of a pre-norm block in place, where the guard gains."""
-    found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
-    add_to(module, found.weight, found.bias)
-    return found
+    refit = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
+    add_to(module, refit.weight, refit.bias)
+    return refit
 
 
 def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
@@ -151,11 +151,11 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
     """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
     the block.
     """
-    found = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
-    record = found.recorded()
-    if found.kept:
-        before, restore = found.before, way_back(module)
-        add_to(module, found.weight, found.bias)
+    refit = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
+    record = refit.recorded()
+    if refit.kept:
+        before, restore = refit.before, way_back(module)
+        add_to(module, refit.weight, refit.bias)
         after = error(site, site.guard)
         if after >= before:
             restore()
@@ -194,15 +194,15 @@ def absorb(site: BlockFit, closing: Norm) -> Healed | None:
     guard, plain = norm_moments(site, site.guard, down, norm, closing, outputs=True)
     before = error(site, site.guard, plain)
     set_norm(norm, closing)
-    found = heal.refit(fit, guard, site.ridges)
-    add_to(down, found.weight, found.bias)
+    refit = heal.refit(fit, guard, site.ridges)
+    add_to(down, refit.weight, refit.bias)
     healed = site.guard.stream.run(site.layer, site.guard.hidden)
     after = error(site, site.guard, healed)
     kept = after < before
     if not kept:
         restore()
     record = BlockRefit(
-        down=replace(found.recorded(), kept=kept and found.kept),
+        down=replace(refit.recorded(), kept=kept and refit.kept),
         norm="taken over" if kept else "own",
         block_before=round(before, 6),
         block_after=round(after, 6),
@@ -221,16 +221,16 @@ def norm_moments(
     site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm, *, outputs: bool = False
 ) -> tuple[heal.NormalEquations, list[Tensor]]:
     """The sums of the post-norm form (see above), whatever the block's own norm is; its `outputs` where asked for."""
-    sums, found = equations(down, closing.gain.device, exact=site.exact), []
+    sums, states = equations(down, closing.gain.device, exact=site.exact), []
     gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
     for b in range(len(samples)):
         with inputs_of(down) as seen, inputs_of(norm) as summed:
             out = site.run(samples, b)
         if outputs:
-            found.append(out.to(samples.stream.skeleton.home))
+            states.append(out.to(samples.stream.skeleton.home))
         mask = samples.masks[b]
         r = flat(summed[0], mask)
         z = (flat(samples.target[b].to(r.device), mask) - closing.shift) / gain
         std, mean = r.std(1, keepdim=True, correction=0).clamp(min=1e-12), r.mean(1, keepdim=True)
         sums.add(flat(seen[0], mask), std * z + mean - r, 1 / std[:, 0].double().pow(2) / r.shape[1])
-    return sums, found
+    return sums, states

@@ -189,12 +189,12 @@ def order(count: int, seed: int) -> Iterator[int]:
 @contextmanager
 def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Gradients for these for a while."""
-    found = [(p.requires_grad, p.grad) for p in parameters]
+    before = [(p.requires_grad, p.grad) for p in parameters]
     try:
         for p in parameters:
             p.requires_grad_(True)
         yield
     finally:
-        for p, (flag, grad) in zip(parameters, found, strict=True):
+        for p, (flag, grad) in zip(parameters, before, strict=True):
             p.grad = grad
             p.requires_grad_(flag)

@@ -288,8 +288,8 @@ class LayerIndex:
         if (self.stage, self.group) not in self.t.strengths:
             start = sum(stage.depth for stage in self.t.plan.before.stages[: self.stage])
             kept = [i for i in self.t.plan.layers if start <= i < start + self.before.depth]
-            found = [heads.strength(self.matrix("o", "q", last=True, layer=i), self.before.heads) for i in kept]
-            self.t.strengths[self.stage, self.group] = np.sum(found, axis=0)
+            strengths = [heads.strength(self.matrix("o", "q", last=True, layer=i), self.before.heads) for i in kept]
+            self.t.strengths[self.stage, self.group] = np.sum(strengths, axis=0)
         return self.t.strengths[self.stage, self.group]
 
     @cached_property

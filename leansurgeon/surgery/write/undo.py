@@ -229,8 +229,8 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
                 "Nothing was kept. Please report this.",
             )
         restored = steps.record.source_surgery
-        found = Decisions(verified=verified)
-        record = write_surgery(aside, steps.source, steps.plan.as_dict(), found, proof, restored=restored)
+        decided = Decisions(verified=verified)
+        record = write_surgery(aside, steps.source, steps.plan.as_dict(), decided, proof, restored=restored)
         write_card(aside, record, folder.resolve().name, steps.source.folder)
     return record
 
