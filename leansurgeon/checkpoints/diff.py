@@ -65,10 +65,10 @@ class Diff:
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of tensors in each state."""
-        found: dict[str, int] = {}
+        by_state: dict[str, int] = {}
         for tensor in self.tensors:
-            found[tensor.state] = found.get(tensor.state, 0) + 1
-        return found
+            by_state[tensor.state] = by_state.get(tensor.state, 0) + 1
+        return by_state
 
     def as_dict(self) -> JsonObject:
         """The comparison as the JSON document that `diff --json` prints."""
@@ -124,8 +124,8 @@ def matched(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str]:
 
 def origins(source: Source) -> tuple[int, ...] | None:
     """The layers of its own source that a model's layers come from, by its surgery.json."""
-    found = source.record.layers if source.record else ()
-    return found if found and len(found) == source.shape.depth else None
+    layers = source.record.layers if source.record else ()
+    return layers if layers and len(layers) == source.shape.depth else None
 
 
 def hashes(source: Source) -> set[str]:
@@ -146,11 +146,11 @@ def pairs(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, int], ...]
 
 def by_number(a: Shape, b: Shape) -> tuple[tuple[int, int], ...]:
     """Layer i of every stage with layer i of the same stage."""
-    found, start_a, start_b = [], 0, 0
+    numbered, start_a, start_b = [], 0, 0
     for one, other in zip(a.stages, b.stages, strict=False):
-        found += [(start_a + i, start_b + i) for i in range(min(one.depth, other.depth))]
+        numbered += [(start_a + i, start_b + i) for i in range(min(one.depth, other.depth))]
         start_a, start_b = start_a + one.depth, start_b + other.depth
-    return tuple(found)
+    return tuple(numbered)
 
 
 # -- tensors ---------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def relative(a: Entry, b: Entry) -> float | None:
 
 def ratio(moved: float, size: float) -> float | None:
     """Root of `moved / size` (sums of squares); None where it is not finite."""
-    found = sqrt(moved / size) if size and moved >= 0 else 0.0 if not moved else float("inf")
-    return found if isfinite(found) else None
+    share = sqrt(moved / size) if size and moved >= 0 else 0.0 if not moved else float("inf")
+    return share if isfinite(share) else None
 
 
 def wide(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -248,10 +248,10 @@ def pieces(entry: Entry) -> Iterator[np.ndarray]:
     with entry.file.open("rb") as file:
         file.seek(entry.start)
         while left:
-            found = np.fromfile(file, RAW[entry.dtype], min(PIECE, left))
-            left -= len(found)
-            yield found
-            if not len(found):
+            piece = np.fromfile(file, RAW[entry.dtype], min(PIECE, left))
+            left -= len(piece)
+            yield piece
+            if not len(piece):
                 return
 
 

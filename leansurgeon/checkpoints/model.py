@@ -150,12 +150,12 @@ def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture
         return ""
     kind, parts = type(getattr(model.config, architecture.section)), inside.split(".")
     paths = (".".join(parts[:i]) for i in range(1, len(parts)))
-    found = next((path for path in paths if is_tower(model.get_submodule(path), kind)), None)
-    if found is None:
+    around = next((path for path in paths if is_tower(model.get_submodule(path), kind)), None)
+    if around is None:
         tower = architecture.section.removesuffix("_config")
         said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
         raise UnsupportedModel(said, "`shrink --uncalibrated` and `plan` take it; or measure another tower.")
-    return found
+    return around
 
 
 def is_tower(module: torch.nn.Module, kind: type) -> bool:

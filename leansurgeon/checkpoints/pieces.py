@@ -46,10 +46,10 @@ def by_head(spec: TensorSpec, values: Array, stage: Stage) -> list[Array]:
     if spec.axes[at] == "heads*qkv":
         each = rows.reshape(stage.heads, 3, stage.head_dim, *rows.shape[1:])
         return [each[:, i] for i in range(3)]
-    found, start = [], 0
+    pieces, start = [], 0
     for part in spec.axes[at].split("+"):
         heads = {"q": stage.heads, "kv": stage.kv_heads}[part]
         end = start + heads * stage.head_dim
-        found.append(rows[start:end].reshape(heads, stage.head_dim, *rows.shape[1:]))
+        pieces.append(rows[start:end].reshape(heads, stage.head_dim, *rows.shape[1:]))
         start = end
-    return found
+    return pieces

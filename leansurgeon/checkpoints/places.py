@@ -65,4 +65,4 @@ def _of_piece(piece: str) -> str:
         return f"{key}={public(rest)}"
     if is_place(piece) and ": " not in piece:  # a path may hold blanks
         return public(piece)
-    return _IN_TEXT.sub(lambda found: public(found[0]), piece)
+    return _IN_TEXT.sub(lambda match: public(match[0]), piece)

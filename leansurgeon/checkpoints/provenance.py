@@ -39,13 +39,13 @@ def code_of(source: Source) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of leansurgeon, Python and the libraries that are installed."""
-    found = {"leansurgeon": __version__, "python": platform.python_version()}
+    by_package = {"leansurgeon": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "timm", "safetensors", "numpy"):
         try:
-            found[package] = version(package)
+            by_package[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return by_package
 
 
 def write_surgery(
@@ -67,7 +67,7 @@ def write_surgery(
     origin, exact = origin_of(source), plan.get("exactness") == "exact"
     before = source.record.history if source.record else ()
     whereabouts.remember(origin, source.files[0].parent if source.files and source.kind == "folder" else None)
-    found = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+    written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     return record.write(
         folder,
         SurgeryRecord(
@@ -84,7 +84,7 @@ def write_surgery(
             source_config=trust.as_written(source.config) if exact else None,
             source_surgery=source.record if exact else None,
             restored=restored,
-            files=tuple(sorted(found | {record.NAME, "README.md"})),
+            files=tuple(sorted(written | {record.NAME, "README.md"})),
         ),
     )
 

@@ -102,8 +102,8 @@ class Comparison:
 
     def as_dict(self) -> JsonObject:
         """The comparison for `surgery.json`, without what was not measured."""
-        found = {key: plain(value) for key, value in named(self).items() if value is not None}
-        return found if self.scores else {key: value for key, value in found.items() if key != "scores"}
+        values = {key: plain(value) for key, value in named(self).items() if value is not None}
+        return values if self.scores else {key: value for key, value in values.items() if key != "scores"}
 
 
 def both_of(data: Json) -> Both:
@@ -171,8 +171,8 @@ class Proof:
 
     def as_dict(self) -> JsonObject:
         """The proof for `surgery.json`."""
-        found = {key: plain(value) for key, value in named(self).items()}
-        return found if self.compared else {key: value for key, value in found.items() if key != "compared"}
+        values = {key: plain(value) for key, value in named(self).items()}
+        return values if self.compared else {key: value for key, value in values.items() if key != "compared"}
 
 
 # -- where a model comes from ----------------------------------------------------------------------
@@ -210,8 +210,8 @@ class Origin:
 
     def as_dict(self) -> JsonObject:
         """Where the result comes from, for `surgery.json`."""
-        found = {key: plain(value) for key, value in named(self).items()}
-        return found if self.code else {key: value for key, value in found.items() if key != "code"}
+        values = {key: plain(value) for key, value in named(self).items()}
+        return values if self.code else {key: value for key, value in values.items() if key != "code"}
 
 
 @dataclass(frozen=True)
@@ -294,11 +294,11 @@ class SurgeryRecord:
 
     def as_dict(self) -> JsonObject:
         """What stands in the file."""
-        found = {
+        values = {
             KEY_OF.get(key, key): plain(value) for key, value in named(self).items() if key not in ("other", *PLAN)
         }
-        lacking = {key for key in OPTIONAL if not found[key]}
-        return {key: value for key, value in found.items() if key not in lacking} | dict(self.other)
+        lacking = {key for key in OPTIONAL if not values[key]}
+        return {key: value for key, value in values.items() if key not in lacking} | dict(self.other)
 
     @property
     def learned(self) -> bool:
@@ -378,7 +378,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
         plan=without_places(record.plan),
         history=tuple(without_places(record.history)),
         decided=Decisions.from_dict(without_places(record.decided.as_dict())),
-        judged={without_places(name): found for name, found in record.judged.items()},
+        judged={without_places(name): comparison for name, comparison in record.judged.items()},
         source_config=None if config is None else without_place(config),
         source_surgery=record.source_surgery and published(record.source_surgery),
         restored=record.restored and published(record.restored),

@@ -95,10 +95,10 @@ class Reshaped:
     @cached_property
     def by_layer(self) -> Mapping[int | None, tuple[TensorSpec, ...]]:
         """The tensors of every layer, counted through all stages; None holds those outside the blocks."""
-        found: dict[int | None, list[TensorSpec]] = {}
+        specs_of_layer: dict[int | None, list[TensorSpec]] = {}
         for spec in self.specs:
-            found.setdefault(spec.layer, []).append(spec)
-        return {layer: tuple(specs) for layer, specs in found.items()}
+            specs_of_layer.setdefault(spec.layer, []).append(spec)
+        return {layer: tuple(specs) for layer, specs in specs_of_layer.items()}
 
     @property
     def parameters(self) -> ParameterCount:

@@ -248,12 +248,12 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
     """Raises `UnsupportedModel` where parameters are stored as integers: a quantised model whose config does not say
     so.
     """
-    found = next(
+    name = next(
         (s.name for s in specs if s.counted and weights.entries[s.name].dtype.startswith(("I", "U", "BOOL"))), None
     )
-    if found:
+    if name:
         raise UnsupportedModel(
-            f"'{found}' is stored in {weights.entries[found].dtype}: the model is quantised, and surgery needs plain "
+            f"'{name}' is stored in {weights.entries[name].dtype}: the model is quantised, and surgery needs plain "
             "weights.",
             modelcard.where_to_get(weights.files[0].parent),
         )

@@ -51,14 +51,14 @@ class Weights:
         if index.exists():
             entries: dict[str, Entry] = {}
             for shard in shards(folder):
-                found = read_header(shard)
-                if twice := next((name for name in found if name in entries), None):
+                header = read_header(shard)
+                if twice := next((name for name in header if name in entries), None):
                     raise UnsupportedModel(
                         f"{quoted(twice)} lies in {entries[twice].file.name} and in {shard.name}, so which is meant "
                         "is anybody's guess.",
                         "Fetch the model again, or save it anew.",
                     )
-                entries |= found
+                entries |= header
             return cls(entries)
         raise UnsupportedModel(
             f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."

@@ -29,7 +29,7 @@ def find(origin: Origin) -> Path | None:
     places = [Path(origin.name).expanduser()] if origin.kind != "hub" else []
     with suppress(OSError, UnicodeDecodeError):
         places.append(Path(_note(origin.sha256.values()).read_text(encoding="utf-8").rstrip("\n")))
-    return next((found for place in places if (found := holding(place, origin))), None)
+    return next((folder for place in places if (folder := holding(place, origin))), None)
 
 
 def holding(folder: Path, origin: Origin) -> Path | None:

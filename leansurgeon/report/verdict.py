@@ -51,22 +51,22 @@ def verdicts(section: Section) -> list[Verdict]:
     if section.kind != "experiment" or section.task is None:
         return []
     originals = [r for r in section.rows if r.role == "original"]
-    found = []
+    all_verdicts = []
     for lean in (r for r in section.rows if r.role == "lean"):
         for other in [*originals, *controls_of(lean, section.rows)]:
             verdict = judge(lean, other, section.task)
             if verdict:
-                found.append(verdict)
-    return found
+                all_verdicts.append(verdict)
+    return all_verdicts
 
 
-def sentences(found: list[Verdict]) -> list[str]:
+def sentences(verdicts_here: list[Verdict]) -> list[str]:
     """What is said of all of them; more than three of one seed each become one sentence."""
-    single = [v for v in found if v.sentence.endswith(ONE_SEED)]
+    single = [v for v in verdicts_here if v.sentence.endswith(ONE_SEED)]
     if len(single) <= 3:
-        return [v.sentence for v in found]
+        return [v.sentence for v in verdicts_here]
     together = "; ".join(v.sentence.removesuffix(ONE_SEED) for v in single)
-    return [v.sentence for v in found if v not in single] + [f"One seed is not a result: {together}."]
+    return [v.sentence for v in verdicts_here if v not in single] + [f"One seed is not a result: {together}."]
 
 
 def controls_of(lean: Row, rows: tuple[Row, ...]) -> list[Row]:
@@ -163,36 +163,36 @@ def longer_training(section: Section) -> list[str]:
     for row in section.rows if section.kind == "experiment" and original else ():
         if row.init == "transfer" and row is not original:
             groups.setdefault(row.epochs, []).append(row)
-    found = []
+    told = []
     for epochs, rows in groups.items():
         known = epochs is not None and original.epochs is not None
         figures = f"{original.epochs:.3g} + {epochs:.3g} epochs against {original.epochs:.3g}" if known else "longer"
         verb = "continue" if len(rows) > 1 else "continues"
-        found.append(f"{listed(r.name for r in rows)} {verb} from the trained {original.name}: {figures}.")
-    return found
+        told.append(f"{listed(r.name for r in rows)} {verb} from the trained {original.name}: {figures}.")
+    return told
 
 
 def warnings(section: Section) -> list[str]:
     """What makes a comparison doubtful before any number is looked at."""
-    found = []
+    told = []
     for row in section.rows if section.kind == "experiment" else ():
         if row.role == "original" and row.still_falling:
             of = f" in {row.still_falling} of {len(row.seeds)} seeds" if len(row.seeds) > 1 else ""
-            found.append(
+            told.append(
                 f"{row.name} was still improving when its training ended{of}: it is not fully trained, so "
                 "a win of another arm over it is not credible. Train longer."
             )
         if row.role == "original" and row.init_std and row.width and row.width <= SMALL_WIDTH:
             natural = 1 / math.sqrt(row.width)
             if row.init_std < natural / 2:
-                found.append(
+                told.append(
                     f"{row.name} starts from weights of std {row.init_std:g}; at width {row.width} that is far below "
                     f"1/sqrt(width) = {natural:.3f}, which holds deep models back and flatters shallow ones."
                 )
     if section.kind == "experiment":
         leans, controls = [[r for r in section.rows if r.role == role] for role in ("lean", "control")]
         if leans and not controls:
-            found.append(
+            told.append(
                 "There is no control (same depth, old heads, equal parameters): a gain may come from depth alone."
             )
-    return found
+    return told

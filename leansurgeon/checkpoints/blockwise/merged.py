@@ -24,11 +24,11 @@ from leansurgeon.shape import Shape
 def file_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """The names in files of every tensor in memory; several where it is saved in parts. Raises `UnsupportedModel`."""
     unsaved = {*(getattr(model, "all_tied_weights_keys", None) or ()), *(model._keys_to_ignore_on_save or ())}
-    found = {}
+    names = {}
     for name, tensor in model.state_dict().items():
         if name not in unsaved:
-            found[name] = tuple(apart(model, {name: torch.empty(tensor.shape, device="meta")}))
-    return found
+            names[name] = tuple(apart(model, {name: torch.empty(tensor.shape, device="meta")}))
+    return names
 
 
 def apart(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

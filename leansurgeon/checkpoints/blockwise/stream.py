@@ -161,21 +161,21 @@ class Stream:
         Later blocks may be called with what came out of earlier stages (a decoder with the encoder's output), so their
         arguments are noted anew.
         """
-        found: list[Tensor] = []
+        states: list[Tensor] = []
         hidden = hidden.to(self.skeleton.device)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
             state, call = Call.of(args, kwargs)
             if layer >= self.at:
-                found.append(state)
+                states.append(state)
                 self.calls[batch][layer] = call
             if layer == self.skeleton.depth - 1:
                 raise Enough
             return self.wraps[batch][layer](hidden if layer == self.at - 1 else state)
 
         self._forward(self.batches[batch], stand_in)
-        return found[0].to(self.skeleton.home)
+        return states[0].to(self.skeleton.home)
 
     def head(self, batch: int, hidden: Tensor) -> Tensor:
         """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a

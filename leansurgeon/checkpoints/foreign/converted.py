@@ -20,27 +20,27 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
     """A folder whose weights are a pickle: refused, or read with `weights_only=True` into a temporary safetensors
     copy. Returns the copy and the pickles.
     """
-    found = sorted([*path.glob("pytorch_model*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
-    if not found:
+    pickles = sorted([*path.glob("pytorch_model*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
+    if not pickles:
         raise UnsupportedModel(
             f"There is no model.safetensors in {path}.", "A folder needs config.json and safetensors weights."
         )
     if not allow_pickle:
         raise UnsupportedModel(
-            f"{found[0].name} is a pickle, and reading a pickle can run foreign code.",
+            f"{pickles[0].name} is a pickle, and reading a pickle can run foreign code.",
             "If you trust it, --allow-pickle reads it with weights_only=True.",
         )
     from leansurgeon.reading.pickles import read_tensors
 
-    tensors = {name: tensor for file in found for name, tensor in read_tensors(file).items()}
+    tensors = {name: tensor for file in pickles for name, tensor in read_tensors(file).items()}
     if not tensors:
-        raise UnsupportedModel(f"{found[0].name} holds no tensors.")
+        raise UnsupportedModel(f"{pickles[0].name} holds no tensors.")
     from safetensors.torch import save_file
 
     copy = temporary(keep)
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     companions.copy(path, copy, also=("config.json", "README.md"))
-    return copy, tuple(found)
+    return copy, tuple(pickles)
 
 
 def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:

@@ -105,11 +105,11 @@ def refuse_loaders(config: Config, folder: Path) -> None:
             "Take the key out of config.json, and name the file model.safetensors.",
         )
     args = config.get("model_args")
-    found = next((key for key in LOADERS if isinstance(args, Mapping) and args.get(key)), None)
-    if found:
+    loader = next((key for key in LOADERS if isinstance(args, Mapping) and args.get(key)), None)
+    if loader:
         raise UnsupportedModel(
-            f"{folder} wants to load other weights than its own: config.json says model_args.{found} = "
-            f"{quoted(args[found])}.",
+            f"{folder} wants to load other weights than its own: config.json says model_args.{loader} = "
+            f"{quoted(args[loader])}.",
             "Take the key out of config.json.",
         )
 
@@ -142,8 +142,8 @@ def is_shipped(file: Path) -> bool:
     """Whether a file is byte for byte one that this version of the package or a listed earlier one ships."""
     if not file.is_file():
         return False
-    own, found = shipped_file(file.name), digest(file)
-    return found in earlier().get(file.name, ()) or (own.is_file() and found == digest(own))
+    own, seen = shipped_file(file.name), digest(file)
+    return seen in earlier().get(file.name, ()) or (own.is_file() and seen == digest(own))
 
 
 # -- code that the user trusts ---------------------------------------------------------------------
@@ -153,13 +153,13 @@ def code_files(folder: Path, config: Config) -> list[Path]:
     """The files of a trusted folder that its classes need: modules of `auto_map` and what they import beside them."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
-    found: dict[Path, None] = {}
+    needed: dict[Path, None] = {}
     for module in sorted(named_modules(config)):
         file = folder / f"{module}.py"
         if "--" not in module and file.is_file():
-            found[file] = None
-            found |= dict.fromkeys(Path(name) for name in get_relative_import_files(file))
-    return list(found)
+            needed[file] = None
+            needed |= dict.fromkeys(Path(name) for name in get_relative_import_files(file))
+    return list(needed)
 
 
 def trusted_class(folder: Path, config: Config, name: str) -> type | None:
@@ -197,7 +197,7 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
         if hasattr(transformers, name) or not hasattr(transformers, auto):
             return name
         mapping = getattr(getattr(transformers, auto), "_model_mapping", None)
-        found = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
-        return found if isinstance(found, str) else found[0]
+        class_name = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
+        return class_name if isinstance(class_name, str) else class_name[0]
 
     return config | {"architectures": [known(name) if isinstance(name, str) else name for name in names]}

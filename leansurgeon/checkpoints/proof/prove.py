@@ -55,18 +55,18 @@ def prove(
     with scratch() as place:
         given = batches or undeclared_sample(folder)
         inputs = written(given, place / "inputs.safetensors") if given else None
-        found, trouble = run(folder, source, inputs, kind, families)
-    if "result" not in found:
+        accounts, trouble = run(folder, source, inputs, kind, families)
+    if "result" not in accounts:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
-    account = found["result"]
-    original = found.get("source")
+    account = accounts["result"]
+    original = accounts.get("source")
     if account["missing"] and original is None and origin is not None:
         original = run(folder, origin, None, kind, families)[0].get("source")
     check(account, parameters, (original or {}).get("missing", ()))
     proof = Proof.from_dict(account)
     if source is None:
         return proof
-    original = found.get("source") or {"trouble": trouble}
+    original = accounts.get("source") or {"trouble": trouble}
     return replace(proof, compared=against(original, account, "held-out data" if batches else "noise", exact))
 
 
@@ -116,16 +116,16 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
         loss |= certain(original, result, 0)
         scored = {"loss": loss, "accuracy": right | certain(original, result, 2), "scored": result["count"]}
     differences = dict(original["differences"])
-    if (cosines := differences.pop("cosines", [])) and (found := paired.interval(cosines)):
-        differences["embeddings"] = differences["embeddings"] | {"low": found[0], "high": min(found[1], 1.0)}
-    found = Comparison.from_dict({"done": True, "data": data, **differences, **scored})
-    if exact and found.max_difference > EXACT * found.spread:
+    if (cosines := differences.pop("cosines", [])) and (interval := paired.interval(cosines)):
+        differences["embeddings"] = differences["embeddings"] | {"low": interval[0], "high": min(interval[1], 1.0)}
+    comparison = Comparison.from_dict({"done": True, "data": data, **differences, **scored})
+    if exact and comparison.max_difference > EXACT * comparison.spread:
         raise LeanSurgeonError(
-            f"The plan promises the same function, and outputs differ by {found.max_difference:.2g} where their "
-            f"spread is {found.spread:.2g} ({EXACT:g} of it is allowed).",
+            f"The plan promises the same function, and outputs differ by {comparison.max_difference:.2g} where their "
+            f"spread is {comparison.spread:.2g} ({EXACT:g} of it is allowed).",
             "Nothing was kept. Please report this.",
         )
-    return found
+    return comparison
 
 
 def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict[str, float]:
@@ -133,8 +133,8 @@ def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict
     right answers. Empty for a single sample.
     """
     both = list(zip(original["samples"], result["samples"], strict=True))
-    found = paired.interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
-    return {"low": found[0], "high": found[1]} if found else {}
+    interval = paired.interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
+    return {"low": interval[0], "high": interval[1]} if interval else {}
 
 
 def not_done(why: str) -> Comparison:
@@ -188,11 +188,11 @@ def run(
             env=env,
             check=False,
         )
-    found: dict[str, Any] = {}
+    accounts: dict[str, Any] = {}
     for line in done.stdout.splitlines():
         if line.startswith(('{"result": ', '{"source": ')):
-            found |= json.loads(line)
-    return found, (done.stderr.strip().splitlines() or ["no message"])[-1]
+            accounts |= json.loads(line)
+    return accounts, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
 def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:

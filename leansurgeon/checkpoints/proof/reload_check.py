@@ -184,14 +184,14 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
 def differences(source: list, result: list, torch) -> dict:
     """Outputs of two models on the same inputs, as `run` gives them, compared in fp64."""
     rows, cosine = compare_rows(source[0], result[0], torch)
-    found = rows | {"cosine": float(cosine.mean())}
+    figures = rows | {"cosine": float(cosine.mean())}
     if len(source[1]):
         _, pooled = compare_rows(source[1], result[1], torch)
         low = torch.quantile(pooled, 0.01)
-        found["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
-        found["cosines"] = pooled.tolist()
-        found["embeddings"] |= neighbours(source[1], result[1], torch)
-    return found
+        figures["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
+        figures["cosines"] = pooled.tolist()
+        figures["embeddings"] |= neighbours(source[1], result[1], torch)
+    return figures
 
 
 def neighbours(a, b, torch) -> dict:
@@ -211,8 +211,8 @@ def neighbours(a, b, torch) -> dict:
     near, own = min(10, count - 1), torch.eye(count, dtype=torch.bool)
     sets = [matrix.masked_fill(own, -2.0).topk(near, dim=1).indices for matrix in similar]
     kept = (sets[0][:, :, None] == sets[1][:, None, :]).any(-1).double().mean()
-    found = {"rank_correlation": float(correlation), "nearest_kept": float(kept), "nearest": near}
-    return {key: value for key, value in found.items() if value == value}  # all alike: there is no order
+    figures = {"rank_correlation": float(correlation), "nearest_kept": float(kept), "nearest": near}
+    return {key: value for key, value in figures.items() if value == value}  # all alike: there is no order
 
 
 def ranked(values, torch):

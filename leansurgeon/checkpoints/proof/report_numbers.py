@@ -47,16 +47,16 @@ def perplexity(loss: float) -> str:
     return f"{math.exp(loss):,.1f}" if loss < 20 else f"e^{loss:.0f}"
 
 
-def of_embeddings(found: Embeddings | None) -> list[tuple[str, float | None]]:
+def of_embeddings(embeddings: Embeddings | None) -> list[tuple[str, float | None]]:
     """Words for each number of embeddings, and the number."""
-    if found is None:
+    if embeddings is None:
         return []
-    kept = None if found.nearest_kept is None else 100 * found.nearest_kept
+    kept = None if embeddings.nearest_kept is None else 100 * embeddings.nearest_kept
     return [
-        (f"cosine of embeddings {{:.4f}}{between(found, '.4f')}", found.cosine),
-        ("1 % of them below {:.3f}", found.first_percentile),
-        ("order of their similarities {:.3f} (Spearman)", found.rank_correlation),
-        (f"{{:.0f}} % of the {found.nearest} nearest kept", kept),
+        (f"cosine of embeddings {{:.4f}}{between(embeddings, '.4f')}", embeddings.cosine),
+        ("1 % of them below {:.3f}", embeddings.first_percentile),
+        ("order of their similarities {:.3f} (Spearman)", embeddings.rank_correlation),
+        (f"{{:.0f}} % of the {embeddings.nearest} nearest kept", kept),
     ]
 
 
@@ -67,9 +67,9 @@ def difference(both: Both, form: str, times: float = 1.0, unit: str = "") -> str
     return f"; difference {times * both.low:{form}} to {times * both.high:{form}}{unit}, 95 %"
 
 
-def between(found: Embeddings, form: str) -> str:
+def between(around: Embeddings, form: str) -> str:
     """` (0.9401 to 0.9440, 95 %)`, where the samples say so much."""
-    return "" if found.low is None or found.high is None else f" ({found.low:{form}} to {found.high:{form}}, 95 %)"
+    return "" if around.low is None or around.high is None else f" ({around.low:{form}} to {around.high:{form}}, 95 %)"
 
 
 def sentence(compared: Comparison | None, language: bool) -> str:

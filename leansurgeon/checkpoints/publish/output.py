@@ -133,8 +133,8 @@ def not_ours(path: Path) -> str | None:
     """The first file of a folder that its surgery.json does not list as written by us; None where all are."""
     made = read_if_whole(path)
     known = set(made.files) if made else set()
-    found = sorted(str(f.relative_to(path)) for f in path.rglob("*") if not f.is_dir())
-    return next((name for name in found if name not in known), None)
+    names = sorted(str(f.relative_to(path)) for f in path.rglob("*") if not f.is_dir())
+    return next((name for name in names if name not in known), None)
 
 
 def check_apart(path: Path, source: Path | None) -> None:

@@ -46,8 +46,8 @@ def me() -> Owner:
 
 def of_name(name: str) -> Owner | None:
     """The process that a leftover's name carries, None without one."""
-    found = TAG.search(name)
-    return Owner(found[1], found[2], int(found[3]), int(found[4])) if found else None
+    match = TAG.search(name)
+    return Owner(match[1], match[2], int(match[3]), int(match[4])) if match else None
 
 
 @cache

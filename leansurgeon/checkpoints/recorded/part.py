@@ -45,15 +45,15 @@ class Part:
     @classmethod
     def within(cls, data: Mapping[str, Json]) -> Self:
         """The value whose keys stand among others."""
-        found = {}
+        values = {}
         for one, kind in kinds(cls):
             apart = not one.metadata.get("inside")
             value = taken(kind, data.get(cls.KEYS.get(one.name, one.name))) if apart else kind.within(data)
             if value is not None:
-                found[one.name] = value
+                values[one.name] = value
             elif default_of(one) is MISSING:
-                found[one.name] = EMPTY.get(kind)
-        return cls(**found)
+                values[one.name] = EMPTY.get(kind)
+        return cls(**values)
 
     @property
     def required(self) -> frozenset[str]:
@@ -64,14 +64,14 @@ class Part:
         """As the file holds it."""
         if self.raw is not None:
             return self.raw
-        found: JsonObject = {}
+        document: JsonObject = {}
         for one, _ in kinds(type(self)):
             value = getattr(self, one.name)
             if one.metadata.get("inside"):
-                found |= value.as_dict()
+                document |= value.as_dict()
             elif value != default_of(one) or one.name in self.required:
-                found[self.KEYS.get(one.name, one.name)] = plain(value)
-        return found
+                document[self.KEYS.get(one.name, one.name)] = plain(value)
+        return document
 
 
 @cache
@@ -85,8 +85,8 @@ def taken(kind: Any, value: Json) -> Any:
     """A value of the file as one of this type; None where it is none."""
     form, inner = get_origin(kind), get_args(kind)
     if form in (Union, UnionType):
-        found = (taken(one, value) for one in inner if one is not type(None))
-        return next((one for one in found if one is not None), None)
+        readings = (taken(one, value) for one in inner if one is not type(None))
+        return next((one for one in readings if one is not None), None)
     if form is tuple:
         return tuple(one for item in items(value) if (one := taken(inner[0], item)) is not None)
     if form is dict:  # of any form

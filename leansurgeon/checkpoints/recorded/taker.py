@@ -47,10 +47,10 @@ class Taker:
 
     def words(self, key: str) -> dict[str, str]:
         """An object of strings, empty without the key; DamagedRecord for any other value."""
-        found = self(key, dict, {})
-        if not all(isinstance(value, str) for value in found.values()):
+        words = self(key, dict, {})
+        if not all(isinstance(value, str) for value in words.values()):
             raise self.damage(key, "holds something else than words")
-        return found
+        return words
 
     def part(self, key: str, read: Callable[[object], Any]) -> Any:
         """What `read` makes of the value, None without one."""

@@ -94,10 +94,10 @@ def drawing(cut: Cut) -> alt.LayerChart:
     y = alt.Scale(domain=[0, height], range=[0, height], nice=False, zero=False)
     place = {"x": alt.X("x:Q", scale=x, axis=None), "x2": "x2:Q", "y": alt.Y("y:Q", scale=y, axis=None), "y2": "y2:Q"}
     marks = [*cells(source, cut, before=True), *cells(result, cut, before=False)]
-    found = [what for what in COLOURS if any(mark["what"] == what for mark in marks)]
+    kinds = [what for what in COLOURS if any(mark["what"] == what for mark in marks)]
     legend = alt.Legend(orient="bottom", symbolStrokeWidth=0, symbolType="square")
     fill = alt.Color(
-        "what:N", scale=alt.Scale(domain=found, range=[COLOURS[w] for w in found]), title=None, legend=legend
+        "what:N", scale=alt.Scale(domain=kinds, range=[COLOURS[w] for w in kinds]), title=None, legend=legend
     )
     rects = alt.Chart(data(marks)).mark_rect().encode(**place, color=fill, description="says:N")
     ways = [

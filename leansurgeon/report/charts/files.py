@@ -11,20 +11,20 @@ from leansurgeon.report.charts.sections import every
 from leansurgeon.report.rows.rows import Section
 
 
-def draw(directory: Path, found: Sequence[Section]) -> list[Path]:
+def draw(directory: Path, sections: Sequence[Section]) -> list[Path]:
     """Draw what every section has the figures for; returns the files."""
     return [
         file
-        for name, section in zip(names(found), found, strict=True)
+        for name, section in zip(names(sections), sections, strict=True)
         for chart in every(section)
         for file in save(chart, directory / f"{name}-{stem(chart.key)}")
     ]
 
 
-def names(found: Sequence[Section]) -> list[str]:
+def names(sections: Sequence[Section]) -> list[str]:
     """A file name for every section, each once."""
     made: list[str] = []
-    for section in found:
+    for section in sections:
         name = stem(section.name) or "section"
         taken = made.count(name) or any(other.startswith(f"{name}-") for other in made)
         made.append(f"{name}-{len(made) + 1}" if taken else name)

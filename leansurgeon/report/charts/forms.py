@@ -127,19 +127,19 @@ class Broken:
 
 
 def lines(
-    found: Sequence[Series], x: Axis, y: Axis, *, broken: Broken | None = None, labels: Sequence[Label] = ()
+    series: Sequence[Series], x: Axis, y: Axis, *, broken: Broken | None = None, labels: Sequence[Label] = ()
 ) -> alt.LayerChart | None:
     """Series as lines, points, or both; None without a point. A logarithmic axis becomes linear where a value is not
     positive.
     """
     import altair as alt
 
-    found = [s for s in found if s.points]
-    if not found:
+    series = [s for s in series if s.points]
+    if not series:
         return None
-    rows = rows_of(found, x, y)
+    rows = rows_of(series, x, y)
     marks = any(row["mark"] for row in rows)
-    styles = styled(list(dict.fromkeys((s.name, s.style) for s in found)), marks=marks)
+    styles = styled(list(dict.fromkeys((s.name, s.style) for s in series)), marks=marks)
     reach = [row[end] for row in rows for end in ("low", "high")]
     if y.log and min(reach) <= 0:
         y = Axis(y.title, y.labels)
@@ -158,10 +158,10 @@ def lines(
     return finished(alt.layer(*layers))
 
 
-def rows_of(found: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
+def rows_of(series: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
     """The data of a chart: one row a point, with the name, the number of its line, and what a reader is told."""
-    drawn = [(i, s, p) for i, s in enumerate(found) for p in s.points]
-    apart = not any(s.joined for s in found)
+    drawn = [(i, s, p) for i, s in enumerate(series) for p in s.points]
+    apart = not any(s.joined for s in series)
     shifts = dodged([p.x for _, _, p in drawn], WIDTH - 80) if apart else [0.0] * len(drawn)
     return [
         {

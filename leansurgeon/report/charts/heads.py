@@ -33,13 +33,13 @@ def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
         "larger."
     )
     says += f" {study.samples:,} samples." if study.samples else ""
-    found = []
+    charts = []
     for kind, layers in kinds.items():
         rows = [(layer_name(a, stages), a.importance) for a in layers]
         drawing = cells(rows, "head", "layer")
         own = f"heads-{kind}" if len(kinds) > 1 else "heads-importance"
-        found.append(Chart(f"{key}{own}", f"{name}{KINDS.get(kind, kind)}", says, drawing))
-    return found
+        charts.append(Chart(f"{key}{own}", f"{name}{KINDS.get(kind, kind)}", says, drawing))
+    return charts
 
 
 def layer_name(attention: AttentionHeads, stages: int) -> str:
@@ -50,17 +50,17 @@ def layer_name(attention: AttentionHeads, stages: int) -> str:
 
 def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
     """The score as more and more heads are switched off, one line for every order; a band is the range over orders."""
-    found = [
+    series = [
         Series(
             said, tuple(Point(p.fraction, p.score, p.low, p.high) for p in study.orders.get(order, ())), i, band=True
         )
         for i, (order, said) in enumerate(ORDERS.items())
     ]
-    drawing = lines(found, Axis("share of heads off", PERCENT), Axis(study.score, labels(study)))
+    drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels(study)))
     if drawing is None:
         return []
     says = "On held-out samples, without retraining."
-    says += " The band spans the orders tried." if any(p.low is not None for s in found for p in s.points) else ""
+    says += " The band spans the orders tried." if any(p.low is not None for s in series for p in s.points) else ""
     return [Chart(f"{key}heads-pruning", f"{name}heads switched off", says, drawing)]
 
 

@@ -73,10 +73,10 @@ def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten, with 2 and 5 between them where there are few; round numbers where even these are too few."""
     powers = range(math.floor(math.log10(low)), min(308, math.ceil(math.log10(high))) + 1)  # as far as numbers go
     for inner in ((1, 2, 5), (1, 3), (1,)):
-        found = [m * 10.0**p for p in powers for m in inner if low / 1.1 <= m * 10.0**p <= high * 1.1]
-        if len(found) <= 6:
+        marks = [m * 10.0**p for p in powers for m in inner if low / 1.1 <= m * 10.0**p <= high * 1.1]
+        if len(marks) <= 6:
             break
-    return found if len(found) > 2 else ticks(low, high, 4)
+    return marks if len(marks) > 2 else ticks(low, high, 4)
 
 
 def dodged(values: Sequence[float], width: float) -> list[float]:

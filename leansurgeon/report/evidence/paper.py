@@ -29,7 +29,7 @@ def printed(preset: str, wanted: dict[str, str] | None) -> list[Printed]:
     from leansurgeon.errors import LeanSurgeonError
     from leansurgeon.paper.audit import Start, target_of
 
-    found = []
+    rows = []
     for exhibit, candidate in known:
         try:
             stages = target_of(Start(preset), candidate.words, candidate.policy).shape.stages
@@ -40,5 +40,5 @@ def printed(preset: str, wanted: dict[str, str] | None) -> list[Printed]:
             said = candidate.printed
             score = said.scores.get(exhibit.headline)
             model = f"{candidate.model}, {candidate.role}"
-            found.append(Printed(exhibit.name, model, said.parameters, exhibit.headline, score, said.memory))
-    return found
+            rows.append(Printed(exhibit.name, model, said.parameters, exhibit.headline, score, said.memory))
+    return rows

@@ -37,21 +37,21 @@ def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ..
     return predict(place, setting) if place else None
 
 
-def setting_of(found: Summary) -> tuple[tuple[str, Any], ...] | None:
+def setting_of(summary: Summary) -> tuple[tuple[str, Any], ...] | None:
     """The fields of `measure.memory.Setting`, as pairs, since they are looked up again for equal ones."""
-    train = found.recipe.get("train")
-    if not found.micro_batch or text(value_at(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
+    train = summary.recipe.get("train")
+    if not summary.micro_batch or text(value_at(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
         return None
     setting = {
-        "batch": found.micro_batch,
-        "tokens": number(value_at(found.recipe, "task", "seq_len")),
-        "precision": found.precision or "fp32",
+        "batch": summary.micro_batch,
+        "tokens": number(value_at(summary.recipe, "task", "seq_len")),
+        "precision": summary.precision or "fp32",
         "optimizer": text(value_at(train, "optim", "name"), "adamw"),
         "checkpointing": value_at(train, "activation_checkpointing") is True,
-        "world_size": found.world_size or 1,
+        "world_size": summary.world_size or 1,
     }
     # A task with text whose recipe leaves its length open: a guess would be no prediction.
-    speaks = found.throughput_unit.startswith("tokens")
+    speaks = summary.throughput_unit.startswith("tokens")
     return None if speaks and not setting["tokens"] else tuple(setting.items())
 
 
@@ -66,7 +66,7 @@ def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Predicted | No
     from leansurgeon.measure.costs.memory import predict as rehearse
 
     try:
-        found = rehearse(config, architectures.of(config), Setting(**dict(setting)))
+        prediction = rehearse(config, architectures.of(config), Setting(**dict(setting)))
     except (LeanSurgeonError, RuntimeError, ValueError, TypeError, KeyError):
         return None  # a report must not end because one model cannot be rehearsed
-    return Predicted(found.total, {key: getattr(found, key) for key in PARTS})
+    return Predicted(prediction.total, {key: getattr(prediction, key) for key in PARTS})

@@ -48,11 +48,11 @@ class HeadStudy:
         return sum(v for a in self.attentions for v in a.importance if v is not None and v > 0)
 
 
-def heads_of(found: Json) -> HeadStudy | None:
+def heads_of(document: Json) -> HeadStudy | None:
     """The document of `leansurgeon heads`; None where it is none."""
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return None
-    orders = value_at(found, "curve", "orders")
+    orders = value_at(document, "curve", "orders")
     orders = {text(key): objects(value) for key, value in orders.items()} if isinstance(orders, dict) else {}
     first = orders.get("importance", [])
     score = "accuracy" if any(number(point.get("accuracy")) is not None for point in first) else "loss"
@@ -63,13 +63,13 @@ def heads_of(found: Json) -> HeadStudy | None:
             whole(a.get("layer")) or 0,
             tuple(number(v) for v in items(a.get("importance"))),
         )
-        for a in objects(found.get("attentions"))
+        for a in objects(document.get("attentions"))
     ]
     return HeadStudy(
         attentions=tuple(a for a in attentions if a.importance),
-        samples=whole(value_at(found, "samples", "importance")),
-        reduction=text(value_at(found, "options", "reduction"), "sample"),
-        judged_by=text(found.get("judged_by")),
+        samples=whole(value_at(document, "samples", "importance")),
+        reduction=text(value_at(document, "options", "reduction"), "sample"),
+        judged_by=text(document.get("judged_by")),
         score=score,
         orders={name: tuple(filter(None, (off(point, score) for point in points))) for name, points in orders.items()},
     )
@@ -112,22 +112,22 @@ class Bench:
     remarks: tuple[str, ...]
 
 
-def bench_of(found: Json) -> Bench | None:
+def bench_of(document: Json) -> Bench | None:
     """The document of `leansurgeon bench`; None where it has no rows."""
-    rows = objects(value_at(found, "rows"))
+    rows = objects(value_at(document, "rows"))
     if not rows:
         return None
-    load = found.get("load")
+    load = document.get("load")
     return Bench(
         rows=tuple(map(bench_row, rows)),
-        unit=text(found.get("unit"), "samples"),
+        unit=text(document.get("unit"), "samples"),
         batch=number(value_at(load, "batch")),
         tokens=number(value_at(load, "tokens")),
         rounds=number(value_at(load, "rounds")),
         precision=text(value_at(load, "precision"), "?"),
-        device=text(found.get("device"), "?"),
-        peak_kind=text(found.get("peak_memory_kind")),
-        remarks=sentences([*items(found.get("skipped")), *items(found.get("remarks"))]),
+        device=text(document.get("device"), "?"),
+        peak_kind=text(document.get("peak_memory_kind")),
+        remarks=sentences([*items(document.get("skipped")), *items(document.get("remarks"))]),
     )
 
 

@@ -95,7 +95,7 @@ def judged_of(data: Json) -> tuple[tuple[str, str], ...]:
         record = SurgeryRecord.from_dict(data)
     except DamagedRecord:
         return ()
-    return tuple((text(name), text(sentence(found, record.language))) for name, found in record.judged.items())
+    return tuple((text(name), text(sentence(other, record.language))) for name, other in record.judged.items())
 
 
 def proven(record: SurgeryRecord) -> str:

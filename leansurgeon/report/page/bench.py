@@ -13,22 +13,22 @@ def benches(section: Section) -> list[Block]:
     """One table for every row whose folder holds `bench.json`, of its first seed that has one."""
     made: list[Block] = []
     for row in section.rows:
-        found = next((run.bench for run in row.runs if run.bench), None)
-        made += bench(row.name, found) if found else []
+        measured = next((run.bench for run in row.runs if run.bench), None)
+        made += bench(row.name, measured) if measured else []
     return made
 
 
-def bench(name: str, found: Bench) -> list[Block]:
+def bench(name: str, measured: Bench) -> list[Block]:
     """Step, latency, throughput and peak memory of a model's shapes and attention backends, and what was remarked."""
     heads = ["", "backend", "step, ms", "forward of one sample, ms", "forward of a batch, ms"]
-    heads += [f"training, {found.unit}/s", f"forward, {found.unit}/s", "peak", "step against the first"]
-    says = f"{name}: batch {found.batch or '?'}"
-    says += f" of {found.tokens:,} tokens" if found.tokens and found.unit == "tokens" else ""
-    says += f", {found.precision}, on {found.device}"
-    says += f"; medians of {f'{found.rounds:,} ' if found.rounds else ''}interleaved rounds, new weights"
-    rows = [cells(row, first=i == 0) for i, row in enumerate(found.rows)]
-    peak = [f"Peak: {found.peak_kind}."] if found.peak_kind else []
-    return [table(says, heads, rows), *words(peak, "quiet"), *words(found.remarks)]
+    heads += [f"training, {measured.unit}/s", f"forward, {measured.unit}/s", "peak", "step against the first"]
+    says = f"{name}: batch {measured.batch or '?'}"
+    says += f" of {measured.tokens:,} tokens" if measured.tokens and measured.unit == "tokens" else ""
+    says += f", {measured.precision}, on {measured.device}"
+    says += f"; medians of {f'{measured.rounds:,} ' if measured.rounds else ''}interleaved rounds, new weights"
+    rows = [cells(row, first=i == 0) for i, row in enumerate(measured.rows)]
+    peak = [f"Peak: {measured.peak_kind}."] if measured.peak_kind else []
+    return [table(says, heads, rows), *words(peak, "quiet"), *words(measured.remarks)]
 
 
 def cells(row: BenchRow, *, first: bool) -> list[Cell]:

@@ -109,8 +109,8 @@ def cell(shown: str, value: str | float | None = None, beside: str = "") -> Cell
 
 def words(lines: Iterable[str], look: str = "") -> list[Block]:
     """Sentences; nothing without any."""
-    found = tuple(Line(line) for line in lines if line)
-    return [Words(found, look)] if found else []
+    said = tuple(Line(line) for line in lines if line)
+    return [Words(said, look)] if said else []
 
 
 def figures(charts: Sequence[Chart]) -> list[Block]:
@@ -124,12 +124,12 @@ def folded(summary: str, blocks: Sequence[Block]) -> list[Block]:
 
 
 def grid(
-    caption: str, rows: Sequence[Any], found: Sequence[Column], *, cards: bool = True, hidden: bool = False
+    caption: str, rows: Sequence[Any], columns: Sequence[Column], *, cards: bool = True, hidden: bool = False
 ) -> list[Block]:
     """A table of columns; where a column has a number behind its text, the page carries it too."""
-    found = without_gaps(found, rows)
-    cells = [tuple(cell(c.cell(row), c.raw(row) if i else None) for i, c in enumerate(found)) for row in rows]
-    return [table(caption, [one_line(c.head) for c in found], cells, cards=cards, hidden=hidden)]
+    columns = without_gaps(columns, rows)
+    cells = [tuple(cell(c.cell(row), c.raw(row) if i else None) for i, c in enumerate(columns)) for row in rows]
+    return [table(caption, [one_line(c.head) for c in columns], cells, cards=cards, hidden=hidden)]
 
 
 def table(

@@ -68,7 +68,7 @@ class Chapter:
     missing: tuple[str, ...]
 
 
-def write(path: Path, found: Sequence[Section], collection: Collection) -> None:
+def write(path: Path, sections: Sequence[Section], collection: Collection) -> None:
     """Write the page to `path`, whole or not at all; a link stays, and what it points to is written.
 
     Raises `UsageError` where that is no place for a file.
@@ -80,14 +80,14 @@ def write(path: Path, found: Sequence[Section], collection: Collection) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
     try:
-        write_text(Path(os.path.realpath(path)), page(found, collection))
+        write_text(Path(os.path.realpath(path)), page(sections, collection))
     except UsageError as error:
         raise UsageError(f"--html {error.message}", "Choose another file.") from None
 
 
-def page(found: Sequence[Section], collection: Collection) -> str:
+def page(sections: Sequence[Section], collection: Collection) -> str:
     """The whole page."""
-    chapters = [chapter(section, i) for i, section in enumerate(found, 1)]
+    chapters = [chapter(section, i) for i, section in enumerate(sections, 1)]
     heading = chapters[0].name if len(chapters) == 1 else "leansurgeon report"
     return template("page.html.j2").render(
         chapters=chapters,

@@ -69,14 +69,14 @@ def starts(section: Section) -> list[Block]:
 
     known = {c.key: c for c in chosen(section, ("name", "layers_heads", "before", "metric"))}
     heads = {"before": "before training", "metric": "after training"}
-    found = [
+    shown = [
         known["name"],
         Column("start", "start", name, name),
         known["layers_heads"],
         *(Column(key, heads[key], known[key].cell, known[key].raw) for key in heads),
         Column("epochs", "epochs", epochs, epochs),
     ]
-    return grid(f"{section.task.label} by starting point", rows, found, hidden=True)
+    return grid(f"{section.task.label} by starting point", rows, shown, hidden=True)
 
 
 def curves(section: Section) -> list[Block]:
@@ -110,11 +110,11 @@ def cost(section: Section) -> list[Block]:
 
     def total(row: Row) -> int | None:
         """The predicted peak memory in bytes."""
-        found = prediction_of(row)
-        return found.total if found else None
+        prediction = prediction_of(row)
+        return prediction.total if prediction else None
 
-    found = chosen(section, COST)
-    after = 1 + next(i for i, c in enumerate(found) if c.key == "memory")
-    found.insert(after, Column("predicted", "predicted", lambda r: humans.memory(total(r)), total))
-    shown = grid("Memory and speed of training", rows, found, hidden=True)
+    chosen_columns = chosen(section, COST)
+    after = 1 + next(i for i, c in enumerate(chosen_columns) if c.key == "memory")
+    chosen_columns.insert(after, Column("predicted", "predicted", lambda r: humans.memory(total(r)), total))
+    shown = grid("Memory and speed of training", rows, chosen_columns, hidden=True)
     return [*shown, *figures(of_section(section, "Memory and speed"))]

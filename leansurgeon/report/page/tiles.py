@@ -105,8 +105,8 @@ def quality(section: Section, row: Row) -> Tile:
     lean = [other for other in section.rows if other.role == "lean"]
     best = f"{row.name}, the best of {plural(len(lean), 'lean arm')} in this figure" if len(lean) > 1 else row.name
     beside = [best, *(f"{other.name} {shown.cell(other)}" for other in compared_with(section, row))]
-    found = cell(shown.cell(row), row.metric.mean, section.task.label)
-    return Tile("Quality", found, sentence(beside), caveats(section, "quality"))
+    figure = cell(shown.cell(row), row.metric.mean, section.task.label)
+    return Tile("Quality", figure, sentence(beside), caveats(section, "quality"))
 
 
 def compared_with(section: Section, row: Row) -> list[Row]:
@@ -126,8 +126,8 @@ def speed(section: Section, row: Row) -> Tile:
     ]
     if row.memory:
         beside.append(f"peak memory {humans.memory(row.memory.mean)}{'' if row.on_gpu else ' of the process'}")
-    found = cell(humans.plain(row.step_ms.mean), row.step_ms.mean, "ms a step of training")
-    return Tile("Speed", found, sentence(beside), caveats(section, "speed", "memory"))
+    figure = cell(humans.plain(row.step_ms.mean), row.step_ms.mean, "ms a step of training")
+    return Tile("Speed", figure, sentence(beside), caveats(section, "speed", "memory"))
 
 
 def sentence(parts: Iterable[str]) -> str:

@@ -30,17 +30,17 @@ def sweep(section: Section) -> list[Curve]:
     """
     if section.kind != "experiment":
         return []
-    found: dict[tuple[int, int, bool, tuple[str, int]], list[tuple[int, Row]]] = {}
+    curves: dict[tuple[int, int, bool, tuple[str, int]], list[tuple[int, Row]]] = {}
     for row in section.rows:
         shape = {key: int(value) for key, value in (row.shape or {}).items() if value.isdecimal()}
         if row.role != "control" and {"depth", "heads", "head_dim", "mlp_dim"} <= shape.keys():
             for same in (("head_dim", shape["head_dim"]), ("inner width", shape["heads"] * shape["head_dim"])):
                 key = (shape["depth"], shape["mlp_dim"], row.began_trained, same)
-                found.setdefault(key, []).append((shape["heads"], row))
-    found = {key: arms for key, arms in found.items() if len({heads for heads, _ in arms}) >= LEAST}
-    several, both, apart = (len({key[i] for key in found}) > 1 for i in (1, 2, 3))
+                curves.setdefault(key, []).append((shape["heads"], row))
+    curves = {key: arms for key, arms in curves.items() if len({heads for heads, _ in arms}) >= LEAST}
+    several, both, apart = (len({key[i] for key in curves}) > 1 for i in (1, 2, 3))
     made = []
-    for (depth, mlp, trained, same), arms in sorted(found.items(), key=lambda item: (-item[0][0], *item[0][1:])):
+    for (depth, mlp, trained, same), arms in sorted(curves.items(), key=lambda item: (-item[0][0], *item[0][1:])):
         name = plural(depth, "layer") + (f", MLP {mlp:,}" if several else "")
         name += f", {same[0]} {same[1]:,}" if apart else ""
         name += (", cut from trained weights" if trained else ", from scratch") if both else ""

@@ -30,7 +30,7 @@ class Expected:
 
 def expectations(section: Section) -> list[Expected]:
     """Every figure that the recipe of a row expects and this report has measured."""
-    return [found for row in section.rows for found in of_row(row, section)]
+    return [one for row in section.rows for one in of_row(row, section)]
 
 
 def of_row(row: Row, section: Section) -> Iterator[Expected]:

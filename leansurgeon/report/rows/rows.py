@@ -133,7 +133,7 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         before=over(lambda s: metric(s.before)),
         test=over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)),
         test_last=over(lambda s: s.test and metric(s.test.last)),
-        loss=over(lambda s: (found := kept(s)) and found.loss),
+        loss=over(lambda s: (scores := kept(s)) and scores.loss),
         parameters=first.parameters,
         reference_parameters=first.parameters_of_source,
         parts=first.parts,

@@ -102,8 +102,8 @@ def glue_columns() -> list[Column]:
 
     def average(row: Row) -> str:
         """The mean of all nine scores, or how many of them there are so far."""
-        found = glue.mean_of(row)
-        return cell(found) if found else f"{len(row.scores or {})} of {len(glue.NAMES)}"
+        average_score = glue.mean_of(row)
+        return cell(average_score) if average_score else f"{len(row.scores or {})} of {len(glue.NAMES)}"
 
     name = Column("name", "model", lambda r: r.name, lambda r: r.name, left=True)
     tasks = [task(key, shown) for key, shown in glue.NAMES.items()]
@@ -304,15 +304,15 @@ def invariant_columns(section: Section) -> list[Column]:
 
     def weight(key: str) -> Callable[[LayerKappa], Bound | None]:
         """A function that takes the bound of one weight matrix from a layer."""
-        return lambda found: (found.weights or {}).get(key)
+        return lambda layer: (layer.weights or {}).get(key)
 
     return [
         name,
         layer,
         Column(median.key, "A", median.cell, median.raw),
         *[bound(f"kappa_w_{key}", f"W_{key}", weight(key)) for key in MATRICES],
-        bound("kappa_output", "A W_o", lambda found: found.output),
-        bound("kappa_jacobian", "Jaco-\nbian", lambda found: found.jacobian),
+        bound("kappa_output", "A W_o", lambda layer: layer.output),
+        bound("kappa_jacobian", "Jaco-\nbian", lambda layer: layer.jacobian),
         bound("kappa_vo", "W_o W_v", weight("vo")),
         bound("kappa_qk", "W_q' W_k", weight("qk")),
     ]
@@ -323,6 +323,6 @@ def layer_rows(section: Section) -> list[LayerRow]:
     return [(row, layer) for row in section.rows if row.kappa for layer in row.kappa.layers]
 
 
-def without_gaps(found: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+def without_gaps(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
     """The columns that say something in at least one row; the name always stays."""
-    return [c for c in found if c.key == "name" or any(c.cell(row) != NONE for row in rows)]
+    return [c for c in columns if c.key == "name" or any(c.cell(row) != NONE for row in rows)]

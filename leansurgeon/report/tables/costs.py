@@ -88,15 +88,15 @@ def percent(value: int, of: int) -> str:
 
 def how(costs: Costs) -> str:
     """The setting the memory was rehearsed for, in words; empty without a rehearsal."""
-    found = costs.after.memory
-    if not found:
+    memory = costs.after.memory
+    if not memory:
         return ""
-    s = found.setting
+    s = memory.setting
     words = [f"micro batch {s.batch}", s.precision, s.attention, s.optimizer]
     words += ["activation checkpointing"] if s.checkpointing else []
     words += [f"DDP on {s.world_size} GPUs"] if s.world_size > 1 else []
     return (
-        f"Memory of one GPU at {', '.join(words)}, as torch's allocator counts it, at its peak in the {found.when} "
+        f"Memory of one GPU at {', '.join(words)}, as torch's allocator counts it, at its peak in the {memory.when} "
         "pass; predicted, not measured. The CUDA context (about 0.5 GiB) comes on top."
     )
 

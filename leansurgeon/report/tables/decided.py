@@ -28,27 +28,27 @@ def table(decided: Decisions) -> str:
 
 def tried(decided: Decisions) -> str:
     """Candidates, `*` before the one that was taken."""
-    found, healing = decided.candidates, decided.healing
-    if len(found) < 2:
+    candidates, healing = decided.candidates, decided.healing
+    if len(candidates) < 2:
         return ""
     taken = healing and (decided.layers, healing.attention, healing.later)
-    same = [i for i, c in enumerate(found) if (c.kept, c.attention, c.later) == taken]
+    same = [i for i, c in enumerate(candidates) if (c.kept, c.attention, c.later) == taken]
     rows = []
-    for i, c in enumerate(found):
+    for i, c in enumerate(candidates):
         also = [word for word in ("attention", "later") if getattr(c, word)]
         mark = "*" if same and i == same[-1] else ""
         judged_on = "less" if c.left_out else c.data
         score = "" if c.score.judged_by is None else f"{c.score.judged_by:.4f}"
         rows.append([mark, short(ranges(c.kept), 15), c.criterion, ", ".join(also), judged_on, score])
-    predicts = found[-1].score.guard_divergence is not None
+    predicts = candidates[-1].score.guard_divergence is not None
     judged, what = ("divergence", "predictions") if predicts else ("error", "outputs")
     head = ["", "layers kept", "chosen by", "also refitted", "data", judged]
     note = f"{judged.capitalize()} of the {what} on guard samples after the refit; * is taken."
-    if {c.data for c in found} == {"part", "all"}:
+    if {c.data for c in candidates} == {"part", "all"}:
         note += " The sets first compete on a part of the data, the best ones again on all of it."
-    if any(c.left_out for c in found):
+    if any(c.left_out for c in candidates):
         note += " Those judged on less could not have won."
-    told = criteria(c.criterion for c in found)
+    told = criteria(c.criterion for c in candidates)
     note += f" {told[0].upper()}{told[1:]}." if told else ""
     return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
 
@@ -70,18 +70,18 @@ def changed(layers: Sequence[MadeLayer]) -> str:
 
 def made(layer: MadeLayer) -> str:
     """How a layer came about: heads and units that stay, heads split, layers fused, steps of fitting."""
-    found = []
+    ways = []
     if layer.fused:
-        found.append("fused " + "+".join(map(str, layer.fused)))
+        ways.append("fused " + "+".join(map(str, layer.fused)))
     if layer.heads:
-        found.append(f"heads {ranges(layer.heads.kept)}")
+        ways.append(f"heads {ranges(layer.heads.kept)}")
     if layer.split:
-        found.append(f"split, {100 * (layer.split.kept or 0):.1f} % of scores kept")
+        ways.append(f"split, {100 * (layer.split.kept or 0):.1f} % of scores kept")
     if layer.mlp:
-        found.append("MLP trimmed")
+        ways.append("MLP trimmed")
     if layer.fit and layer.fit.kept:
-        found.append("fitted")
-    return ", ".join(found)
+        ways.append("fitted")
+    return ", ".join(ways)
 
 
 def spent(decided: Decisions) -> str:

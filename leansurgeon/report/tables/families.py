@@ -37,13 +37,13 @@ def versions() -> Mapping[str, str]:
 
 def counted(rows: Sequence[Row]) -> str:
     """How many types can be cut in what way, in one paragraph."""
-    found = counts(rows)
+    count = counts(rows)
     return (
-        f"Of {found['types']} types {found['tried']} were tried: layers can be dropped in {found['depth']}, heads can "
-        f"change in {found['heads']} ({found['heads by our modelling file']} of them by the modelling file that "
+        f"Of {count['types']} types {count['tried']} were tried: layers can be dropped in {count['depth']}, heads can "
+        f"change in {count['heads']} ({count['heads by our modelling file']} of them by the modelling file that "
         "travels), "
-        f"the MLP in {found['mlp_dim']}, all three in {found['all three']}. Results that differ from a cut by hand: "
-        f"{found['wrong']}; defects: {found['defects']}."
+        f"the MLP in {count['mlp_dim']}, all three in {count['all three']}. Results that differ from a cut by hand: "
+        f"{count['wrong']}; defects: {count['defects']}."
     )
 
 

@@ -101,7 +101,7 @@ def tenth(ordered: list[float], value: float) -> int:
 
 def ablation(document: HeadsDocument) -> list[str]:
     """Which single heads matter, and what one head a layer gives."""
-    found = document["ablation"]
+    tested = document["ablation"]
     heads = [
         (entry, number, off) for entry in document["attentions"] for number, off in enumerate(entry["off"], start=1)
     ]
@@ -118,18 +118,18 @@ def ablation(document: HeadsDocument) -> list[str]:
     if len(ends) < len(heads):
         lines.insert(2 + SHOWN, f"... {plural(len(heads) - len(ends), 'head')} in between ...")
     n = document["samples"]["ablation"]
-    if found["test"]:
+    if tested["test"]:
         says = (
-            f"One head off, {n:,} held-out samples, loss with all {found['whole']['loss']:.4f}: of {found['heads']} "
-            f"heads {found['worse']} raise the loss and {found['better']} lower it ({found['test']})."
+            f"One head off, {n:,} held-out samples, loss with all {tested['whole']['loss']:.4f}: of {tested['heads']} "
+            f"heads {tested['worse']} raise the loss and {tested['better']} lower it ({tested['test']})."
         )
     else:
         says = (
             f"One head off, {n:,} held-out samples. No test: a distance from oneself is never below 0, so it would "
             "always pass."
         )
-    if found["spearman"] is not None:
-        says += f" Rank correlation with importance: {found['spearman']:.2f}."
+    if tested["spearman"] is not None:
+        says += f" Rank correlation with importance: {tested['spearman']:.2f}."
     only = [
         [name(e, document), e["only"]["head"], signed(e["only"]["change"]), error(e["only"]), p(e["only"]["p_holm"])]
         + ([f"{100 * e['only']['accuracy_change']:+.1f}"] if percent else [])
@@ -159,8 +159,8 @@ def p(value: float | None) -> str:
 
 def curve(document: HeadsDocument) -> list[str]:
     """Score by the share of heads that is off."""
-    found = document["curve"]
-    orders = {key: found["orders"][key] for key in LABELS if key in found["orders"]}
+    curves = document["curve"]
+    orders = {key: curves["orders"][key] for key in LABELS if key in curves["orders"]}
     steps = [point["fraction"] for point in orders["importance"]]
     columns = [column(points, steps, document) for points in orders.values()]
     rows = [[f"{100 * steps[i]:.0f} %", *cells] for i, cells in enumerate(zip(*columns, strict=True))]
@@ -169,8 +169,8 @@ def curve(document: HeadsDocument) -> list[str]:
     shown = unit(document)
     allowed = "a hundredth less of it" if "accuracy" in document["whole"] else "a hundredth more of it"
     allowed = allowed if labelled(document) else "0.01 of it"
-    able = ", ".join(f"{LABELS[key]} {100 * found['prunable'][key]:.0f} %" for key in orders)
-    seeds = f" of {found['random_seeds']} orders" if "random" in orders else ""
+    able = ", ".join(f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in orders)
+    seeds = f" of {curves['random_seeds']} orders" if "random" in orders else ""
     lines = [
         *lines.splitlines(),
         *wrap(
@@ -180,7 +180,7 @@ def curve(document: HeadsDocument) -> list[str]:
         ),
         *wrap(f"Can go for {allowed}: {able}."),
     ]
-    if found["by_kind"]:
+    if curves["by_kind"]:
         lines += ["", *by_kind(document)]
     return lines
 
@@ -220,8 +220,8 @@ def perplexity(loss: float) -> str:
     """exp(loss) in at most eight characters."""
     if loss >= 700:
         return f"e^{loss:.0f}"
-    found = math.exp(loss)
-    return f"{found:.1f}" if found < 1_000 else f"{found:,.0f}" if found < 100_000 else f"{found:.1e}"
+    figure = math.exp(loss)
+    return f"{figure:.1f}" if figure < 1_000 else f"{figure:,.0f}" if figure < 100_000 else f"{figure:.1e}"
 
 
 def column(points: list[Point], steps: list[float], document: HeadsDocument) -> list[str]:

@@ -46,14 +46,14 @@ def verdict(before: Shape, after: Shape, compared: Comparison | None, language: 
 
 def changed(before: Shape, after: Shape) -> list[str]:
     """What is different, as subjects of a sentence."""
-    found = []
+    differences = []
     if gone := before.depth - after.depth:
-        found.append(f"{plural(gone, 'layer')} fewer")
+        differences.append(f"{plural(gone, 'layer')} fewer")
     for key, name in (("heads", "heads"), ("head_dim", "numbers a head"), ("mlp_dim", "MLP units")):
         new, old = after.column(key), before.column(key)
-        if new != old and not (key == "head_dim" and any("heads" in one for one in found)):
-            found.append(f"{new} {name} instead of {old}")
-    return found
+        if new != old and not (key == "head_dim" and any("heads" in one for one in differences)):
+            differences.append(f"{new} {name} instead of {old}")
+    return differences
 
 
 def cost(compared: Comparison, language: bool, one: bool = False) -> str:

@@ -27,13 +27,13 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 def tables(measured: dict[str, Any]) -> list[str]:
     """Raw and invariant, from a document of this command or from what a run's summary keeps under `kappa`."""
-    found = kappa_of([measured])
-    if found is None:
+    figures = kappa_of([measured])
+    if figures is None:
         return []
     kinds = [layer.get("kind", "self") for layer in measured["layers"]]
     intervals = [layer.get("median_interval") for layer in measured["layers"]]
-    said = [line for text in notes(measured, found) for line in wrap(text, "  ")]
-    blocks = [raw(found, kinds, intervals), beside(found, kinds), said]
+    said = [line for text in notes(measured, figures) for line in wrap(text, "  ")]
+    blocks = [raw(figures, kinds, intervals), beside(figures, kinds), said]
     lines: list[str] = []
     for block in blocks:
         lines += ["", *block] if lines and block else block
@@ -122,11 +122,11 @@ def end_cell(end: float | None) -> str:
 
 def names(kinds: Sequence[str]) -> list[str]:
     """Attentions as a person calls them: `3`, or `cross 3` where a model has several kinds."""
-    found: list[str] = []
+    called: list[str] = []
     for i, kind in enumerate(kinds):
         number = kinds[: i + 1].count(kind)
-        found.append(f"{number}" if set(kinds) == {"self"} else f"{kind} {number}")
-    return found
+        called.append(f"{number}" if set(kinds) == {"self"} else f"{kind} {number}")
+    return called
 
 
 def grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
@@ -138,7 +138,7 @@ def grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> 
         kept = [i for i in kept if heads[i] != name]
         lines = [[heads[i] for i in kept], *([row[i] for i in kept] for row in rows)]
         body = tabulate(lines, tablefmt="plain", disable_numparse=True, stralign="right")
-        found = [line.rstrip() for line in body.splitlines()]
-        if max(map(len, found)) <= WIDTH:
+        text_lines = [line.rstrip() for line in body.splitlines()]
+        if max(map(len, text_lines)) <= WIDTH:
             break
-    return found
+    return text_lines

@@ -28,9 +28,9 @@ def next_steps(before: Shape, after: Shape, refused: CannotHold | None = None) -
     return lines
 
 
-def spelled(found: Sequence[Indivisible]) -> str:
+def spelled(numbers: Sequence[Indivisible]) -> str:
     """`MLP 344 by quantiser groups of 32, 64, 128 and 256; 9 heads by 2, 4 and 8 GPUs`."""
-    return "; ".join(f"{named(n)} by {listed(steps(n))}" for n in found)
+    return "; ".join(f"{named(n)} by {listed(steps(n))}" for n in numbers)
 
 
 def named(number: Indivisible) -> str:
@@ -41,11 +41,11 @@ def named(number: Indivisible) -> str:
 
 def steps(number: Indivisible) -> list[str]:
     """What does not divide it, in words."""
-    found = []
+    what = []
     if number.groups:
-        found.append(f"quantiser groups of {'/'.join(map(str, number.groups))}")
+        what.append(f"quantiser groups of {'/'.join(map(str, number.groups))}")
     if number.gpus:
-        found.append(f"{'/'.join(map(str, number.gpus))} GPUs")
+        what.append(f"{'/'.join(map(str, number.gpus))} GPUs")
     if number.kernels:
-        found.append(f"kernels of {'/'.join(map(str, number.kernels))}")
-    return found
+        what.append(f"kernels of {'/'.join(map(str, number.kernels))}")
+    return what
