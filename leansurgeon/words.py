@@ -24,13 +24,13 @@ def ranges(numbers: Sequence[int]) -> str:
     >>> ranges([0, 1, 2, 5])
     '0-2, 5'
     """
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for i in numbers:
-        if found and found[-1][-1] == i - 1:
-            found[-1].append(i)
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
         else:
-            found.append([i])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+            runs.append([i])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def harmless(cell: object) -> object:

@@ -38,13 +38,13 @@ def free_memory() -> int:
     """Bytes of the host's memory that nobody needs now, within what a container may take; where the system does not
     say, all that the machine has.
     """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMINFO.is_file():
         said = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        found += [1024 * int(said["MemAvailable"].split()[0])] if "MemAvailable" in said else []
+        limits += [1024 * int(said["MemAvailable"].split()[0])] if "MemAvailable" in said else []
     limit, used, kinds = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
     if kinds.is_file() and limit.is_file() and limit.read_text().strip().isdecimal():
         of = dict(line.split() for line in kinds.read_text().splitlines())
         taken = int(used.read_text()) - int(of.get("inactive_file", 0))  # files that were read can go
-        found.append(max(0, int(limit.read_text()) - taken))
-    return min(found)
+        limits.append(max(0, int(limit.read_text()) - taken))
+    return min(limits)

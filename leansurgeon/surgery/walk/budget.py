@@ -64,10 +64,10 @@ def made_anew(plan: Plan, layer: int, tokens: Tokens) -> float:
     """Block-tokens of trimming or splitting a kept source layer."""
     before, after = stages_of(plan, layer)
     trim = 2 * tokens.first + tokens.fit + tokens.guard
-    found = trim if after.mlp_dim < before.mlp_dim else 0.0
+    work = trim if after.mlp_dim < before.mlp_dim else 0.0
     if divides_heads(plan, layer):
-        return found + tokens.fit
-    return found + (trim if after.heads < before.heads else 0.0)
+        return work + tokens.fit
+    return work + (trim if after.heads < before.heads else 0.0)
 
 
 def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: float = 1.0) -> float:
@@ -106,8 +106,8 @@ def fitting(costs: Sequence[float], room: float) -> list[int]:
     >>> fitting([3, 4, 9, 1], 8.5)
     [0, 1, 3]
     """
-    found, spent = [], 0.0
+    begun, spent = [], 0.0
     for i, each in enumerate(costs):
         if not i or spent + each <= room:
-            found, spent = [*found, i], spent + each
-    return found
+            begun, spent = [*begun, i], spent + each
+    return begun

@@ -198,10 +198,10 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
         sets |= {name: evenly_per_stage(before, after, period, name) for name in SPACINGS}
     if criterion == "auto":
         sets |= choose_layers.blocks(evidence, period)
-    found = [c for c in candidates(criterion, sets) if not drop_layers.misplaced(ground.source, c.kept)]
-    if not found:
+    candidates_left = [c for c in candidates(criterion, sets) if not drop_layers.misplaced(ground.source, c.kept)]
+    if not candidates_left:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
-    return found, evidence.as_dict()
+    return candidates_left, evidence.as_dict()
 
 
 def check_kept(kept: tuple[int, ...], before: Shape, after: Shape) -> None:
@@ -216,17 +216,17 @@ def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:
     """The ways of healing to try. Behind a post-norm only layers that take over something are refitted."""
     if not ground.heals or ground.source.architecture.norm != "pre":
         return [best]
-    found = ways(best)
+    every = ways(best)
     if ground.options.grows and best.kept != tuple(range(ground.plan.before.depth)):
-        return [way for way in found if not way.later]  # the local fit does what refits of later layers do, and more
+        return [way for way in every if not way.later]  # the local fit does what refits of later layers do, and more
     if all(is_near(ground.plan, i) for i in best.kept):  # every layer is healed in any case
-        found = [way for way in found if not way.later]
-    return found
+        every = [way for way in every if not way.later]
+    return every
 
 
 def finalists(left: list[tuple[Student, float]]) -> list[Candidate]:
     """The best of those that a trial has left, and one more that a part of the data cannot tell from it."""
-    ordered = sorted(left, key=lambda found: found[1])[:2]
+    ordered = sorted(left, key=lambda pair: pair[1])[:2]
     return [student.candidate for student, score in ordered if score <= ordered[0][1] * CLOSE]
 
 

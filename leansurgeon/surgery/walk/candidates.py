@@ -38,11 +38,11 @@ class Candidate:
 
 def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
     """The sets of layers of a criterion; of `auto` all, each set once."""
-    found: dict[tuple[int, ...], Candidate] = {}
+    by_layers: dict[tuple[int, ...], Candidate] = {}
     for name, layers in kept.items():
         if layers and (criterion == "auto" or name == criterion):
-            found.setdefault(layers, Candidate(layers, name))
-    return list(found.values())
+            by_layers.setdefault(layers, Candidate(layers, name))
+    return list(by_layers.values())
 
 
 def ways(best: Candidate) -> list[Candidate]:

@@ -49,8 +49,8 @@ def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
     """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
     stage.
     """
-    found = []
+    last = []
     for stage in ranges(before):
         here = [i for i in kept if i in stage]
-        found += [following - 1 for following in [*here[1:], stage.stop]] if here else []
-    return found
+        last += [following - 1 for following in [*here[1:], stage.stop]] if here else []
+    return last

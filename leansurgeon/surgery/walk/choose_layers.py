@@ -144,17 +144,17 @@ def without(evidence_stages: list[range], gone: set[int]) -> tuple[int, ...]:
     return tuple(i for stage in evidence_stages for i in stage if i not in gone)
 
 
-def by_influence(found: Evidence, period: int = 1) -> tuple[int, ...]:
+def by_influence(evidence: Evidence, period: int = 1) -> tuple[int, ...]:
     """Keep the most influential layers."""
     gone: set[int] = set()
-    for stage, n in zip(found.stages, found.lost, strict=True):
-        cost = {g: sum(found.influence[i] for i in g) for g in groups_of(stage, period)}
+    for stage, n in zip(evidence.stages, evidence.lost, strict=True):
+        cost = {g: sum(evidence.influence[i] for i in g) for g in groups_of(stage, period)}
         for group in sorted(cost, key=lambda g: (cost[g], g))[: n // period]:
             gone.update(group)
-    return without(found.stages, gone)
+    return without(evidence.stages, gone)
 
 
-def by_angle(found: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
+def by_angle(evidence: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
     """Drop one contiguous block, or two of half the size, with the smallest (sum of) angles; `rank` 1 takes the second
     best, and so on. None where there is none.
 
@@ -162,42 +162,42 @@ def by_angle(found: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -
     layer stays between two blocks.
     """
     gone: set[int] = set()
-    for stage, n in zip(found.stages, found.lost, strict=True):
+    for stage, n in zip(evidence.stages, evidence.lost, strict=True):
         if not n:
             continue
         if blocks > 1 and n < 2:
             return None
         sizes = [n] if blocks == 1 else [n // 2, n - n // 2]
-        ordered = sorted((cost, starts) for starts, cost in placings(found, stage, sizes, period))
+        ordered = sorted((cost, starts) for starts, cost in placings(evidence, stage, sizes, period))
         later = [p for p in ordered if min(p[1]) > stage.start] or ordered
         if rank >= len(later):
             return None
         for start, size in zip(later[rank][1], sizes, strict=True):
             gone.update(range(start, start + size))
-    return without(found.stages, gone)
+    return without(evidence.stages, gone)
 
 
-def blocks(found: Evidence, period: int = 1, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
+def blocks(evidence: Evidence, period: int = 1, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
     """Every contiguous block that may go, where one stage alone loses layers: its first layer in words, and the layers
     that stay. The angle only orders them, and leaves out what is beyond the first `most`.
     """
-    losing = [(stage, n) for stage, n in zip(found.stages, found.lost, strict=True) if n]
+    losing = [(stage, n) for stage, n in zip(evidence.stages, evidence.lost, strict=True) if n]
     if len(losing) != 1:
         return {}
     stage, n = losing[0]
-    ordered = sorted((cost, start) for (start,), cost in placings(found, stage, [n], period) if start > stage.start)
-    return {f"block {i}-{i + n - 1}": without(found.stages, set(range(i, i + n))) for _, i in ordered[:most]}
+    ordered = sorted((cost, start) for (start,), cost in placings(evidence, stage, [n], period) if start > stage.start)
+    return {f"block {i}-{i + n - 1}": without(evidence.stages, set(range(i, i + n))) for _, i in ordered[:most]}
 
 
-def placings(found: Evidence, stage: range, sizes: list[int], period: int) -> list[tuple[tuple[int, ...], float]]:
+def placings(evidence: Evidence, stage: range, sizes: list[int], period: int) -> list[tuple[tuple[int, ...], float]]:
     """Places of blocks of these sizes in a stage, with the sum of their angles."""
     if any(size % period for size in sizes):
         return []
-    starts = [[i for i in stage if (i, size) in found.angle and (i - stage.start) % period == 0] for size in sizes]
+    starts = [[i for i in stage if (i, size) in evidence.angle and (i - stage.start) % period == 0] for size in sizes]
     if len(sizes) == 1:
-        return [((i,), found.angle[i, sizes[0]]) for i in starts[0]]
+        return [((i,), evidence.angle[i, sizes[0]]) for i in starts[0]]
     return [
-        ((i, j), found.angle[i, sizes[0]] + found.angle[j, sizes[1]])
+        ((i, j), evidence.angle[i, sizes[0]] + evidence.angle[j, sizes[1]])
         for i in starts[0]
         for j in starts[1]
         if i + sizes[0] < j or j + sizes[1] < i

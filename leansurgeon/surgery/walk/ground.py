@@ -279,11 +279,11 @@ class Ground:
     def patches(self) -> float:
         """Tokens of an image on average over all layers: a pyramid's later stages have fewer."""
         batch = some_rows(self.calibration.guard[0], slice(1))
-        stream, found = Stream(self.teacher, [batch]), 0.0
+        stream, tokens = Stream(self.teacher, [batch]), 0.0
         for _ in range(self.teacher.depth):
-            found += stream.hidden[0].numel() / stream.hidden[0].shape[-1]
+            tokens += stream.hidden[0].numel() / stream.hidden[0].shape[-1]
             stream.advance(stream.hidden)
-        return found / self.teacher.depth
+        return tokens / self.teacher.depth
 
     def go_on_from(self, step: Step) -> None:
         """A step of an interrupted cut is taken over: its work counts as if it had been done here, so that the bounds
@@ -383,12 +383,12 @@ def in_pieces(batches: list[Batch]) -> list[Batch]:
     may be alike, so every piece takes from all of its batch.
     """
     each = -(-PIECES // len(batches))
-    found = []
+    pieces = []
     for batch in batches:
         rows = np.arange(rows_of(batch))
         whole = any(isinstance(v, Tensor) and v.dim() and len(v) != len(rows) for v in batch.values())
-        found += [batch] if whole else [some_rows(batch, rows[i::each]) for i in range(min(each, len(rows)))]
-    return found
+        pieces += [batch] if whole else [some_rows(batch, rows[i::each]) for i in range(min(each, len(rows)))]
+    return pieces
 
 
 def some(batches: list[Batch], tokens: int | None) -> list[Batch]:

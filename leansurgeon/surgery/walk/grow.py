@@ -55,16 +55,16 @@ def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Gro
     short stage has several cuts, what is behind the first is one more span; where its heads were divided, all of it.
     """
     cuts = [j for j, (start, end) in enumerate(zip(kept, until, strict=True)) if start != end or start in gaps]
-    found: list[Mark] = []
+    all_marks: list[Mark] = []
     for stage in ranges(ground.plan.after):
         here = [j for j in cuts if j in stage]
         for first, following in pairwise([*here, stage.stop]):
-            found.append(growing(first, following - 1))
+            all_marks.append(growing(first, following - 1))
         if not here and len(stage) <= SHORT and all(divides_heads(ground.plan, kept[j]) for j in stage):
-            found.append(growing(stage.start, stage.stop - 1))
+            all_marks.append(growing(stage.start, stage.stop - 1))
         elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
-            found.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
-    return found
+            all_marks.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
+    return all_marks
 
 
 def growing(first: int, limit: int) -> Mark:
@@ -172,7 +172,7 @@ class Growing:
         pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
         filled: list[int] = []
         known = len(self.ground.held_back)
-        found: list[SpanFit] = []
+        fits: list[SpanFit] = []
         longest = self.ground.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
             if end - mark.first >= longest:
@@ -188,7 +188,7 @@ class Growing:
                 f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
                 f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
             )
-            found.append(SpanFit(end, fitted.recorded()))
+            fits.append(SpanFit(end, fitted.recorded()))
             if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
                 break
         changed: dict[str, np.ndarray] = {}
@@ -197,16 +197,16 @@ class Growing:
             self.skeleton.empty(layer)
         for tensor, values in changed.items():
             self.edits.put(tensor, values)
-        spans = [span.as_dict() for span in found]
+        spans = [span.as_dict() for span in fits]
         self.ground.keep(name, changed, {"spans": spans, "held_back": self.ground.held_back[known:]})
-        return tuple(found)
+        return tuple(fits)
 
     def most(self, pieces: Mapping[str, Pieces], layers: int, steps: int) -> int:
         """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
         guarded = 2 * layers * pieces["guard"].tokens
         room = self.ground.room(self.ground.options.budget.whole) - self.later - guarded
-        found = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
-        return 0 if found < min(steps, WARMUP) else found
+        steps_left = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
+        return 0 if steps_left < min(steps, WARMUP) else steps_left
 
     def fit(
         self, layers: list[int], pieces: Mapping[str, Pieces], goals: Mapping[str, list[Tensor]], phase: Phase
@@ -215,12 +215,12 @@ class Growing:
 
         def most(steps: int) -> int:
             """How many of these steps may be taken; what is left out is noted."""
-            found = self.most(pieces, len(layers), steps)
-            if found < steps:
+            steps_left = self.most(pieces, len(layers), steps)
+            if steps_left < steps:
                 self.ground.held_back.append(
-                    f"{steps - found} of {steps} steps of the local fit of {len(layers)} layers"
+                    f"{steps - steps_left} of {steps} steps of the local fit of {len(layers)} layers"
                 )
-            return found
+            return steps_left
 
         def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
             """The hidden states of one batch after the blocks."""

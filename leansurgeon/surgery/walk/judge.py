@@ -109,7 +109,7 @@ class Tally:
         """The mean of what judges over the batches of each source; `guards` are the batches' sources."""
         values = self.judged().split(self.batches)
         of = [[v for v, g in zip(values, guards, strict=True) if g == i] for i in range(max(guards) + 1)]
-        return tuple(round(float(torch.cat(found).mean()), 6) if found else 0.0 for found in of)
+        return tuple(round(float(torch.cat(losses).mean()), 6) if losses else 0.0 for losses in of)
 
     def score(self) -> GuardScore:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""

@@ -53,14 +53,14 @@ def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
     o, down = skeleton.projections(kept)[0], skeleton.mlp_down(kept)
     if after.kv_heads < len(groups):
         size = before.heads // before.kv_heads * before.head_dim
-        found, note = trim(work, o, size, after.kv_heads, 1, freeze=down)
-        block.add_to(o, *halves(found.change, o))
-        groups = found.kept
+        trimmed, note = trim(work, o, size, after.kv_heads, 1, freeze=down)
+        block.add_to(o, *halves(trimmed.change, o))
+        groups = trimmed.kept
         made = replace(made, heads_trimmed=replace(note, kept=tuple(groups)))
     if after.mlp_dim < len(units):
-        found, note = trim(work, down, 1, after.mlp_dim, 1)
-        block.add_to(down, *halves(found.change, down))
-        units = found.kept
+        trimmed, note = trim(work, down, 1, after.mlp_dim, 1)
+        block.add_to(down, *halves(trimmed.change, down))
+        units = trimmed.kept
         made = replace(made, units_trimmed=note)
     wide = ground.wide_source
     layer = canonical.unpack_arrays(skeleton.read(kept), wide, [s for s in wide.specs if s.layer == kept])

@@ -68,16 +68,16 @@ def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[
         made = replace(made, tensors=tensors, split=note)
     elif after.heads < before.heads and after.head_dim == before.head_dim:
         shared = 1 if fixed is not None or before.kv_heads == before.heads else before.kv_heads
-        found, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
-        block.add_to(o, *halves(found.change, o))
-        trimmed = replace(note, kept=tuple(found.kept))
-        left = (solved("o", o, found.kept, before.head_dim),)
-        made = replace(made, heads=found.kept, solved=left, heads_trimmed=trimmed)
+        trimmed_here, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
+        block.add_to(o, *halves(trimmed_here.change, o))
+        trimmed = replace(note, kept=tuple(trimmed_here.kept))
+        left = (solved("o", o, trimmed_here.kept, before.head_dim),)
+        made = replace(made, heads=trimmed_here.kept, solved=left, heads_trimmed=trimmed)
     if after.mlp_dim < before.mlp_dim:
-        found, note = trim(work, down, 1, after.mlp_dim, 1)
-        block.add_to(down, *halves(found.change, down))
-        left = (*made.solved, solved("down", down, found.kept, 1))
-        made = replace(made, units=found.kept, solved=left, units_trimmed=note)
+        trimmed_here, note = trim(work, down, 1, after.mlp_dim, 1)
+        block.add_to(down, *halves(trimmed_here.change, down))
+        left = (*made.solved, solved("down", down, trimmed_here.kept, 1))
+        made = replace(made, units=trimmed_here.kept, solved=left, units_trimmed=note)
     shop.empty(kept)
     return made
 
@@ -123,12 +123,12 @@ def trim(
     error, best = inf, None
     for ridge in RIDGES:
         solution = sums[0].solve(ridge).cpu()
-        found = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
-        plain = torch.zeros_like(found.change)
-        gone = [g for g in range(old.shape[1] // group) if g not in set(found.kept)]
+        trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
+        plain = torch.zeros_like(trimmed.change)
+        gone = [g for g in range(old.shape[1] // group) if g not in set(trimmed.kept)]
         at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
         plain[at] = -old.T[at]
-        for solved, way in ((True, found), (False, replace(found, change=plain))):
+        for solved, way in ((True, trimmed), (False, replace(trimmed, change=plain))):
             if (now := sums[1].error(way.change)) < error or best is None:
                 error, best, chosen = now, way, (ridge, solved)
     tokens = max(1.0, sums[1].tokens)

@@ -166,13 +166,13 @@ class Projected:
 def seconds(size: Size, done: Work, samples: Samples, card: Card) -> float:
     """How long the work takes: products, sums and solutions of refits, weights on their way."""
     each = 2 * size.block + 4 * samples.window * size.inner
-    found = done.tokens * each / (REACHED * card.bf16)
+    total = done.tokens * each / (REACHED * card.bf16)
     sums = 2 * size.mlp * (size.mlp + size.width)  # a token's part of the normal equations
     solving = len(RIDGES) * (size.mlp**3 / 3 + 4 * size.mlp**2 * size.width)
     told = done.trials * (samples.trial_fit + samples.trial_guard) + done.refits * (samples.fit + samples.guard)
-    found += told * sums / (REACHED * card.fp32) + (done.trials + done.refits) * solving / (REACHED * card.fp64)
+    total += told * sums / (REACHED * card.fp32) + (done.trials + done.refits) * solving / (REACHED * card.fp64)
     moved = done.fills * size.block
-    return found + moved * size.bytes_each / CONVERTED + moved * 4 / (REACHED * card.link)
+    return total + moved * size.bytes_each / CONVERTED + moved * 4 / (REACHED * card.link)
 
 
 def project(size: Size, lost: int, samples: Samples, card: Card) -> Projected:
@@ -197,9 +197,9 @@ def projections(source: Source, layers: int) -> Sequence[Projected]:
     """The source, and 1B, 8B and 70B by the same share of layers, on every card."""
     lost = source.shape.depth - layers
     share, samples = lost / source.shape.depth, Samples.of(source)
-    found = [project(size_of(source), lost, samples, card) for card in CARDS]
+    projected = [project(size_of(source), lost, samples, card) for card in CARDS]
     text = Samples(TOKENS["fit"], TOKENS["guard"])
-    return [*found, *(project(size, max(1, round(share * size.depth)), text, c) for size in KNOWN for c in CARDS)]
+    return [*projected, *(project(size, max(1, round(share * size.depth)), text, c) for size in KNOWN for c in CARDS)]
 
 
 # -- the cut that is about to begin ----------------------------------------------------------------

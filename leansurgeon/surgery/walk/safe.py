@@ -38,10 +38,10 @@ def calibrate_safely(
         mix = with_own(calibration, rows)
         outcome = cut(plan, mix, options, say, f"mix-{rows}")
         spent += spent_by(outcome)
-        found = own_score(outcome)
-        steps.append(MixedIn(rows, found))
-        safe = found <= SAFE * reach
-        say(f"  {rows} own samples mixed in: off by {found:.4f} on such samples ({reach:.4f} where they alone count)")
+        off = own_score(outcome)
+        steps.append(MixedIn(rows, off))
+        safe = off <= SAFE * reach
+        say(f"  {rows} own samples mixed in: off by {off:.4f} on such samples ({reach:.4f} where they alone count)")
         if safe or number == len(tried) - 1:
             break
         outcome.close()
@@ -71,5 +71,5 @@ def amounts(given: int, most: int) -> list[int]:
     >>> amounts(100, 512), amounts(300, 512), amounts(5, 512)
     ([0, 100, 400, 512], [0, 300, 512], [0, 5, 20, 512])
     """
-    found = [0, *(given * MORE**i for i in range(ROUNDS - 2))]
-    return [*(n for n in found if n < most), most]
+    tried = [0, *(given * MORE**i for i in range(ROUNDS - 2))]
+    return [*(n for n in tried if n < most), most]

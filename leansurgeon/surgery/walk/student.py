@@ -78,14 +78,14 @@ class Student:
 
     def tensors(self, layer: int) -> Arrays:
         """The tensors of a new layer as `apply` would write them without calibration."""
-        found = {}
+        tensors = {}
         for name in self.names[layer]:
             out = self.outs[name]
             if out.make is not None:
-                found[name] = to_float32(out.make(), out.dtype)
+                tensors[name] = to_float32(out.make(), out.dtype)
             else:
-                found[name] = self.ground.source.weights.float32(self.ground.names[id(out.entry)])
-        return found
+                tensors[name] = self.ground.source.weights.float32(self.ground.names[id(out.entry)])
+        return tensors
 
     def measured_heads(self, layer: int) -> list[int] | None:
         """The heads that a source layer keeps by measured importance; None where the plan leaves them open."""
@@ -207,12 +207,12 @@ class Student:
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
         """What the filled layer gives, as far as it is needed; `guard` where it is known."""
-        found = {"guard": self.streams["guard"].run(self.at) if guard is None else guard}
+        outputs = {"guard": self.streams["guard"].run(self.at) if guard is None else guard}
         if self.at < self.last_healed:
-            found["fit"] = self.streams["fit"].run(self.at)
-        for states in found.values():
+            outputs["fit"] = self.streams["fit"].run(self.at)
+        for states in outputs.values():
             check_finite(states, f"behind new layer {self.at}")
-        return found
+        return outputs
 
     def taken(self, step: Step) -> Mapping[str, list[Tensor]]:
         """Fill the next layer as it was made before; what it gives by part."""
@@ -239,10 +239,10 @@ class Student:
 
     def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> Healed | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
-        found = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
-        if found is None and cut and (closing := teacher_norm(lesson)) is not None:
+        healed = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
+        if healed is None and cut and (closing := teacher_norm(lesson)) is not None:
             return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
-        return found
+        return healed
 
     def make(self, lesson: Lesson, site: BlockFit, kept: int) -> Made:
         """Fill the block with what becomes of a source layer."""
@@ -286,5 +286,5 @@ def digest(values: np.ndarray) -> bytes:
 def teacher_norm(lesson: Lesson) -> Norm | None:
     """The closing norm of the teacher's (filled) block; None where that is no plain LayerNorm."""
     stream, layer = lesson.streams["guard"], lesson.layer
-    found = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-    return None if found is None else Norm.of(found)
+    closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+    return None if closing is None else Norm.of(closing)
