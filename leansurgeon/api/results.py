@@ -4,11 +4,10 @@ document of its --json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.api.surface import public
 from leansurgeon.errors import short
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from leansurgeon.checkpoints.diff import Diff as Compared
     from leansurgeon.checkpoints.record import Proof, SurgeryRecord
+    from leansurgeon.checkpoints.recorded.planned import Planned
     from leansurgeon.commands.report import Picture
     from leansurgeon.measure.kappa.study import KappaDocument
     from leansurgeon.shape import Shape
@@ -101,31 +101,32 @@ class Cut(Folder):
         return self.record.proof
 
     @property
-    def plan(self) -> Mapping[str, Any]:
+    def plan(self) -> Planned:
         """The plan as it was carried out: operators, shapes, parameters."""
         return self.record.plan
 
     @property
     def before(self) -> Shape | None:
         """Layers, heads, head_dim and MLP of the source."""
-        return self.record.before
+        return self.record.plan.before
 
     @property
     def after(self) -> Shape | None:
         """The same of the result."""
-        return self.record.after
+        return self.record.plan.after
 
     @property
     def parameters(self) -> int:
         """Parameters of the result."""
-        return int(self.record.plan["parameters_after"]["total"])
+        return self.record.plan.parameters_after["total"]
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
         return self.document
 
     def __str__(self) -> str:
-        before, after = (self.record.plan[f"parameters_{when}"]["total"] for when in ("before", "after"))
+        before = self.record.plan.parameters_before["total"]
+        after = self.parameters
         return self.text or f"{self.folder}: {self.record.source.name} with {after:,} of {before:,} parameters"
 
 

@@ -124,7 +124,7 @@ def matched(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str]:
 
 def origins(source: Source) -> tuple[int, ...] | None:
     """The layers of its own source that a model's layers come from, by its surgery.json."""
-    layers = source.record.layers if source.record else ()
+    layers = source.record.plan.layers if source.record else ()
     return layers if layers and len(layers) == source.shape.depth else None
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from leansurgeon.checkpoints import record, whereabouts
 from leansurgeon.checkpoints.config import read_config
@@ -15,6 +14,7 @@ from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.version import __version__
 
@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 def write_surgery(
     folder: Path,
     source: Source,
-    plan: Mapping[str, Any],
+    plan: Planned,
     decided: Decisions,
     proof: Proof | None,
     *,
@@ -64,9 +64,10 @@ def write_surgery(
     the source's config and record; `restored` is the record that the model had in the first place, where surgery was
     undone.
     """
-    origin, exact = origin_of(source), plan.get("exactness") == "exact"
+    origin, exact = origin_of(source), plan.exactness == "exact"
     before = source.record.history if source.record else ()
     whereabouts.remember(origin, source.files[0].parent if source.files and source.kind == "folder" else None)
+    past = {"source": origin.as_dict(), "operators": [step.as_dict() for step in plan.operators], "seed": plan.seed}
     written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     return record.write(
         folder,
@@ -75,7 +76,7 @@ def write_surgery(
             plan=plan,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             initialised=start_of(plan, source),
-            history=(*before, {"source": origin.as_dict(), "operators": plan["operators"], "seed": plan["seed"]}),
+            history=(*before, past),
             decided=decided,
             versions=versions(),
             proof=proof,
@@ -89,9 +90,9 @@ def write_surgery(
     )
 
 
-def start_of(plan: Mapping[str, Any], source: Source) -> str:
+def start_of(plan: Planned, source: Source) -> str:
     """What the weights start from: transfer, fresh, or fresh-attention (only q, k and v are new)."""
-    if plan["init"] == "fresh" or not source.learned:
+    if plan.init == "fresh" or not source.learned:
         return FRESH
-    afresh = any(operator["exactness"] == "fresh" for operator in plan["operators"])
+    afresh = any(step.exactness == "fresh" for step in plan.operators)
     return "fresh-attention" if afresh else "transfer"

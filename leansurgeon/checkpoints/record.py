@@ -17,11 +17,11 @@ from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.checkpoints.recorded.taker import NAME, DamagedRecord, Taker
-from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
-from leansurgeon.shape import Shape
+from leansurgeon.reading.values import text
 
 FORM = 1  # raised where an older reader would misread what is written
 TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of weights that know nothing
@@ -215,24 +215,14 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One operator as the record keeps it; `exactness` is exact, near or fresh."""
-
-    name: str
-    exactness: str
-    says: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class SurgeryRecord:
-    """All of surgery.json. `plan` is the plan as it was carried out (`Plan.as_dict`), `decided` what was chosen on the
-    way. An exact plan also keeps what undoing it needs: the source's config and record; `restored` is the record that
-    the model had in the first place, where surgery was undone.
+    """All of surgery.json. `plan` is the plan as it was carried out, `decided` what was chosen on the way. An exact
+    plan also keeps what undoing it needs: the source's config and record; `restored` is the record that the model had
+    in the first place, where surgery was undone.
     """
 
     source: Origin
-    plan: Mapping[str, Any] = field(default_factory=dict)
+    plan: Planned = field(default_factory=Planned)
     created: str | None = None
     initialised: str | None = None  # transfer | fresh | fresh-attention | trained
     history: tuple[Mapping[str, Any], ...] = ()
@@ -248,20 +238,6 @@ class SurgeryRecord:
     files: tuple[str, ...] = ()  # of the folder, so that --force deletes nothing else
     form: int = FORM
     other: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    before: Shape | None = field(init=False)  # of the plan
-    after: Shape | None = field(init=False)
-    layers: tuple[int, ...] = field(init=False)  # of the source, that were kept
-    steps: tuple[Step, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        take = Taker(self.plan, "plan")
-        for name, value in (
-            ("before", take.part("before", shape_of)),
-            ("after", take.part("after", shape_of)),
-            ("layers", take.several("layers", int)),
-            ("steps", tuple(step_of(item) for item in take.several("operators", dict))),
-        ):
-            object.__setattr__(self, name, value)
 
     @classmethod
     def from_dict(cls, data: Json) -> SurgeryRecord:
@@ -274,7 +250,7 @@ class SurgeryRecord:
             raise take.damage("source", "is missing")
         return cls(
             source=Origin.from_dict(take.data["source"]),
-            plan=take("plan", dict, {}),
+            plan=Planned.from_dict(take("plan", dict, {})),
             created=take("created", str),
             initialised=take("initialised", str),
             history=take.several("history", dict),
@@ -294,9 +270,7 @@ class SurgeryRecord:
 
     def as_dict(self) -> JsonObject:
         """What stands in the file."""
-        values = {
-            KEY_OF.get(key, key): plain(value) for key, value in named(self).items() if key not in ("other", *PLAN)
-        }
+        values = {KEY_OF.get(key, key): plain(value) for key, value in named(self).items() if key != "other"}
         lacking = {key for key in OPTIONAL if not values[key]}
         return {key: value for key, value in values.items() if key not in lacking} | dict(self.other)
 
@@ -308,9 +282,13 @@ class SurgeryRecord:
     @property
     def tower(self) -> str | None:
         """The part of a model of several (text, vision, audio) that surgery was for."""
-        inferred = self.plan.get("inferred")
-        section = inferred.get("tower") if isinstance(inferred, Mapping) else None
-        return towers.of_section(section)
+        return towers.of_section(self.plan.inferred.get("tower"))
+
+    @property
+    def preset(self) -> str:
+        """The preset that the model comes from in the first place; "" where that is none."""
+        first = self.history[0].get("source") if self.history else self.source.as_dict()
+        return text(first.get("preset")) if isinstance(first, Mapping) else ""
 
     def trained(self) -> SurgeryRecord:
         """The record of the same model after a training, in a folder that is another one. What was judged was the
@@ -319,25 +297,9 @@ class SurgeryRecord:
         return replace(self, initialised=TRAINED, files=(), judged={})
 
 
-PLAN = ("before", "after", "layers", "steps")
 KEY_OF = {"form": "schema_version"}
 OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")
 KEYS = {KEY_OF.get(f.name, f.name) for f in fields(SurgeryRecord) if f.init} - {"other"}
-
-
-def shape_of(data: Json) -> Shape:
-    """Raises `DamagedRecord`."""
-    try:
-        return Shape.from_dict(data)  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError, AttributeError, LeanSurgeonError) as error:
-        raise DamagedRecord(f"{NAME} is damaged: a shape in it cannot be read ({type(error).__name__}).") from None
-
-
-def step_of(data: Json) -> Step:
-    """One operator of the surgery, from the record."""
-    take = Taker(data, "operators")
-    says = [take(key, str, needed=True) for key in ("name", "exactness", "says")]
-    return Step(*says, take("settings", dict, {}))
 
 
 def read(folder: Path | None) -> SurgeryRecord | None:
@@ -375,7 +337,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
     return replace(
         record,
         source=replace(source, name=name, notes=tuple(without_places(source.notes))),
-        plan=without_places(record.plan),
+        plan=Planned.from_dict(without_places(record.plan.as_dict())),
         history=tuple(without_places(record.history)),
         decided=Decisions.from_dict(without_places(record.decided.as_dict())),
         judged={without_places(name): comparison for name, comparison in record.judged.items()},

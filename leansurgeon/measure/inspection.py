@@ -92,7 +92,7 @@ def head_policy(arch: Architecture) -> str:
 def surgery_record(source: Source) -> tuple[SurgeryRecord | None, Finding | None]:
     """surgery.json of a folder, or what is wrong with it."""
     record, trouble = source.record, source.record_trouble
-    if record is not None and record.after is None:
+    if record is not None and record.plan.after is None:
         record, trouble = None, "it holds no plan"
     if not trouble:
         return record, None
@@ -101,7 +101,7 @@ def surgery_record(source: Source) -> tuple[SurgeryRecord | None, Finding | None
 
 def contradictions(shape: Shape, record: SurgeryRecord | None) -> list[Finding]:
     """Where config.json says another shape than surgery left."""
-    left = record.after if record else None
+    left = record.plan.after if record else None
     if left is None:
         return []
     if len(left.stages) != len(shape.stages):

@@ -155,7 +155,7 @@ def carry_out(
         record = write_surgery(
             aside,
             source,
-            steps.as_dict(),
+            steps.recorded(),
             replace(decided.record, kept_heads=chosen.kept_heads, balance=chosen.balance),
             proof,
             language=predicts_words(decided.calibration),

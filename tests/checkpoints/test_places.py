@@ -9,6 +9,7 @@ import pytest
 
 from leansurgeon.checkpoints import places, record, whereabouts
 from leansurgeon.checkpoints.record import Origin, SurgeryRecord
+from leansurgeon.checkpoints.recorded.planned import Planned
 from tests.support.command_line import leansurgeon
 
 
@@ -85,7 +86,7 @@ def test_a_relative_name_stays_as_it_was_typed(saved, tmp_path):
 def test_paths_of_older_records_go_where_the_record_is_written_again(tmp_path):
     old = SurgeryRecord(
         Origin("/home/me/llama", "folder"),
-        plan={"source": "/home/me/llama"},
+        plan=Planned.from_dict({"source": "/home/me/llama"}),
         history=({"source": {"name": "/home/me/llama"}},),
         source_surgery=SurgeryRecord(Origin("/home/me/first", "folder")),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import durable
 from leansurgeon.checkpoints.record import Both, Comparison, DamagedRecord, Embeddings, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.shape import Shape, Stage
 
 STAGE = Stage(depth=2, heads=4, head_dim=8, kv_heads=4, mlp_dim=48, width=32)
@@ -29,7 +31,7 @@ def whole() -> SurgeryRecord:
     first = SurgeryRecord(Origin("digits-vit", "preset", "digits-vit"), initialised="fresh")
     return SurgeryRecord(
         Origin("some/model", "hub", sha256={"model.safetensors": "ab" * 32}, notes=("a note",)),
-        plan=PLAN,
+        plan=Planned.from_dict(PLAN),
         created="2026-01-31T10:00:00+00:00",
         initialised="transfer",
         history=({"source": {"name": "digits-vit"}, "operators": [], "seed": 0},),
@@ -49,10 +51,28 @@ def test_what_is_written_is_what_is_read(tmp_path):
     made = record.write(tmp_path, whole())
     found = record.read(tmp_path)
     assert found == made and found.as_dict() == json.loads((tmp_path / "surgery.json").read_text())
-    assert found.after == Shape((STAGE,)) and found.layers == (0, 3) and found.steps[0].settings == {"kept": [0, 3]}
+    assert (
+        found.plan.after == Shape((STAGE,))
+        and found.plan.layers == (0, 3)
+        and found.plan.operators[0].settings == {"kept": [0, 3]}
+    )
     assert found.proof.compared.loss.result == 2.0 and found.starts["best"].why == "no reason"
     assert record.read(tmp_path / "nowhere") is None
     assert os.listdir(tmp_path) == ["surgery.json"]
+
+
+def test_a_plan_is_written_from_its_fields_as_it_was_read():
+    head = {"source": "m", "architecture": "vit", "inferred": {"tower": "vision"}, "head_policy": 16, "why": "asked"}
+    method = {"layers": "auto", "keep": None, "heal": True}
+    tail = {"parameters_before": {"mlp": 2, "total": 3}, "parameters_after": {"total": 3}, "saved_by": {"mlp": 0}}
+    flops = {"flops_before": None, "flops_after": {"total": 5}, "flops_saved_by": None}
+    said = head | {"init": "transfer", "seed": 0, "method": method, "calibrated": False, "class_attention": True}
+    said |= PLAN | {"exactness": "near"} | tail | flops
+    found = Planned.from_dict(said)
+    assert json.dumps(replace(found, seed=0).as_dict()) == json.dumps(said) and found.head_policy == 16
+    odd = Planned.from_dict(PLAN | {"seed": "x", "parameters_after": 3, "method": [], "of a later version": 1})
+    assert (odd.seed, odd.parameters_after, odd.method) == (None, {}, {}) and odd.as_dict()["of a later version"] == 1
+    assert Planned.from_dict({"why": 3}).why == "" and not Planned()
 
 
 def test_a_trained_model_keeps_the_record_without_the_list_of_files():

@@ -45,7 +45,7 @@ def test_sources_take_turns_and_few_samples_are_all_taken():
     found = mixed.mixed([data("a", 8, 1), data("b", 4, 2)])
     assert values(found.fit) == [1, 2, 1, 2, 1, 1] and values(found.guard) == [1, 2, 1, 2]
     assert found.name == "a + b" and [s.name for s in found.sources] == ["a", "b"]
-    assert [s["name"] for s in found.as_dict()["sources"]] == ["a", "b"]
+    assert [s.name for s in found.recorded().sources] == ["a", "b"]
     assert found.digest != mixed.mixed([data("a", 8, 1), data("c", 4, 2)]).digest
 
 

@@ -29,6 +29,7 @@ from leansurgeon.reading.jsonfile import Json, JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.architectures.base import Config
+    from leansurgeon.shape import Shape
 
 TAG = "leansurgeon"
 JUDGED = "## On other data"
@@ -213,7 +214,7 @@ def write_card(
     kept, trouble = kept_from(source)
     measured = list(training.measured) if training else measured_of(made) if made else []
     base = base_of(made.source if made else None, source, kept)
-    head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.plan.get("init") != FRESH)
+    head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.plan.init != FRESH)
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(body(made, name, trouble, training))))
 
 
@@ -272,11 +273,6 @@ def text_of(head: JsonObject, text: str) -> str:
     return f"---\n{said}---\n\n{text}"
 
 
-def columns(stages: list[dict]) -> dict[str, str]:
-    """Every number of a shape as a person reads it; stages that differ side by side."""
-    return {key: ", ".join(f"{stage[key]:,}" for stage in stages) for key in stages[0]}
-
-
 def body(made: SurgeryRecord | None, name: str, trouble: str, training: Training | None) -> list[str]:
     """What a person reads: the shape, what was done, the training, the proof, and how to load it."""
     lines = [f"# {name}\n", *(surgery(made, trained=training is not None) if made else [])]
@@ -288,9 +284,8 @@ def body(made: SurgeryRecord | None, name: str, trouble: str, training: Training
 def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     """Where the model comes from, its shape before and after, and what was done."""
     plan, source = made.plan, made.source
-    before, after = (columns(plan[side]["stages"]) for side in ("before", "after"))
     rows = "\n".join(
-        f"| {label} | {before[key]} | {after[key]} |"
+        f"| {label} | {numbers(plan.before, key)} | {numbers(plan.after, key)} |"
         for label, key in (
             ("layers", "depth"),
             ("heads", "heads"),
@@ -302,18 +297,24 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     )
     used = made.decided.calibration
     data = f" Sample data: {used.says}, SHA-256 `{used.sha256[:16]}`." if used else ""
-    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in made.steps) or "- none"
-    total = plan["parameters_before"]["total"], plan["parameters_after"]["total"]
+    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in plan.operators) or "- none"
+    total = plan.parameters_before["total"], plan.parameters_after["total"]
     change = 100 * (total[1] / total[0] - 1)
     by = made.versions.get("leansurgeon", "?")
     return [
-        f"Made from `{source.name}` by leansurgeon {by}: layers {after['depth']}, heads {after['heads']}.",
+        f"Made from `{source.name}` by leansurgeon {by}: layers {numbers(plan.after, 'depth')}, "
+        f"heads {numbers(plan.after, 'heads')}.",
         NOTES["trained" if trained else made.initialised or "transfer"] + "\n",
         f"| | before | after |\n|---|---|---|\n{rows}",
         f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n",
         f"## What was done\n\n{steps}\n",
-        f"{plan['why']}. Seed {plan['seed']}.{data} The full record is in `surgery.json`.\n",
+        f"{plan.why}. Seed {plan.seed}.{data} The full record is in `surgery.json`.\n",
     ]
+
+
+def numbers(shape: Shape, key: str) -> str:
+    """One number of a shape as a person reads it; those of its stages side by side."""
+    return ", ".join(f"{getattr(stage, key):,}" for stage in shape.stages)
 
 
 def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
@@ -325,6 +326,6 @@ def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
         else "Not reloaded after writing."
     )
     lines = [f"## Loading{' before the training' if trained and proof else ''}\n\n{proved}\n"]
-    if proof and made.plan["init"] != "fresh":
+    if proof and made.plan.init != FRESH:
         lines.append(sentence(proof.compared, language=made.language) + "\n")
     return lines

@@ -38,9 +38,12 @@ class Part:
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Self:
         """The value of an object of the file."""
-        made = cls.within(data)
-        object.__setattr__(made, "raw", dict(data))
-        return made
+        return cls.within(data).as_read(data)
+
+    def as_read(self, data: Mapping[str, Json]) -> Self:
+        """The same value, which was read from `data` and is written so."""
+        object.__setattr__(self, "raw", dict(data))
+        return self
 
     @classmethod
     def within(cls, data: Mapping[str, Json]) -> Self:
@@ -90,7 +93,7 @@ def taken(kind: Any, value: Json) -> Any:
     if form is tuple:
         return tuple(one for item in items(value) if (one := taken(inner[0], item)) is not None)
     if form is dict:  # of any form
-        return value if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) else None
     if form is not None:
         known = value.items() if isinstance(value, Mapping) else ()
         return {text(key): one for key, item in known if (one := taken(inner[1], item)) is not None}

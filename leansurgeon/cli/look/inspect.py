@@ -180,7 +180,7 @@ def origin(inspection: Inspection) -> str:
             if preset
             else "no surgery.json, so not made by leansurgeon, or copied without it."
         )
-    steps = ", ".join(f"{step.name} ({step.exactness})" for step in record.steps) or "no change"
+    steps = ", ".join(f"{step.name} ({step.exactness})" for step in record.plan.operators) or "no change"
     by = record.versions.get("leansurgeon", "?")
     return f"{record.source.name}, by leansurgeon {by} on {(record.created or '?')[:10]}: {steps}."
 

@@ -107,7 +107,7 @@ def label(shape: Shape) -> str:
 
 def shape_before(source: Source) -> Shape | None:
     """The shape that a result of surgery was cut from, where its record says so and it differs."""
-    before = source.record.before if source.record else None
+    before = source.record.plan.before if source.record else None
     return before if before != source.shape else None
 
 

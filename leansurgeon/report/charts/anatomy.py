@@ -51,9 +51,9 @@ def of_cuts(section: Section) -> list[Chart]:
 
 def drawable(cut: Cut) -> bool:
     """Whether layers or heads changed, and it is known which layers stayed."""
-    if cut.before is None or cut.after is None or len(cut.layers) != cut.after.depth:
+    if cut.plan.before is None or cut.plan.after is None or len(cut.plan.layers) != cut.plan.after.depth:
         return False
-    return heads_of(cut.before) != heads_of(cut.after) and max(cut.layers) < cut.before.depth
+    return heads_of(cut.plan.before) != heads_of(cut.plan.after) and max(cut.plan.layers) < cut.plan.before.depth
 
 
 def heads_of(shape: Shape) -> tuple[int, ...]:
@@ -64,7 +64,8 @@ def heads_of(shape: Shape) -> tuple[int, ...]:
 def changes(cut: Cut) -> str:
     """`30 to 24 layers, 9 to 18 heads`; what stays as it was is left out."""
     pairs = [
-        (cut.before.column(key), cut.after.column(key), word) for key, word in (("depth", "layers"), ("heads", "heads"))
+        (cut.plan.before.column(key), cut.plan.after.column(key), word)
+        for key, word in (("depth", "layers"), ("heads", "heads"))
     ]
     return ", ".join(f"{old} to {new} {word}" for old, new, word in pairs if old != new)
 
@@ -76,7 +77,7 @@ def spelled(shape: Shape) -> str:
 
 def says(cut: Cut) -> str:
     """Parameters before and after, and what the proof found."""
-    old, new = (side.get("total") for side in (cut.parameters_before, cut.parameters_after))
+    old, new = (side.get("total") for side in (cut.plan.parameters_before, cut.plan.parameters_after))
     parameters = f"{count(old)} parameters become {count(new)}." if old and new else ""
     return f"{parameters} {cut.compared}".strip()
 
@@ -85,7 +86,7 @@ def drawing(cut: Cut) -> alt.LayerChart:
     """The source above, the result below, and a line from each layer that stays to the one that it becomes."""
     import altair as alt
 
-    before, after = heads_of(cut.before), heads_of(cut.after)
+    before, after = heads_of(cut.plan.before), heads_of(cut.plan.after)
     unit = min(UNIT, TALL / max(*before, *after))
     source = Block(before, 0.0, ABOVE, unit)
     result = Block(after, (len(before) - len(after)) / 2, source.bottom + BETWEEN, unit)
@@ -102,12 +103,12 @@ def drawing(cut: Cut) -> alt.LayerChart:
     rects = alt.Chart(data(marks)).mark_rect().encode(**place, color=fill, description="says:N")
     ways = [
         {"x": kept + 0.5, "x2": result.left + i + 0.5, "y": source.bottom + 3, "y2": result.top - 3}
-        for i, kept in enumerate(cut.layers)
+        for i, kept in enumerate(cut.plan.layers)
     ]
     rules = alt.Chart(data(ways)).mark_rule(color=LIGHT["quiet"], strokeWidth=0.7).encode(**place)
     words = [
-        {"x": 0, "y": ABOVE - 7, "text": f"before: {spelled(cut.before)}"},
-        {"x": 0, "y": result.bottom + 11, "text": f"after: {spelled(cut.after)}"},
+        {"x": 0, "y": ABOVE - 7, "text": f"before: {spelled(cut.plan.before)}"},
+        {"x": 0, "y": result.bottom + 11, "text": f"after: {spelled(cut.plan.after)}"},
     ]
     labels = alt.Chart(data(words)).mark_text(align="left").encode(x=place["x"], y=place["y"], text="text:N")
     return finished(alt.layer(rules, rects, labels), height=round(height))
@@ -116,11 +117,11 @@ def drawing(cut: Cut) -> alt.LayerChart:
 def cells(block: Block, cut: Cut, *, before: bool) -> Iterator[dict[str, Any]]:
     """A rectangle for every head of every layer; for large models one for every layer and kind."""
     whole = sum(block.heads) > CELLS
-    old = heads_of(cut.before)
+    old = heads_of(cut.plan.before)
     for i, heads in enumerate(block.heads):
-        kinds = [GOES if before and i not in cut.layers else STAYS] * heads
+        kinds = [GOES if before and i not in cut.plan.layers else STAYS] * heads
         if not before:
-            kinds[min(heads, old[cut.layers[i]]) :] = [NEW] * max(0, heads - old[cut.layers[i]])
+            kinds[min(heads, old[cut.plan.layers[i]]) :] = [NEW] * max(0, heads - old[cut.plan.layers[i]])
         runs = [(kind, kinds.index(kind), kinds.count(kind)) for kind in dict.fromkeys(kinds)] if whole else None
         for kind, first, many in runs or [(kind, j, 1) for j, kind in enumerate(kinds)]:
             top = block.top + first * block.unit

@@ -28,7 +28,7 @@ def paper(section: Section) -> list[Block]:
     """The paper's figures beside ours for arms of the same shape; never in place of ours."""
     rows = []
     for row in section.rows:
-        preset = row.cut.preset if row.cut else ""
+        preset = row.cut.record.preset if row.cut else ""
         for said in printed(preset, row.shape) if preset else ():
             percent = section.task is not None and section.task.percent
             ours = spread_cell(row.metric, section.task.decimals, percent) if section.task else NONE
@@ -150,11 +150,11 @@ def shrink_command(cut: Cut) -> str:
     words = ["leansurgeon", "shrink", shortened(cut.source) if cut.source != "?" else "SOURCE"]
     method = cut.method
     for flag, key in FLAGS:
-        old, new = (values_of(side, key) for side in (cut.before, cut.after))
+        old, new = (values_of(side, key) for side in (cut.plan.before, cut.plan.after))
         if old != new:
             words += [f"--{flag}", ",".join(str(v) for v in new)]
-    words += ["--head-dim", cut.head_policy] if cut.head_policy else []
-    words += ["--init", cut.init] if cut.init not in ("", "transfer") else []
+    words += ["--head-dim", str(cut.plan.head_policy)] if cut.plan.head_policy else []
+    words += ["--init", cut.plan.init] if cut.plan.init not in ("", "transfer") else []
     words += ["--method", str(method["layers"])] if method.get("layers") not in (None, "", "auto") else []
     words += ["--keep", str(method["keep"])] if method.get("keep") else []
     words += ["--more-heads", str(method["more"])] if method.get("more") not in (None, "", "add") else []
@@ -165,11 +165,11 @@ def shrink_command(cut: Cut) -> str:
     words += ["--heal", healed] if healed in ("none", "closed") else []
     words += ["--heal-time", f"{method['heal_time']:g}s"] if method.get("heal_time") else []
     words += ["--fit", str(method["fit"])] if method.get("fit") else []
-    words += ["--class-attention"] if cut.class_attention else []
-    if (data := cut.choice.calibration) and (data.name or data.says):
+    words += ["--class-attention"] if cut.plan.class_attention else []
+    if (data := cut.record.decided.calibration) and (data.name or data.says):
         words += ["--calibrate", data.name or "DATA"]
         words += ["--calibration-samples", str(data.asked)] if data.asked else []
-    return shlex.join([*words, *(["--seed", str(cut.seed)] if cut.seed else [])])  # a record may say anything
+    return shlex.join([*words, *(["--seed", str(cut.plan.seed)] if cut.plan.seed else [])])  # a record may say anything
 
 
 def recipes(runs: Sequence[Run]) -> list[Block]:

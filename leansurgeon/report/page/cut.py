@@ -60,9 +60,9 @@ def cut(row: Row, made: Cut, together: bool) -> list[Block]:
     said = [
         Line(f"From `{shortened(made.source)}`{weights}."),
         Line(saving(made)),
-        *(Line(f" ({o.exactness}): {o.says}", o.name) for o in made.operators),
-        Line(f"{made.why.rstrip('.')}." if made.why else ""),
-        *map(Line, choices(made.choice)),
+        *(Line(f" ({o.exactness}): {o.says}", o.name) for o in made.plan.operators),
+        Line(f"{made.plan.why.rstrip('.')}." if made.plan.why else ""),
+        *map(Line, choices(made.record.decided)),
         *map(Line, other_seeds(row, made)),
         Line(made.proven or "Proof: not reloaded after writing."),
         Line(made.compared),
@@ -70,7 +70,7 @@ def cut(row: Row, made: Cut, together: bool) -> list[Block]:
     return [
         Words(tuple(line for line in said if line.text)),
         *([] if together else [change_table(row.name, made)]),
-        *candidates([c for c in made.choice.candidates if c.score.judged_by is not None]),
+        *candidates([c for c in made.record.decided.candidates if c.score.judged_by is not None]),
         *compared_starts(row.name, made),
     ]
 
@@ -86,11 +86,12 @@ def change_table(name: str, made: Cut) -> Block:
     rows = []
     for key, label in SHAPE_LABELS.items():
         cells = [
-            ", ".join(f"{value:,}" for value in values_of(side, key)) or NONE for side in (made.before, made.after)
+            ", ".join(f"{value:,}" for value in values_of(side, key)) or NONE
+            for side in (made.plan.before, made.plan.after)
         ]
         rows.append([cell(label), *map(cell, cells), cell("")])
     for key, label in PART_LABELS.items():
-        old, new = made.parameters_before.get(key), made.parameters_after.get(key)
+        old, new = made.plan.parameters_before.get(key), made.plan.parameters_after.get(key)
         if old is not None or new is not None:
             changed = "" if old == new else humans.change(new, old) if old else "new"
             rows.append([cell(f"parameters, {label}"), *(cell(humans.count(v), v) for v in (old, new)), cell(changed)])
@@ -104,7 +105,7 @@ def values_of(shape: Shape | None, key: str) -> list[int]:
 
 def saving(made: Cut) -> str:
     """How many parameters each step of the surgery took away, in one line."""
-    known = [f"{key} {-value:+,.0f}" for key, value in made.saved_by.items() if value]
+    known = [f"{key} {-value:+,.0f}" for key, value in made.plan.saved_by.items() if value]
     order = " (in this order)" if len(known) > 1 else ""
     return f"Change in parameters by {listed(known)}{order}." if known else ""
 
@@ -166,9 +167,9 @@ def refitted(candidate: Tried) -> tuple[str, ...]:
 def other_seeds(row: Row, made: Cut) -> list[str]:
     """Where seeds kept other layers than the one that is shown, which."""
     return [
-        f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.layers))}."
+        f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.plan.layers))}."
         for run in row.runs
-        if run.cut and run.cut is not made and run.cut.layers and run.cut.layers != made.layers
+        if run.cut and run.cut is not made and run.cut.plan.layers and run.cut.plan.layers != made.plan.layers
     ]
 
 

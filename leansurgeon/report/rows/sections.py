@@ -93,7 +93,7 @@ def side_by_side(runs: Sequence[Run]) -> bool:
 
 
 def _role(arm: str, run: Run) -> str:
-    unchanged = run.cut is not None and run.cut.before is not None and not run.cut.changes_shape
+    unchanged = run.cut is not None and run.cut.plan.before is not None and not run.cut.changes_shape
     if run.part.control_of or arm.startswith("control"):
         return "control"
     return "original" if arm == "original" or unchanged else "lean"

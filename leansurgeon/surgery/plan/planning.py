@@ -15,6 +15,7 @@ import numpy as np
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.match import match
+from leansurgeon.checkpoints.recorded.planned import Planned, Step
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -96,31 +97,35 @@ class Plan:
         idle = chosen and only_drops and healing(self.method.heal) == "none"
         return self.exactness == "near" and not idle
 
+    def recorded(self) -> Planned:
+        """The plan as `surgery.json` keeps it."""
+        flops = (flops and flops.as_dict() for flops in (self.flops_before, self.flops_after))
+        return Planned(
+            self.source.name,
+            self.architecture.name,
+            dict(self.architecture.evidence),
+            self.policy,
+            self.why,
+            self.init,
+            self.seed,
+            self.method.as_dict(),
+            self.calibrated,
+            self.class_attention,
+            self.before,
+            self.after,
+            self.layers,
+            tuple(Step(one.name, one.exactness, one.says, one.settings) for one in self.operators),
+            self.exactness,
+            self.parameters_before.as_dict(),
+            self.parameters_after.as_dict(),
+            self.saved_by,
+            *flops,
+            self.flops_saved_by,
+        )
+
     def as_dict(self) -> JsonObject:
         """The plan as `plan --json` prints it."""
-        return {
-            "source": self.source.name,
-            "architecture": self.architecture.name,
-            **({"inferred": dict(self.architecture.evidence)} if self.architecture.evidence else {}),
-            "head_policy": self.policy,
-            "why": self.why,
-            "init": self.init,
-            "seed": self.seed,
-            "method": self.method.as_dict(),
-            "calibrated": self.calibrated,
-            "class_attention": self.class_attention,
-            "before": self.before.as_dict(),
-            "after": self.after.as_dict(),
-            "layers": list(self.layers),
-            "operators": [o.as_dict() for o in self.operators],
-            "exactness": self.exactness,
-            "parameters_before": self.parameters_before.as_dict(),
-            "parameters_after": self.parameters_after.as_dict(),
-            "saved_by": self.saved_by,
-            "flops_before": self.flops_before and self.flops_before.as_dict(),
-            "flops_after": self.flops_after and self.flops_after.as_dict(),
-            "flops_saved_by": self.flops_saved_by,
-        }
+        return self.recorded().as_dict()
 
 
 def plan(

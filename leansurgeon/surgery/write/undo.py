@@ -25,9 +25,9 @@ from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
-from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
+from leansurgeon.checkpoints.record import TRAINED, Origin, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
-from leansurgeon.checkpoints.recorded.taker import Taker
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
 from leansurgeon.checkpoints.source import Source, tower_of, unchanged
 from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
@@ -114,15 +114,15 @@ def untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: s
 def plan_undo(source: Source) -> Undo:
     """The way back for an opened result. Raises `UsageError` with the reason where there is none."""
     record = undoable(source)
-    steps, before, now = record.plan, record.before, source.shape
-    if record.after != now:
+    steps, before, now = record.plan, record.plan.before, source.shape
+    if record.plan.after != now:
         raise UsageError(
             f"{source.name} has another shape than its surgery.json says, so what was done is not known.",
             f"`leansurgeon inspect {source.name}` says more.",
         )
-    source = follow(source) if steps.get("class_attention") else source
+    source = follow(source) if steps.class_attention else source
     was = Reshaped(source, source.architecture, before)
-    config, take = record.source_config, Taker(steps, "plan")
+    config = record.source_config
     check(config or {}, source.folder)
     architecture = architectures.of(config, tower_of(record, config)) if config else source.architecture
     if architecture.name == source.architecture.name:
@@ -132,21 +132,21 @@ def plan_undo(source: Source) -> Undo:
     back = Plan(
         before=now,
         target=replace(was, architecture=architecture),
-        policy=take("head_policy", str, "keep"),
-        why=f"undone: {', '.join(step.name for step in record.steps)}, as surgery.json records it",
+        policy=str(steps.head_policy or "keep"),
+        why=f"undone: {', '.join(step.name for step in record.plan.operators)}, as surgery.json records it",
         init="transfer",
-        seed=take("seed", int, 0),
-        method=Method(**{key: value for key, value in take("method", dict, {}).items() if key in METHOD}),
+        seed=steps.seed or 0,
+        method=Method(**{key: value for key, value in steps.method.items() if key in METHOD}),
         calibrated=False,
         layers=tuple(range(now.depth)),
-        operators=tuple(inverse(step) for step in reversed(record.steps)),
+        operators=tuple(inverse(step) for step in reversed(record.plan.operators)),
         parameters_before=parameters[0],
         parameters_after=parameters[1],
         saved_by={
             "heads": parameters[0].attention - parameters[1].attention,
             "mlp": parameters[0].mlp - parameters[1].mlp,
         },
-        class_attention=bool(steps.get("class_attention")),
+        class_attention=steps.class_attention,
     )
     made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
     forward = Transfer(replace(back, before=before, target=made))
@@ -161,12 +161,12 @@ def undoable(source: Source) -> SurgeryRecord:
     record = source.record and (source.record.restored or source.record)
     if source.weights is None or record is None:
         raise UsageError(f"{source.name} has no surgery.json, so nothing is recorded that could be undone.")
-    if record.before is None or record.after is None:
+    if record.plan.before is None or record.plan.after is None:
         raise UsageError(f"The surgery.json of {source.name} holds no plan, so what was done is not known.")
-    names = [step.name for step in record.steps]
+    names = [step.name for step in record.plan.operators]
     if not names or all(name.startswith(UNDO) for name in names):
         raise UsageError(f"{source.name} has the shape and the tensors of its source; nothing is left to undo.")
-    lossy = next((step for step in record.steps if step.exactness != "exact"), None)
+    lossy = next((step for step in record.plan.operators if step.exactness != "exact"), None)
     if lossy:
         raise UsageError(
             f"{lossy.name} cannot be undone, since it forgets what it takes away: {lossy.says}.",
@@ -185,7 +185,7 @@ def undoable(source: Source) -> SurgeryRecord:
             own,
         )
     strange = next((name for name in names if name not in COPIED), None)
-    sizes = [[stage.head_dim for stage in shape.stages] for shape in (record.before, record.after)]
+    sizes = [[stage.head_dim for stage in shape.stages] for shape in (record.plan.before, record.plan.after)]
     if strange or sizes[0] != sizes[1]:
         why = "heads of another size have rescaled scores" if not strange else "no way back is known"
         raise UsageError(f"{strange or 'split-heads'} cannot be undone to the bit: {why}.", own)
@@ -230,7 +230,7 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
             )
         restored = steps.record.source_surgery
         decided = Decisions(verified=verified)
-        record = write_surgery(aside, steps.source, steps.plan.as_dict(), decided, proof, restored=restored)
+        record = write_surgery(aside, steps.source, steps.plan.recorded(), decided, proof, restored=restored)
         write_card(aside, record, folder.resolve().name, steps.source.folder)
     return record
 

@@ -113,10 +113,10 @@ def untouched(source: Source) -> int:
     stands for dropped ones behind it. At most half of all, and none where more than the depth was changed.
     """
     record = source.record
-    if record is None or record.before is None or record.after is None or len(record.after.stages) != 1:
+    if record is None or record.plan.before is None or record.plan.after is None or len(record.plan.after.stages) != 1:
         return 0
-    (stage,), (was, *rest) = record.after.stages, record.before.stages
-    kept = record.layers
+    (stage,), (was, *rest) = record.plan.after.stages, record.plan.before.stages
+    kept = record.plan.layers
     if rest or replace(stage, depth=was.depth) != was or len(kept) != stage.depth:
         return 0
     own = sum(1 for number, layer in enumerate(kept) if layer == number)  # the first ones alone keep their number

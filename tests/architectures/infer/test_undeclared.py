@@ -275,7 +275,7 @@ def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
     width = opened.shape.stages[0].mlp_dim
     carry_out(plan(opened, Wanted(mlp_dim=str(2 * width))), tmp_path / "wide")
     result = open_source(str(tmp_path / "wide"))
-    assert result.architecture.section == "vision_config" and result.shape == result.record.after
+    assert result.architecture.section == "vision_config" and result.shape == result.record.plan.after
     assert result.shape.stages[0].mlp_dim == 2 * width
     undo.carry_out(undo.plan_undo(result), tmp_path / "back")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "back"))

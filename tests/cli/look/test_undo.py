@@ -44,7 +44,7 @@ def test_added_heads_and_units_go_again(family, saved, tmp_path):
     assert equal(folder, tmp_path / "back")
     first, again = (json.loads((f / "config.json").read_text()) for f in (folder, tmp_path / "back"))
     assert first == again  # the library's own family again, too
-    assert {o["name"] for o in record.plan["operators"]} <= {"undo-add-heads", "undo-widen-mlp"}
+    assert {o.name for o in record.plan.operators} <= {"undo-add-heads", "undo-widen-mlp"}
 
 
 def test_the_config_in_a_record_is_as_foreign_as_any(saved, tmp_path):

@@ -40,10 +40,10 @@ def test_every_family_says_the_same_in_another_basis(key, tmp_path):
             plan(source, Wanted(), method=Method(balance=True))
         return
     record = written(source, tmp_path / "out")
-    (step,) = record.plan["operators"]
-    assert (step["name"], record.plan["exactness"]) == ("balance", "exact")
-    assert step["settings"]["scores"] or key not in SCORES
-    assert not step["settings"]["scores"] or key not in NOT_SCORES
+    (step,) = record.plan.operators
+    assert (step.name, record.plan.exactness) == ("balance", "exact")
+    assert step.settings["scores"] or key not in SCORES
+    assert not step.settings["scores"] or key not in NOT_SCORES
     new = load(tmp_path / "out").model.eval()
     for batch in batches(source, model):
         a, b = (expected(source, m, batch) for m in (model, new))
@@ -53,7 +53,7 @@ def test_every_family_says_the_same_in_another_basis(key, tmp_path):
     changed = {s.role for s in source.specs if not np.array_equal(*(m.weights.raw(s.name) for m in (source, after)))}
     assert "o" in changed and changed <= {"q", "k", "v", "qk", "qkv", "o"}
     for layer in balanced.values():
-        for pair in (("o", "v"), ("q", "k")) if step["settings"]["scores"] else (("o", "v"),):
+        for pair in (("o", "v"), ("q", "k")) if step.settings["scores"] else (("o", "v"),):
             largest = {when: max(layer[name][when]["worst"] for name in pair) for when in ("before", "after")}
             assert largest["after"] < largest["before"]
 

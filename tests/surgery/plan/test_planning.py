@@ -48,7 +48,7 @@ def test_a_shrink_computes_the_tensors_of_each_shape_once(computed, whole, tmp_p
     layers = source.shape.depth - 2
     steps = plan(source, Wanted(heads="8", layers=str(layers)))
     record = carry_out(decide(steps), tmp_path / "cut", check=False)
-    assert record.after.stages[0].depth == layers
+    assert record.plan.after.stages[0].depth == layers
     # As it is, with fewer layers, and with more heads; the MLP stays, so the fourth is the third.
     assert set(computed.values()) == {1} and len(computed) == 3, computed
 

@@ -99,7 +99,7 @@ def test_a_shared_tensor_that_is_stored_twice_stays_shared(tmp_path):
     model.save_pretrained(tmp_path / "source")
     spoil(tmp_path / "source", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     record = cut(tmp_path / "source", tmp_path / "out", layers="2")
-    assert record.plan["parameters_before"]["total"] == sum(p.numel() for p in model.parameters())
+    assert record.plan.parameters_before["total"] == sum(p.numel() for p in model.parameters())
     lean = load(tmp_path / "out").model
     assert lean.lm_head.weight is lean.model.embed_tokens.weight
     assert torch.equal(lean.lm_head.weight, model.lm_head.weight)
