@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from leansurgeon.cli.main import app
 from leansurgeon.errors import OutOfMemory
 from leansurgeon.measure.heads import importance, judge, sites
-from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.measure.kappa.spectrum import conditioning
 from leansurgeon.training import train as loop
 from tests.conftest import architecture, build, example
@@ -80,7 +80,7 @@ def test_kappa_of_a_model_is_that_of_the_cpu(device):
     found = []
     for place in ("cpu", device):
         model.to(place)
-        found.append(measure(loaded, [batch], lambda _: None, 8))
+        found.append(measure_blocks(loaded, [batch], lambda _: None, 8))
     for one, other in zip(*(f["layers"] for f in found), strict=True):
         print(f"layer {one['layer']}: median kappa {one['median']:.8g} on the CPU, {other['median']:.8g} on the GPU")
         assert other["median"] == pytest.approx(one["median"], rel=1e-5)

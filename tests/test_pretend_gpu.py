@@ -77,7 +77,7 @@ def measured(family: str, device: str) -> list[np.ndarray]:
         real = batch.get("attention_mask")
         return None if real is None else real.bool()
 
-    kappa = invariant.measure(seen, [batch], mask, 3, probes=2)
+    kappa = invariant.measure_invariants(seen, [batch], mask, 3, probes=2)
     places = sites.sites(loaded)
     watched = judge.Unlabelled(loaded)
     keep = np.arange(sum(site.heads for site in places)) % 3 > 0

@@ -15,7 +15,7 @@ from leansurgeon.api.surface import Number, Progress, public, speaker, trusting,
 if TYPE_CHECKING:
     import torch
 
-    from leansurgeon.commands.shrink import Asked, Shrunk
+    from leansurgeon.commands.shrink import ShrinkOptions, Shrunk
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.wanted import Wanted
 
@@ -144,7 +144,7 @@ def shrink(
     wanted = Wanted(*shape, word(mlp_ratio, "mlp_ratio"), init, class_attention)
     longest = command.seconds(f"{heal_time:g}s" if isinstance(heal_time, int | float) else heal_time, "--heal-time")
     how = Method(method, word(keep, "keep"), more_heads, heal, fit, balance, uncalibrated, longest)
-    asked = command.Asked(
+    asked = command.ShrinkOptions(
         data=given.data(data),
         samples=samples,
         judge=given.data(judge, "judge"),
@@ -181,7 +181,12 @@ def cut_of(shrunk: Shrunk, held: tuple[object, ...] = ()) -> Cut:
 
 
 def of_model(
-    source: torch.nn.Module, tokenizer: object | None, wanted: Wanted, how: Method, asked: Asked, progress: Progress
+    source: torch.nn.Module,
+    tokenizer: object | None,
+    wanted: Wanted,
+    how: Method,
+    asked: ShrinkOptions,
+    progress: Progress,
 ) -> torch.nn.Module:
     """The same for a model in memory, by way of two folders."""
     from leansurgeon.commands.shrink import shrink as carry_out

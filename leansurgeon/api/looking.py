@@ -235,7 +235,7 @@ def search(
 
     budget = Budget.parse(None if params is None else str(params), memory, latency)
     space = Space(word(heads, "heads"), word(layers, "layers"), word(mlp_dim, "mlp_dim"), str(head_dim))
-    asked = command.Asked(
+    asked = command.SearchOptions(
         data=given.data(data),
         samples=samples,
         fit=fit,

@@ -120,7 +120,7 @@ def search(
 
     budget = Budget.parse(params, memory, latency)
     space = Space(heads, layers, mlp_dim, head_dim)
-    asked = command.Asked(
+    asked = command.SearchOptions(
         data=data,
         samples=calibration_samples,
         fit=fit,
@@ -143,7 +143,7 @@ def search(
     with digests.early(None if dry_run else source):
         begun = command.begin(source, space, budget, asked)
         if dry_run:
-            print(listed(begun.source, begun.found, as_json=as_json))
+            print(listed(begun.source, begun.shapes, as_json=as_json))
             return
         show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
 

@@ -122,7 +122,7 @@ def shrink(
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     healing, longest = "none" if no_heal else heal, command.seconds(heal_time, "--heal-time")
     how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
-    asked = command.Asked(
+    asked = command.ShrinkOptions(
         data=calibrate,
         samples=calibration_samples,
         judge=judge,

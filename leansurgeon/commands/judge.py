@@ -22,19 +22,19 @@ class Judged:
 
     model: str
     against: str
-    found: dict[str, Comparison]
+    comparisons: dict[str, Comparison]
     language: bool
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
-        results = {name: one.as_dict() for name, one in self.found.items()}
+        results = {name: one.as_dict() for name, one in self.comparisons.items()}
         return {"schema_version": 1, "model": self.model, "against": self.against, "judged": results}
 
     def told(self) -> str:
         """The same for a person."""
         from leansurgeon.checkpoints.proof.report_numbers import sentence
 
-        lines = [wrap(f"{name}: {sentence(one, self.language)}") for name, one in self.found.items()]
+        lines = [wrap(f"{name}: {sentence(one, self.language)}") for name, one in self.comparisons.items()]
         return "\n".join(line for several in lines for line in several)
 
 

@@ -39,20 +39,20 @@ def pictures(charts: Iterable[Chart]) -> list[Picture]:
 class Report:
     """What was found, and its tables. `problems` has a sentence for each file that could not be used."""
 
-    found: Collection
+    collection: Collection
     sections: tuple[Section, ...]
 
     @property
     def problems(self) -> list[str]:
         """What was passed over, and why."""
-        return self.found.problems
+        return self.collection.problems
 
     def text(self, format: str = "table", *, wide: bool = False, kappa: bool = False) -> str:
         """The tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
         from leansurgeon.report.tables.table import render
 
         return render(
-            self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.found.unfinished
+            self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.collection.unfinished
         )
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Report:
         """Write everything into one page."""
         from leansurgeon.report.page.page import write
 
-        write(Path(file), self.sections, self.found)
+        write(Path(file), self.sections, self.collection)
         return Path(file)
 
     def plots(self, folder: str | Path) -> list[Path]:

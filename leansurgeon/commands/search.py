@@ -31,7 +31,7 @@ DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchOptions:
     """What is asked beside the budget and the space. `data` names sample data for heals, `recipe` (changed by `sets`)
     how candidates are trained instead; `out` or `write` say where the winner goes, if it is to be written. `device` is
     where they are healed.
@@ -63,7 +63,7 @@ class Opened:
     source: Source
     training: TrainingRecipe | None
     changes: JsonObject | None
-    found: Shapes
+    shapes: Shapes
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Searched:
         return "\n".join([*lines, f"The search is in {self.folder}."])
 
 
-def begin(source: str, space: Space, budget: Budget, asked: Asked) -> Opened:
+def begin(source: str, space: Space, budget: Budget, asked: SearchOptions) -> Opened:
     """Open the source and list the shapes that fit. Raises `UsageError` for what excludes each other."""
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.search.space import enumerate_shapes
@@ -131,7 +131,7 @@ def begin(source: str, space: Space, budget: Budget, asked: Asked) -> Opened:
     return Opened(source, opened, training, changes, shapes)
 
 
-def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) -> Searched:
+def search(begun: Opened, space: Space, budget: Budget, asked: SearchOptions, say: Say) -> Searched:
     """Try the shapes, the better half for twice as long, and write the winner where that is asked for. The same call
     goes on with a search that was ended.
     """
@@ -140,7 +140,7 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
     from leansurgeon.training.runs.folder import write_json
 
     opened, training = begun.source, begun.training
-    say(space_line(begun.found))
+    say(space_line(begun.shapes))
     sample = samples_of(begun, asked, say)
     setting = setting_of(training, sample, asked.batch)
     folder = folder_of(begun, space, budget, asked, setting, sample, say)
@@ -160,7 +160,7 @@ def search(begun: Opened, space: Space, budget: Budget, asked: Asked, say: Say) 
 
 
 def tried(
-    begun: Opened, budget: Budget, sample: Calibration, setting: Setting, folder: Path, asked: Asked, say: Say
+    begun: Opened, budget: Budget, sample: Calibration, setting: Setting, folder: Path, asked: SearchOptions, say: Say
 ) -> Outcome:
     """The search itself, by heals or by trainings."""
     from leansurgeon.search import outcome
@@ -182,7 +182,7 @@ def tried(
 
         bench = Heals(opened, sample, folder / "heals", seeds[0], asked.fit, say, chosen(asked.device))
     return outcome.search(
-        opened, begun.found, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say
+        opened, begun.shapes, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say
     )
 
 
@@ -217,7 +217,7 @@ def config_changes(recipe: str | None, source: str) -> JsonObject | None:
     return (loaded.source_config or None) if same else None
 
 
-def samples_of(begun: Opened, asked: Asked, say: Say) -> Calibration:
+def samples_of(begun: Opened, asked: SearchOptions, say: Say) -> Calibration:
     """The sample data of heals; of trainings what their task gives."""
     training = begun.training
     task = training.task if training else None if asked.data else trained_on(begun.name)
@@ -243,10 +243,10 @@ def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int 
 
 
 def folder_of(
-    begun: Opened, space: Space, budget: Budget, asked: Asked, setting: Setting, sample: Calibration, say: Say
+    begun: Opened, space: Space, budget: Budget, asked: SearchOptions, setting: Setting, sample: Calibration, say: Say
 ) -> Path:
     """The folder of this search; everything that decides its results is in the name."""
-    settings = [begun.found.candidates, budget, space, asked.tries, str(Fraction(asked.share)), asked.seeds, asked.fit]
+    settings = [begun.shapes.candidates, budget, space, asked.tries, str(Fraction(asked.share)), asked.seeds, asked.fit]
     settings += [setting, sample.digest, begun.training.model_dump(mode="json") if begun.training else None]
     folder = place_of(asked.workspace, begun.source, settings)
     if asked.force:
@@ -268,7 +268,7 @@ def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:
 # -- what comes out -------------------------------------------------------------------------------
 
 
-def shrink_command(begun: Opened, winner: Candidate, asked: Asked) -> str:
+def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> str:
     """The `shrink` that makes the winner."""
     wanted, opened, training = winner.wanted, begun.source, begun.training
     flags = {
@@ -289,7 +289,7 @@ def shrink_command(begun: Opened, winner: Candidate, asked: Asked) -> str:
 
 
 def write_winner(
-    opened: Source, winner: Candidate, sample: Calibration, asked: Asked, target: Path, *, force: bool, say: Say
+    opened: Source, winner: Candidate, sample: Calibration, asked: SearchOptions, target: Path, *, force: bool, say: Say
 ) -> None:
     """What `shrink_command` would do, with the sample data at hand."""
     from leansurgeon.measure.device import chosen

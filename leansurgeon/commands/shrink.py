@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShrinkOptions:
     """What is asked of a source, beside its shape (`Wanted`) and the way (`Method`). `data` and `judge` name sample
     data as `--calibrate` does (`data` also several sources); `params` is a number of parameters from which the shape is
     chosen; `out` None is a name in the `workspace`; `resume` goes on with an interrupted cut to it.
@@ -94,7 +94,9 @@ class Shrunk:
         return told(self.decided, self.record, self.folder)
 
 
-def shrink(source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, *, unchanged: Say | None = None) -> Shrunk:
+def shrink(
+    source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say: Say, *, unchanged: Say | None = None
+) -> Shrunk:
     """Rewrite a source to another shape, and prove it. `unchanged` is told the source's name where nothing is to be
     changed, and may raise.
 
@@ -106,7 +108,7 @@ def shrink(source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, *, 
         return _shrink(source, wanted, how, asked, say, unchanged)
 
 
-def _shrink(source: str, wanted: Wanted, how: Method, asked: Asked, say: Say, unchanged: Say | None) -> Shrunk:
+def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say: Say, unchanged: Say | None) -> Shrunk:
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.surgery.plan.planning import plan, without_data
     from leansurgeon.surgery.shrink import decide
@@ -182,7 +184,7 @@ def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, 
     return decide(without_data(steps), None, say)
 
 
-def check(asked: Asked, how: Method, has_data: bool) -> None:
+def check(asked: ShrinkOptions, how: Method, has_data: bool) -> None:
     """Refuse what excludes each other before anything is opened. Raises `UsageError`."""
     how.check(has_data)
     if asked.compare and not (has_data and asked.proof):
@@ -208,7 +210,7 @@ def nothing_changes(steps: Plan, wanted: Wanted, how: Method) -> bool:
 
 
 @contextmanager
-def held_for(steps: Plan, folder: Path, asked: Asked, *, has_data: bool, say: Say) -> Iterator[None]:
+def held_for(steps: Plan, folder: Path, asked: ShrinkOptions, *, has_data: bool, say: Say) -> Iterator[None]:
     """Refuse what cannot be written or compared before long work, and hold the output's name while the block runs."""
     from leansurgeon.checkpoints.publish.output import check_apart, held
 
@@ -226,7 +228,9 @@ def held_for(steps: Plan, folder: Path, asked: Asked, *, has_data: bool, say: Sa
         yield
 
 
-def carried_out(decided: Decided, folder: Path, compared: Wanted | None, asked: Asked, say: Say) -> SurgeryRecord:
+def carried_out(
+    decided: Decided, folder: Path, compared: Wanted | None, asked: ShrinkOptions, say: Say
+) -> SurgeryRecord:
     """Write the result; `compared` is what other starting points of the same shape are made for."""
     from leansurgeon.surgery.check import compare as comparison
     from leansurgeon.surgery.shrink import carry_out

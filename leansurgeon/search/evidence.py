@@ -104,7 +104,8 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         runs = SimpleNamespace(
             model=loaded.model, projections=loaded.projections, forward=lambda batch: outputs(loaded, batch)
         )
-        figures = kappa.measure(runs, thin(data.guard, SAMPLES), data.mask, SAMPLES)  # sentences lie by their length
+        guard = thin(data.guard, SAMPLES)  # sentences lie by their length
+        figures = kappa.measure_blocks(runs, guard, data.mask, SAMPLES)
     per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in figures["layers"]]
     return merged(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
 
@@ -134,7 +135,9 @@ def influences(source: Source, data: Calibration) -> list[float]:
 
     with torch.no_grad():
         masks, answers = ([of(batch) for batch in data.guard] for of in (data.mask, data.answer_mask))
-        return choose_layers.measure(teacher, fill, data.guard, masks, source.shape, source.shape, answers).influence
+        return choose_layers.measure_layers(
+            teacher, fill, data.guard, masks, source.shape, source.shape, answers
+        ).influence
 
 
 def outputs(loaded: Loaded, batch: dict[str, Any]) -> Any:

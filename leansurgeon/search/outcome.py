@@ -48,7 +48,7 @@ class Outcome:
 
     source: Source
     budget: Budget
-    found: Shapes
+    space: Shapes
     cheap: dict[str, Cheap]
     tried: tuple[Candidate, ...]
     controls: tuple[Candidate, ...]
@@ -129,7 +129,7 @@ def search(
     outcome = Outcome(
         source=source,
         budget=budget,
-        found=space,
+        space=space,
         cheap=numbers,
         tried=tuple(tried),
         controls=tuple(controls.values()),

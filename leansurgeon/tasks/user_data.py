@@ -20,7 +20,7 @@ from leansurgeon.tasks import hub
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 
-Kind = Literal["text", "table", "classes", "images", "hub"]
+DataKind = Literal["text", "table", "classes", "images", "hub"]
 HINT = "Give a file, a folder or a glob of your own, or --data austen for the novel that comes along."
 _TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "body", "message", "comment", "question", "title")
 _LABEL_COLUMNS = ("label", "labels", "class", "category", "target", "sentiment", "topic", "rating", "stars", "intent")
@@ -36,7 +36,7 @@ class UserData:
     file).
     """
 
-    kind: Kind
+    kind: DataKind
     spec: str
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()

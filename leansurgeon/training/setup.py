@@ -203,7 +203,7 @@ def make_trainer(
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
         _compile(scored)
-    wrapped = scored if sharing else engine.wrap(accelerator, scored)
+    wrapped = scored if sharing else engine.prepared(accelerator, scored)
     trainer = Trainer(
         accelerator=accelerator,
         scored=scored,
@@ -304,7 +304,7 @@ def _most_at_once(run: Run) -> int:
     """
     train, parameters = run.recipe.train, list(run.loaded.model.parameters())
     model = sum(parameter.nbytes for parameter in parameters)
-    moments = optimizer.moments(train) * sum(p.nbytes for p in parameters if p.requires_grad)
+    moments = optimizer.numbers_per_weight(train) * sum(p.nbytes for p in parameters if p.requires_grad)
     whole = model + moments + (model if train.ema else 0)
     keep, keeps_best = train.checkpoint.keep_last, train.checkpoint.keep_best
     saves = run.plan.times(train.checkpoint.every) + (train.nan == "rollback")  # that one comes before the first step

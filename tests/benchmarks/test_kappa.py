@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.measure.kappa.spectrum import _eigenvalues, _gram, conditioning, spectrum
 
 ROUNDS = 15
@@ -95,7 +95,7 @@ def test_kappa_against_the_forward_pass() -> None:
             conditioning(block)
 
     def everything() -> None:
-        measure(loaded, [batch], lambda _: None, 2)
+        measure_blocks(loaded, [batch], lambda _: None, 2)
 
     for name, work in (("kappa and ranks", raw), ("with centred kappa", both)):
         found = ratios(work, lambda: loaded.forward(batch), rounds=7)
@@ -138,5 +138,5 @@ def test_spectra_on_the_gpu_or_on_the_host(shape) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kappa_against_the_forward_pass_on_the_gpu() -> None:
     loaded, batch = Model("cuda"), {"pixel_values": torch.randn(64, 3, 224, 224, device="cuda")}
-    found = ratios(lambda: measure(loaded, [batch], lambda _: None, 64), lambda: loaded.forward(batch), rounds=5)
+    found = ratios(lambda: measure_blocks(loaded, [batch], lambda _: None, 64), lambda: loaded.forward(batch), rounds=5)
     print(f"forward with A and A W_o of every layer / forward of ViT-B, 64 images: {statistics.median(found):.3f}")

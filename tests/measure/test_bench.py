@@ -126,7 +126,7 @@ def rows(monkeypatch) -> list[bench.Row]:
     monkeypatch.setattr(speed, "runs", lambda _: None)
     monkeypatch.setattr(speed, "timed", lambda *_: times)
     monkeypatch.setattr(speed, "peaks", lambda *_: [3 * 2**20, 5 * 2**20])
-    return bench.measure([own, own], Load(8, 16), [], 3, "cpu", lambda _: None)[0]
+    return bench.time_contenders([own, own], Load(8, 16), [], 3, "cpu", lambda _: None)[0]
 
 
 def test_ratios_are_taken_round_by_round_and_rates_of_what_they_name(rows):

@@ -128,7 +128,7 @@ def test_few_samples_of_all_batches_are_probed_and_every_layer_has_its_own_weigh
     loaded, _ = tiny("vit", **SMALL, image_size=4, head_dim=4)
     images = torch.randn(9, 1, 4, 4, dtype=F64, generator=torch.Generator().manual_seed(3))
     batches = [{"pixel_values": part} for part in images.split([2, 4, 3])]
-    found = invariant.measure(loaded, batches, mask_of, 9, probes=8)["layers"]
+    found = invariant.measure_invariants(loaded, batches, mask_of, 9, probes=8)["layers"]
     middles = [{"pixel_values": images[[2, 6]]}]
     assert [layer["jacobian"] for layer in found] == jacobian(loaded, attentions.of(loaded), middles, mask_of, probes=8)
     for layer, name in zip(found, loaded.projections, strict=True):
@@ -182,9 +182,9 @@ def test_a_change_of_basis_moves_raw_kappa_and_nothing_that_is_called_invariant(
     loaded, batch = tiny(family)
     with torch.no_grad():
         told = loaded.forward(batch)
-    before = invariant.measure(loaded, [batch], mask_of, 3, probes=8)
+    before = invariant.measure_invariants(loaded, [batch], mask_of, 3, probes=8)
     another_basis(loaded, 30.0)
-    after = invariant.measure(loaded, [batch], mask_of, 3, probes=8)
+    after = invariant.measure_invariants(loaded, [batch], mask_of, 3, probes=8)
     with torch.no_grad():
         torch.testing.assert_close(loaded.forward(batch), told, rtol=1e-8, atol=1e-8)  # the model is what it was
     for one, other in zip(before["layers"], after["layers"], strict=True):
@@ -293,7 +293,7 @@ def test_output_is_the_block_behind_the_projection_without_its_bias(inner, tiny)
     seen = []
     module = loaded.model.get_submodule(loaded.projections[1])
     handle = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach()))
-    measured = invariant.measure(loaded, [batch], mask_of, 3, probes=0)
+    measured = invariant.measure_invariants(loaded, [batch], mask_of, 3, probes=0)
     handle.remove()
     assert measured["tokens"] == 3 * 17
     found = measured["layers"][1]

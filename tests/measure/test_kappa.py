@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
-from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.measure.kappa.figures import summarise
 from leansurgeon.measure.kappa.spectrum import _by_torch, _eigenvalues, _gram, conditioning, noise_floor, spectrum
 
@@ -280,7 +280,7 @@ def test_measure_equals_attention_by_hand(make) -> None:
     model, names, batches = make()
     assert len(names) == 2
     model.eval()
-    found = measure(loaded(model, names), batches, mask_of, samples=len(batches) * 3)
+    found = measure_blocks(loaded(model, names), batches, mask_of, samples=len(batches) * 3)
     for layer, name in zip(found["layers"], names, strict=True):
         values = []
         for batch in batches:
@@ -306,7 +306,7 @@ def test_padding_stays_out_of_what_a_block_adds_and_every_projection_has_its_mas
     other = torch.ones(3, 12, dtype=torch.bool)
     other[:, 9:] = False
     masks = [mask_of(batch), other]  # as an encoder and a decoder have
-    found = measure(loaded(model, names), [batch], lambda _: masks, samples=3)
+    found = measure_blocks(loaded(model, names), [batch], lambda _: masks, samples=3)
     assert found["tokens"] == int(masks[0].sum()) == 29
     for layer, name, mask in zip(found["layers"], names, masks, strict=True):
         weight = model.get_submodule(name).weight.detach().double().numpy()
@@ -322,7 +322,7 @@ def test_measure_leaves_the_model_as_it_was() -> None:
     model.vit.embeddings.eval()  # a part that somebody froze
     before = {n: m.training for n, m in model.named_modules()}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = measure(loaded(model, names), batches, mask_of, samples=4)
+        found = measure_blocks(loaded(model, names), batches, mask_of, samples=4)
     assert {n: m.training for n, m in model.named_modules()} == before
     assert not any(m._forward_pre_hooks for m in model.modules())
     assert (found["samples"], found["tokens"], found["forward_dtype"]) == (4, 4 * 17, "float32")
@@ -337,7 +337,7 @@ def test_a_half_precision_forward_hides_small_values_of_the_block_and_of_what_it
             layer.attention.v_proj.weight.mul_(0.1)
             layer.attention.v_proj.bias.fill_(1.0)
     for half, name in ((None, "float32"), (torch.bfloat16, "bfloat16")):
-        found = measure(loaded(model, names), batches, mask_of, samples=3, half=half)
+        found = measure_blocks(loaded(model, names), batches, mask_of, samples=3, half=half)
         assert found["forward_dtype"] == name
         for layer in found["layers"]:
             assert layer["deficient"] == layer["output"]["deficient"] == (0 if half is None else 3)
@@ -349,10 +349,10 @@ def test_measure_cleans_up_after_an_error() -> None:
     model.train()
     wrong = loaded(model, names)
     with pytest.raises(LeanSurgeonError, match=r"\[3, 16\].*\[3, 17\]"):
-        measure(wrong, batches, lambda b: torch.ones(3, 16, dtype=torch.bool), samples=3)
+        measure_blocks(wrong, batches, lambda b: torch.ones(3, 16, dtype=torch.bool), samples=3)
     assert model.training and not any(m._forward_pre_hooks for m in model.modules())
     with pytest.raises(LeanSurgeonError, match=r"\bKappa\b.*\bone sample\b"):
-        measure(wrong, [], mask_of, samples=3)
+        measure_blocks(wrong, [], mask_of, samples=3)
 
 
 def test_two_inputs_count_once_and_padding_stays_out() -> None:
@@ -366,7 +366,7 @@ def test_two_inputs_count_once_and_padding_stays_out() -> None:
     first = {"input_ids": torch.randint(1, 32, (2, 40)), "attention_mask": torch.ones(2, 40, dtype=torch.long)}
     first["attention_mask"][:, 30:] = 0
     found = [
-        measure(
+        measure_blocks(
             loaded(model, names), [first | {f"{k}_2": v.flip(0).roll(shift, 1) for k, v in first.items()}], mask_of, 2
         )
         for shift in (0, 3)

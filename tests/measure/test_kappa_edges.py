@@ -11,7 +11,7 @@ from torch import nn
 
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.measure.kappa import spectrum
-from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.blocks import measure_blocks
 
 
 class Crops(nn.Module):
@@ -35,7 +35,7 @@ def test_rows_of_the_batch_in_full_precision_and_tokens_that_are_more_than_colum
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")  # TF32 on a GPU
     try:
-        found = measure(loaded, batches, lambda _: None, samples=100)
+        found = measure_blocks(loaded, batches, lambda _: None, samples=100)
         assert torch.get_float32_matmul_precision() == "medium" and set(model.precisions) == {"highest"}
     finally:
         torch.set_float32_matmul_precision(before)
@@ -53,7 +53,7 @@ def test_a_grid_is_as_many_tokens_as_it_has_places():
     model, x = nn.Sequential(nn.Linear(5, 5)), torch.randn(2, 3, 4, 5)
     loaded = SimpleNamespace(model=model, projections=["0"], forward=lambda batch: model(batch["x"]))
     mask = torch.arange(12) < torch.tensor([12, 7])[:, None]  # row by row of the grid
-    found = measure(loaded, [{"x": x}], lambda _: mask, samples=2)
+    found = measure_blocks(loaded, [{"x": x}], lambda _: mask, samples=2)
     kappas = [np.linalg.cond(one.reshape(12, 5)[:n].double().numpy()) for one, n in zip(x, (12, 7), strict=True)]
     assert found["tokens"] == 19 and found["layers"][0]["median"] == pytest.approx(np.median(kappas), rel=1e-4)
 

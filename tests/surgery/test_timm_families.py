@@ -15,7 +15,7 @@ from leansurgeon.architectures.timm_models import folder_config, skeleton, sourc
 from leansurgeon.checkpoints.model import initialise, load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.measure.kappa.blocks import measure
+from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.shape import Shape, Stage, evenly_per_stage
 from leansurgeon.surgery.check.doctor import examine
 from leansurgeon.surgery.plan.planning import plan
@@ -166,7 +166,7 @@ def test_the_source_itself_loads_and_kappa_measures_every_attention(case):
     assert torch.equal(output(loaded.model), output(model))
     stages = loaded.architecture.shape(loaded.config).stages
     attentions = 2 if key == "davit" else 1
-    found = measure(loaded, [{"pixel_values": image()}], lambda batch: None, 2)["layers"]
+    found = measure_blocks(loaded, [{"pixel_values": image()}], lambda batch: None, 2)["layers"]
     assert len(found) == attentions * sum(stage.depth for stage in stages)
     for name, layer in zip(loaded.projections, found, strict=True):
         assert 0 < layer["k"] <= dict(loaded.model.named_modules())[name].in_features

@@ -17,7 +17,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.check.undeclared import Drawn, Row
+    from leansurgeon.surgery.check.undeclared import Drawn, FamilyCheck
 
 LONGEST = 60  # seconds of a processor for one type
 AT_ONCE = 40  # types that one process does
@@ -47,16 +47,19 @@ def families(
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
     from leansurgeon.report.tables.families import counted, document, markdown
-    from leansurgeon.surgery.check.undeclared import Drawn, Row
+    from leansurgeon.surgery.check.undeclared import Drawn, FamilyCheck
 
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, and {jobs} was given.")
     if depth < 3:
         raise UsageError(f"--depth must be at least 3, so that something is left of a cut, and {depth} was given.")
     names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
-    known: dict[str, Row] = {}
+    known: dict[str, FamilyCheck] = {}
     if state and state.exists():
-        rows = [Row(**jsonfile.parse(line, str(state))) for line in files.read_text(state, jsonfile.LIMIT).splitlines()]
+        rows = [
+            FamilyCheck(**jsonfile.parse(line, str(state)))
+            for line in files.read_text(state, jsonfile.LIMIT).splitlines()
+        ]
         drawn = [row for row in rows if (row.seed, row.depth) == (seed, depth)]
         known = {row.name: row for row in drawn if row.name in names}
     left = [name for name in names if name not in known]
@@ -92,7 +95,7 @@ def all_of_timm() -> list[str]:
     return [PREFIX + name for name in NAMES]
 
 
-def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Row]:
+def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[FamilyCheck]:
     """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
     stays in memory; (`max_tasks_per_child` of Python 3.11 hangs after the first).
     """
@@ -100,13 +103,13 @@ def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Row]:
         yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs, drawn)
 
 
-def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Row]:
+def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[FamilyCheck]:
     """Rows of these names from new processes. Where one dies (memory), the names that it took along are tried alone."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    from leansurgeon.surgery.check.undeclared import Row
+    from leansurgeon.surgery.check.undeclared import FamilyCheck
 
     lost = []
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -117,17 +120,17 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Row]:
             except BrokenProcessPool:
                 lost.append(waiting[done])
     for name in lost:
-        yield from of_one_pool([name], 1, drawn) if len(names) > 1 else [Row(name, why="its process died")]
+        yield from of_one_pool([name], 1, drawn) if len(names) > 1 else [FamilyCheck(name, why="its process died")]
 
 
-def patiently(name: str, drawn: Drawn) -> Row:
+def patiently(name: str, drawn: Drawn) -> FamilyCheck:
     """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
     import os
     import signal
     import tempfile
 
     from leansurgeon.surgery.check import undeclared, undeclared_timm
-    from leansurgeon.surgery.check.undeclared import Row
+    from leansurgeon.surgery.check.undeclared import FamilyCheck
 
     class TooLong(BaseException):
         """So that no `except Exception` on the way takes it for one of the library's own."""
@@ -146,16 +149,16 @@ def patiently(name: str, drawn: Drawn) -> Row:
             room = undeclared_timm if name.startswith(undeclared_timm.PREFIX) else undeclared
             return room.checked(name, drawn=drawn)
     except TooLong:
-        return Row(name, why=f"it took more than {LONGEST} s")
+        return FamilyCheck(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on
-        return Row(name, why=f"{type(error).__name__}: {str(error)[:200]}")
+        return FamilyCheck(name, why=f"{type(error).__name__}: {str(error)[:200]}")
     finally:
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.flush()
 
 
-def shortly(row: Row) -> str:
+def shortly(row: FamilyCheck) -> str:
     """What came of a type, in a few words for the line of progress."""
     if not row.built:
         return f"not tried: {row.why[:90]}"

@@ -13,7 +13,7 @@ from leansurgeon.errors import UsageError, plural, short
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.costs.bench import Row
+    from leansurgeon.measure.costs.bench import Timing
 
 
 def bench(
@@ -73,7 +73,7 @@ def bench(
         if precision == "fp16" and device.type == "cpu":
             raise UsageError("--precision fp16 is for a GPU.", "Give bf16 or fp32.")
         load = speed.Load(batch, length, precision)
-        rows, more = benches.measure(rivals, load, wanted, rounds, device, say)
+        rows, more = benches.time_contenders(rivals, load, wanted, rounds, device, say)
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     remarks = benches.remarks(rows, hopper=cuda and torch.cuda.get_device_capability(device)[0] == 9)
@@ -98,7 +98,7 @@ def bench(
         say(f"Kept as {run / BENCH}.")
 
 
-def show(document: dict[str, Any], rows: list[Row], model: str) -> None:
+def show(document: dict[str, Any], rows: list[Timing], model: str) -> None:
     """The table and what follows from it, in 80 columns."""
     from leansurgeon.measure.costs import bench as benches
 

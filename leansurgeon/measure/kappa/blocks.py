@@ -5,9 +5,9 @@ enters the output projection. With k = min(N, heads * head_dim), kappa = sigma_1
 to average over; here kappa is taken per sample, over unmasked tokens (class token kept), from an fp32 forward, with
 the spectrum in fp64.
 
-A change of basis within the heads (W_v -> R W_v, W_o -> W_o R^-1) changes this kappa and not the model. So `measure`
-takes the kappa of A W_o, what the block adds to the stream, along with it; `invariant` adds those of the weights and
-of the Jacobian.
+A change of basis within the heads (W_v -> R W_v, W_o -> W_o R^-1) changes this kappa and not the model. So
+`measure_blocks` takes the kappa of A W_o, what the block adds to the stream, along with it; `invariant` adds those of
+the weights and of the Jacobian.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Measured(Protocol):
         ...
 
 
-def measure(
+def measure_blocks(
     loaded: Measured,
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], Mask],

@@ -101,7 +101,7 @@ class OverLayers(TypedDict):
 
 
 class ModelKappa(TypedDict):
-    """What `blocks.measure` and `invariant.measure` give."""
+    """What `blocks.measure_blocks` and `invariant.measure_invariants` give."""
 
     samples: int
     tokens: int

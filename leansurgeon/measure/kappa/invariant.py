@@ -17,7 +17,7 @@ from leansurgeon.measure.kappa.jacobian import PROBES, SAMPLES, jacobian
 from leansurgeon.measure.kappa.weights import weights
 
 
-def measure(
+def measure_invariants(
     loaded: kappa.Measured,
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], kappa.Mask],
@@ -26,7 +26,7 @@ def measure(
     probes: int = PROBES,
     half: torch.dtype | None = None,
 ) -> ModelKappa:
-    """What `kappa.measure` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
+    """What `blocks.measure_blocks` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
     `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).
     `probes` 0 leaves the Jacobian out.
     """
@@ -44,7 +44,7 @@ def measure(
                 probed.append(some_rows(batch, here))
             yield batch
 
-    figures = kappa.measure(loaded, noted(), token_mask, samples, half=half)
+    figures = kappa.measure_blocks(loaded, noted(), token_mask, samples, half=half)
     parts = attentions.of(loaded)
     slopes: list[JacobianKappa | None] = [None for _ in parts]
     if probes:

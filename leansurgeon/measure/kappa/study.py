@@ -83,7 +83,7 @@ def study(
     precision: str = "fp32",
     say: Say = silent,
 ) -> KappaDocument:
-    """Load the model and measure it on held-out samples. Raises what `invariant.measure` raises."""
+    """Load the model and measure it on held-out samples. Raises what `invariant.measure_invariants` raises."""
     loaded = load(opened.folder, tower=opened.tower).alone()
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
     kinds = [site.kind for site in sites.sites(loaded)]
@@ -101,7 +101,7 @@ def study(
     say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
     with phase("forward passes", passes, "passes/s") as advance:
         watched = _Watched(loaded, advance)
-        figures = invariant.measure(watched, batches, mask, size, probes=probes, half=HALVES[precision])
+        figures = invariant.measure_invariants(watched, batches, mask, size, probes=probes, half=HALVES[precision])
     for layer, kind in zip(figures["layers"], kinds, strict=True):
         layer["kind"] = kind
     return {

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.check.undeclared import Row
+from leansurgeon.surgery.check.undeclared import FamilyCheck
 
 NUMBERS = ("depth", "heads", "mlp_dim")
 
 
-def counts(rows: Sequence[Row]) -> Mapping[str, int]:
+def counts(rows: Sequence[FamilyCheck]) -> Mapping[str, int]:
     """How many types can be tried, and how many of them allow what."""
     built = [row for row in rows if row.built]
     return {
@@ -25,7 +25,7 @@ def counts(rows: Sequence[Row]) -> Mapping[str, int]:
     }
 
 
-def document(rows: Sequence[Row]) -> JsonObject:
+def document(rows: Sequence[FamilyCheck]) -> JsonObject:
     """The families as the JSON document that `--json` prints."""
     return {"versions": versions(), "counts": counts(rows), "rows": [row.as_dict() for row in rows]}
 
@@ -35,7 +35,7 @@ def versions() -> Mapping[str, str]:
     return {name: version(name) for name in ("leansurgeon", "transformers", "timm", "torch")}
 
 
-def counted(rows: Sequence[Row]) -> str:
+def counted(rows: Sequence[FamilyCheck]) -> str:
     """How many types can be cut in what way, in one paragraph."""
     count = counts(rows)
     return (
@@ -47,7 +47,7 @@ def counted(rows: Sequence[Row]) -> str:
     )
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[FamilyCheck]) -> str:
     """The whole page of families, a table row for every type, and one for every model of timm."""
     said = ", ".join(f"{name} {number}" for name, number in versions().items())
     of_timm = [row for row in rows if row.name.startswith("timm/")]
@@ -71,7 +71,7 @@ OF_TIMM = (
 )
 
 
-def part(rows: Sequence[Row], said: Sequence[str]) -> list[str]:
+def part(rows: Sequence[FamilyCheck], said: Sequence[str]) -> list[str]:
     """Counts, how they came about, the table, and what was not tried."""
     left = [f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built]
     return [
@@ -83,7 +83,7 @@ def part(rows: Sequence[Row], said: Sequence[str]) -> list[str]:
     ]
 
 
-def line(row: Row) -> str:
+def line(row: FamilyCheck) -> str:
     """A type's row of the Markdown table."""
     heads = "by modelling file" if row.can("heads") and row.decoupled else mark(row, "heads")
     difference = f"{row.difference:.0e}" if row.difference is not None else "–"
@@ -93,7 +93,7 @@ def line(row: Row) -> str:
     return f"| {name} | {row.cls} | {mark(row, 'depth')} | {heads} | {mark(row, 'mlp_dim')} | {difference} | {why} |"
 
 
-def mark(row: Row, number: str) -> str:
+def mark(row: FamilyCheck, number: str) -> str:
     """Whether the number (`depth`, `heads`, `mlp_dim`) can be cut, as yes or no."""
     return "yes" if row.can(number) else "no"
 

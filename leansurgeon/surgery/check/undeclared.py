@@ -41,7 +41,7 @@ USUAL = Drawn()
 
 
 @dataclass(frozen=True)
-class Row:
+class FamilyCheck:
     """What became of one type. `built` is False where no small model of it runs, and `why` says what stood in the
     way; `refused` has the reason for each of depth, heads and mlp_dim that may not change.
     """
@@ -83,7 +83,7 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
     return model_type, {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
 
 
-def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Row:
+def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
     from leansurgeon.architectures.infer.library import class_name, quietly
 
@@ -92,12 +92,14 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Row:
     with quietly():
         cls = class_name(model_type)
         if cls is None:
-            return Row(name, why="transformers has no model for it")
+            return FamilyCheck(name, why="transformers has no model for it")
         row = _checked(name, model_type, cls, flags, tower, drawn)
-    return Row(**(row.as_dict() | {"seconds": round(time.monotonic() - started, 1)}))
+    return FamilyCheck(**(row.as_dict() | {"seconds": round(time.monotonic() - started, 1)}))
 
 
-def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tower: str | None, drawn: Drawn) -> Row:
+def _checked(
+    name: str, model_type: str, cls: str, flags: Mapping[str, Any], tower: str | None, drawn: Drawn
+) -> FamilyCheck:
     from leansurgeon.architectures.infer.explore import built
     from leansurgeon.architectures.infer.library import Library, Unbuildable, reason, whole
 
@@ -106,15 +108,15 @@ def _checked(name: str, model_type: str, cls: str, flags: Mapping[str, Any], tow
         library = Library.of(full)
         small, _ = built(library, full)
     except (Unbuildable, LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        return Row(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
+        return FamilyCheck(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
             return through_the_product(name, library, small, Path(scratch), tower, drawn)
     except LeanSurgeonError as error:
         said = " ".join(str(error).split())
-        return Row(name, cls, built=True, refused=dict.fromkeys(("depth", "heads", "mlp_dim"), ""), why=said)
+        return FamilyCheck(name, cls, built=True, refused=dict.fromkeys(("depth", "heads", "mlp_dim"), ""), why=said)
     except Exception as error:  # a defect of ours; the table shows it
-        return Row(name, cls, built=True, why=f"defect: {reason(error)}")
+        return FamilyCheck(name, cls, built=True, why=f"defect: {reason(error)}")
 
 
 def through_the_product(
@@ -124,7 +126,7 @@ def through_the_product(
     scratch: Path,
     tower: str | None = None,
     drawn: Drawn = USUAL,
-) -> Row:
+) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer import cuts, inputs
     from leansurgeon.architectures.infer.differences import levels
@@ -153,11 +155,13 @@ def through_the_product(
         layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
         stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
     refused = refusals(arch)
-    row = Row(name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled))
+    row = FamilyCheck(
+        name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled)
+    )
     keep = kept(arch, small, shape) if "depth" not in refused else None
     asked = wanted_numbers(shape, arch, refused)
     if not keep and not asked:
-        return Row(**(row.as_dict() | {"why": "nothing may change"}))
+        return FamilyCheck(**(row.as_dict() | {"why": "nothing may change"}))
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
     try:
         made = plan(source, Wanted(**asked), method=method)
@@ -173,7 +177,7 @@ def through_the_product(
     gone = [i for i in range(shape.depth) if keep and i not in keep]
     by_hand = by_hooks(model, stages, shape, gone, given)
     ask = asked | ({"keep": keep} if keep else {})
-    return Row(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
+    return FamilyCheck(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
 
 
 def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from leansurgeon import architectures
 from leansurgeon.architectures.limits import refusals
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.surgery.check.undeclared import USUAL, Drawn, Row, by_hooks, kept, wanted_numbers
+from leansurgeon.surgery.check.undeclared import USUAL, Drawn, FamilyCheck, by_hooks, kept, wanted_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ NAMES = (
 )
 
 
-def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> Row:
+def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
     from leansurgeon.architectures.infer.library import quietly
 
@@ -86,7 +86,7 @@ def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> Row:
     return replace(row, seconds=round(time.monotonic() - started, 1))
 
 
-def _checked(name: str, seed: int) -> Row:
+def _checked(name: str, seed: int) -> FamilyCheck:
     from leansurgeon.architectures.infer.library import Unbuildable, reason
     from leansurgeon.architectures.infer.timm_models import arguments
     from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
@@ -98,21 +98,21 @@ def _checked(name: str, seed: int) -> Row:
         library = TimmLibrary.of(flat)
         small, library, _ = first_small(library, flat)
     except Unbuildable as error:
-        return Row(name, why=str(error))
+        return FamilyCheck(name, why=str(error))
     except Exception as error:  # timm raises whatever it likes
-        return Row(name, why=reason(error))
+        return FamilyCheck(name, why=reason(error))
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
             return through_the_product(name, library, small, Path(scratch), seed)
     except LeanSurgeonError as error:
         said = " ".join(str(error).split())
         refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
-        return Row(name, library.cls.__name__, built=True, refused=refused, why=said)
+        return FamilyCheck(name, library.cls.__name__, built=True, refused=refused, why=said)
     except Exception as error:  # a defect of ours; the table shows it
-        return Row(name, library.cls.__name__, built=True, why=f"defect: {reason(error)}")
+        return FamilyCheck(name, library.cls.__name__, built=True, why=f"defect: {reason(error)}")
 
 
-def through_the_product(name: str, library: TimmLibrary, small: Config, scratch: Path, seed: int) -> Row:
+def through_the_product(name: str, library: TimmLibrary, small: Config, scratch: Path, seed: int) -> FamilyCheck:
     """Cut a small model of this name as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer.differences import levels
     from leansurgeon.architectures.infer.library import difference, outputs
@@ -129,7 +129,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, scratch:
     arch, shape = source.architecture, source.shape
     refused = refusals(arch)
     declared = architectures.declared(source.config) is not None
-    row = Row(name, library.cls.__name__, True, declared, refused, bool(arch.decoupled))
+    row = FamilyCheck(name, library.cls.__name__, True, declared, refused, bool(arch.decoupled))
     stages, _ = levels(library, small)
     if len(stages) != len(shape.stages):
         return replace(row, why=f"{len(stages)} lists of blocks are found, and its declaration has {len(shape.stages)}")

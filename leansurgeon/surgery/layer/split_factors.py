@@ -127,7 +127,7 @@ def moment(x_BHTD: Tensor, weight_BT: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def moments(
+def score_moments(
     parent: Torch, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], children: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Moments of queries `(H, 1, D, D)` and of keys as the output of each child sees them `(H, M, D, D)`, float64.

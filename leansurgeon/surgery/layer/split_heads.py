@@ -243,7 +243,7 @@ def activation_aware(
     parent = factors.Torch.of(attention, score_scale, causal)
     fit, guard = fit_and_guard(len(inputs_BTW))
     gain = gain_of(attention, after, score_gain)
-    forms = low_rank(*factors.moments(parent, inputs_BTW, masks, children), after.head_dim, gain)
+    forms = low_rank(*factors.score_moments(parent, inputs_BTW, masks, children), after.head_dim, gain)
     goals = targets_BTW if targets_BTW is not None else factors.Lazy(parent, inputs_BTW, masks)
 
     def error(candidate: Attention) -> float:

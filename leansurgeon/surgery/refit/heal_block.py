@@ -92,7 +92,7 @@ def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = N
     return sqrt(total / max(tokens, 1))
 
 
-def moments(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
+def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
     """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
     give is what is missing over the scale; what an error there counts is the scale again.
     """
@@ -119,7 +119,9 @@ def equations(
 
 def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> heal.Refit:
     """Refit one projection of a pre-norm block in place, where the guard gains."""
-    refit = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
+    refit = heal.refit(
+        refit_sums(site, site.fit, module, scale), refit_sums(site, site.guard, module, scale), site.ridges
+    )
     add_to(module, refit.weight, refit.bias)
     return refit
 
@@ -151,7 +153,9 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
     """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
     the block.
     """
-    refit = heal.refit(moments(site, site.fit, module, scale), moments(site, site.guard, module, scale), site.ridges)
+    refit = heal.refit(
+        refit_sums(site, site.fit, module, scale), refit_sums(site, site.guard, module, scale), site.ridges
+    )
     record = refit.recorded()
     if refit.kept:
         before, restore = refit.before, way_back(module)

@@ -187,7 +187,9 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
         )  # fmt: skip
         drop_layers.refuse_misplaced(ground.source, ground.plan.init, kept)
         return [Candidate(kept, criterion)], {"rounds": rounds}
-    evidence = choose_layers.measure(ground.teacher, ground.fill, batches, masks, before, after, view.answers["guard"])
+    evidence = choose_layers.measure_layers(
+        ground.teacher, ground.fill, batches, masks, before, after, view.answers["guard"]
+    )
     sets = {
         "angular": choose_layers.by_angle(evidence, period),
         "angular, second": choose_layers.by_angle(evidence, period, rank=1),

@@ -77,7 +77,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(size > 1e-299, (a * b).sum(-1) / size, 1.0).clamp(-1, 1)
 
 
-def measure(
+def measure_layers(
     teacher: Skeleton,
     fill: Fill,
     batches: list[dict],

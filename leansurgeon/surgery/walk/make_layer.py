@@ -118,7 +118,7 @@ def trim(
     the groups that stay, where they are chosen already.
     """
     scale = block.reach(module, work.first, freeze=freeze)
-    sums = [moments(work, part, module, scale) for part in (work.fit, work.guard)]
+    sums = [trim_sums(work, part, module, scale) for part in (work.fit, work.guard)]
     old, gram, worth = block.weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
     error, best = inf, None
     for ridge in RIDGES:
@@ -136,12 +136,12 @@ def trim(
     return best, Trim(*chosen, *errors)
 
 
-def moments(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
+def trim_sums(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
     """As for a refit; where the way to the block's output is no sum (post-norm), the target is what the projection
     itself gave.
     """
     if scale is not None:
-        return heal_block.moments(work, samples, module, scale)
+        return heal_block.refit_sums(work, samples, module, scale)
     sums = heal_block.equations(module, block.weight_of(module).device)
     for b in range(len(samples)):
         with block.inputs_of(module) as seen:

@@ -42,7 +42,7 @@ _MATCHED = base.Metric("accuracy", "accuracy (matched)", higher_is_better=True, 
 
 
 @dataclass(frozen=True)
-class Kind:
+class GlueTask:
     """One task: its folder in the distribution, its columns on the hub and in the distribution's files (numbers where
     those have no header), its labels in their order (none: a number from 0 to 5), and the metric that chooses.
     """
@@ -56,24 +56,24 @@ class Kind:
 
 
 KINDS = {
-    "cola": Kind("CoLA", ("sentence",), _MATTHEWS, tsv=(3, 1), metrics=("matthews", "accuracy")),
-    "sst2": Kind("SST-2", ("sentence",), _ACCURACY),
-    "mrpc": Kind(
+    "cola": GlueTask("CoLA", ("sentence",), _MATTHEWS, tsv=(3, 1), metrics=("matthews", "accuracy")),
+    "sst2": GlueTask("SST-2", ("sentence",), _ACCURACY),
+    "mrpc": GlueTask(
         "MRPC",
         ("sentence1", "sentence2"),
         _F1,
         tsv=("#1 String", "#2 String", "Quality"),
         metrics=("f1", "accuracy"),
     ),
-    "stsb": Kind("STS-B", ("sentence1", "sentence2"), _PEARSON, (), ("sentence1", "sentence2", "score"), ()),
-    "qqp": Kind(
+    "stsb": GlueTask("STS-B", ("sentence1", "sentence2"), _PEARSON, (), ("sentence1", "sentence2", "score"), ()),
+    "qqp": GlueTask(
         "QQP",
         ("question1", "question2"),
         _F1,
         tsv=("question1", "question2", "is_duplicate"),
         metrics=("f1", "accuracy"),
     ),
-    "mnli": Kind(
+    "mnli": GlueTask(
         "MNLI",
         ("premise", "hypothesis"),
         _MATCHED,
@@ -81,8 +81,8 @@ KINDS = {
         ("sentence1", "sentence2", "gold_label"),
         ("accuracy", "accuracy_mismatched"),
     ),
-    "qnli": Kind("QNLI", ("question", "sentence"), _ACCURACY, _NLI),
-    "rte": Kind("RTE", ("sentence1", "sentence2"), _ACCURACY, _NLI),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), _ACCURACY, _NLI),
+    "rte": GlueTask("RTE", ("sentence1", "sentence2"), _ACCURACY, _NLI),
 }
 
 
@@ -294,7 +294,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     )
 
 
-def _read(places: list[Any], kind: Kind) -> _Rows:
+def _read(places: list[Any], kind: GlueTask) -> _Rows:
     texts: list[list[str]] = [[] for _ in kind.texts]
     labels, left_out = [], 0
     for place in places:
@@ -314,7 +314,7 @@ def _read(places: list[Any], kind: Kind) -> _Rows:
     return _Rows(texts[0], texts[1] if len(texts) > 1 else None, kept, left_out)
 
 
-def _fields(place: Path | Dataset, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
+def _fields(place: Path | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
     """(file and row, texts and label) of every row; None for a line that lacks a field."""
     columns = [*kind.texts, "label"]
     if not isinstance(place, Path):
@@ -327,7 +327,7 @@ def _fields(place: Path | Dataset, kind: Kind) -> Iterator[tuple[str, list[Any] 
             yield f"{place}, row {number}", row
 
 
-def _tsv(path: Path, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
+def _tsv(path: Path, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
     """A file of the distribution: tabs between fields, and quotation marks that mean themselves."""
     lines = files.read_text(path, text_files.LARGEST, encoding="utf-8-sig").split("\n")
     rows = [line.rstrip("\r").split("\t") for line in lines]
@@ -346,7 +346,7 @@ def _tsv(path: Path, kind: Kind) -> Iterator[tuple[str, list[Any] | None]]:
             yield f"{path}, line {number}", [row[place] for place in columns] if complete else None
 
 
-def _label(value: Any, kind: Kind, where: str) -> float | int:
+def _label(value: Any, kind: GlueTask, where: str) -> float | int:
     text = str(value).strip()
     if not kind.labels:
         try:

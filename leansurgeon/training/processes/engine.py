@@ -91,7 +91,7 @@ def check_parallel(train: Train, processes: int, say: Say) -> bool:
     return True
 
 
-def wrap(accelerator: Accelerator, module: nn.Module) -> nn.Module:
+def prepared(accelerator: Accelerator, module: nn.Module) -> nn.Module:
     """`module` behind DDP where there are several processes."""
     with warnings.catch_warnings():
         # The new name of this option does not exist in every torch that we support.

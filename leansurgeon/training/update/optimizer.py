@@ -58,7 +58,7 @@ def in_one_kernel(train: Train, device: str, *, sharing: bool) -> bool:
     return device == "cuda" or (device == "cpu" and adam and not sharing and train.precision != "fp16")
 
 
-def moments(train: Train) -> int:
+def numbers_per_weight(train: Train) -> int:
     """How many numbers the optimizer keeps for every weight."""
     if train.optim.name != "sgd":
         return 2

@@ -136,7 +136,7 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     """
     model, held = trainer.scored, []
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    moments = optimizer.moments(trainer.plan.train)
+    moments = optimizer.numbers_per_weight(trainer.plan.train)
     try:
         if trainer.rehearsal is not None:
             model = trainer.rehearsal()

@@ -93,7 +93,7 @@ def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
     samples = min(wanted.samples, run.task.size("eval"))
     device = next(export.model.parameters()).device
     batches = (feed.to_device(batch, device) for batch in _batches(run, "eval", samples))
-    return invariant.measure(export, batches, run.task.token_mask, samples, probes=wanted.probes)
+    return invariant.measure_invariants(export, batches, run.task.token_mask, samples, probes=wanted.probes)
 
 
 def _heads(run: Run, export: Any, wanted: Heads) -> JsonObject:

@@ -168,7 +168,7 @@ def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeyp
         lambda *_: [dict.fromkeys(TIMED, Timing.of([s * t for t in rounds])) for s in (1.0, 0.5)],
     )
     monkeypatch.setattr(speed, "peaks", lambda *_: [7, 5])
-    first, second = bench.measure([own, own], speed.Load(8, 16), [], 3, "cpu", lambda _: None)[0]
+    first, second = bench.time_contenders([own, own], speed.Load(8, 16), [], 3, "cpu", lambda _: None)[0]
     assert first.against_first == (1, 1, 1) and second.against_first == (0.5, 0.5, 0.5)
     assert (second.verdict, second.parameters, second.peak) == ("faster", 4, 5)
     assert second.as_dict()["training_per_second"] == units / 1.0

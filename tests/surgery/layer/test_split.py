@@ -13,7 +13,7 @@ from leansurgeon.shape import Stage
 from leansurgeon.surgery.layer import split_heads
 from leansurgeon.surgery.layer.canonical import Attention
 from leansurgeon.surgery.layer.score_forms import Forms, low_rank
-from leansurgeon.surgery.layer.split_factors import Torch, moments, output_roots, parts, refit_output, some
+from leansurgeon.surgery.layer.split_factors import Torch, output_roots, parts, refit_output, score_moments, some
 from leansurgeon.surgery.layer.split_refine import by_child, refine
 
 
@@ -219,7 +219,7 @@ def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
 def test_key_moment_is_the_first_order_output_error() -> None:
     """`tr(dM^T Ck dM q q^T)` against the output's change for a small change of the form, by finite differences."""
     old, x = attention(1, 6, 12, seed=5), coloured(1, 1, 5, 12)
-    _, c_key = moments(Torch.of(old), x, [None], 1)
+    _, c_key = score_moments(Torch.of(old), x, [None], 1)
     change = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
     step = 1e-3
     moved = replace(old, k=old.k + step * (change @ old.k[0])[None], k_bias=old.k_bias + step * old.k_bias @ change.T)
@@ -305,7 +305,7 @@ def test_moments_do_not_see_what_all_keys_share() -> None:
     """A constant on all keys moves every score of a query alike, which its softmax does not see."""
     old, x = attention(2, 8, 20), coloured(3, 4, 6, 20)
     moved = replace(old, k_bias=old.k_bias + 3.0)
-    of_keys = [moments(Torch.of(a), x, [None] * 3, 2)[1] for a in (old, moved)]
+    of_keys = [score_moments(Torch.of(a), x, [None] * 3, 2)[1] for a in (old, moved)]
     assert np.allclose(*of_keys, rtol=0, atol=1e-4 * float(np.abs(of_keys[0]).max()))
 
 
@@ -323,7 +323,7 @@ def test_refinement_lowers_what_it_is_fitted_to() -> None:
     """The children's own parts of the output, from the closed form on; so near to it that the guard sees little."""
     old, after, x = attention(2, 8, 20, seed=3), stage(4, 4, 20), coloured(10, 32, 16, 20)
     parent, gain = Torch.of(old), (4 / 8) ** 0.5
-    forms = low_rank(*moments(parent, x, [None] * 10, 2), 4, gain)
+    forms = low_rank(*score_moments(parent, x, [None] * 10, 2), 4, gain)
     factors = [factor.mT for factor in output_roots(parent, 2)]
 
     def own_error(forms: Forms) -> float:

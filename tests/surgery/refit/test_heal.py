@@ -116,7 +116,7 @@ def test_the_sums_hold_the_error_of_the_block(family):
     with torch.no_grad():
         if family == "dinov2":
             here.block.layer_scale2.lambda1.copy_(torch.linspace(0.1, 3, 32))
-        sums = heal_block.moments(here, here.fit, down, block.reach(down, here.first))
+        sums = heal_block.refit_sums(here, here.fit, down, block.reach(down, here.first))
         assert sums.relative() == pytest.approx(heal_block.error(here, here.fit), rel=1e-3)
         change = sums.solve(0.1)
         block.add_to(down, change[: sums.inputs].T, change[sums.inputs])

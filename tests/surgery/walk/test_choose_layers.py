@@ -70,7 +70,7 @@ def test_influence_and_angle(family):
     model, batches, masks = model_and_batches(family)
     skeleton, fill = skeleton_of(model, family)
     before = skeleton.shape
-    found = choose_layers.measure(skeleton, fill, batches, masks, before, before.with_(depth=1))
+    found = choose_layers.measure_layers(skeleton, fill, batches, masks, before, before.with_(depth=1))
     h = states(model, batches, masks)
     for i in range(4):
         cos = torch.nn.functional.cosine_similarity(h[i], h[i + 1], dim=-1)

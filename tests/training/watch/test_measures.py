@@ -98,7 +98,7 @@ def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits)
     _, rows, folder = measured
     batch = digits.batch("eval", inner(360, 8), seed=0, epoch=0)  # spread over the split
     for row, saved in ((of(rows, "kappa")[0], model), (of(rows, "kappa")[-1], folder / "last")):
-        found = kappa.measure(load(saved), [batch], digits.token_mask, 8)
+        found = kappa.measure_blocks(load(saved), [batch], digits.token_mask, 8)
         for one, other in zip(row["layers"], found["layers"], strict=True):
             assert one["median"] == pytest.approx(other["median"], rel=1e-5)
 
