@@ -141,7 +141,7 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
             data = samples()
         other = None
         if asked.judge and used:
-            other = sample_data(opened, asked.judge, None, None, asked.seed, say, flag="--judge")
+            other = sample_data(opened, asked.judge, None, None, asked.seed, say, "--judge", place)
         settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
         decided = decide_on_own(steps, opened, say, settings) if own else decide(steps, data, say, **settings)
         if asked.dry_run:

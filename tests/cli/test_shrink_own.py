@@ -10,18 +10,28 @@ from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged
-from leansurgeon.measure.data import own
+from leansurgeon.measure.data import own, shipped
 from leansurgeon.measure.data.parts import Parts
-from tests.conftest import build
+from tests.conftest import FAMILIES, build
+from tests.support.models.undeclared import small_model
+from tests.support.models.word_models import WORDS
+from tests.support.models.word_models import words as word_tokenizer
 
 
 @pytest.fixture
 def shrink(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
     monkeypatch.setattr(own, "LINES", Parts(8, 4, 4))
+    monkeypatch.setattr(shipped, "PAIRS", Parts(8, 4, 4))
 
-    def run(family, *words, **changes):
-        build(family, **changes).save_pretrained(tmp_path / family)
+    def run(family, *words, reads=None, **changes):
+        if family in FAMILIES:
+            build(family, **changes).save_pretrained(tmp_path / family)
+        else:
+            small_model(family, tmp_path / family, **changes)
+        if reads:  # the tokenizer knows the words of this novel
+            word_tokenizer(tmp_path / family)
+            monkeypatch.setattr(shipped, "NOVEL", str(reads))
         done = CliRunner().invoke(app, ["shrink", str(tmp_path / family), "-o", str(tmp_path / "out"), *words])
         assert done.exit_code == 0, done.output
         file = tmp_path / "out" / "surgery.json"
@@ -39,12 +49,52 @@ def test_a_model_is_calibrated_on_what_it_makes(family, what, shrink):
     assert what in done.stderr and record["proof"]["compared"]["data"] == "held-out data"
 
 
-def test_the_weights_alone_decide_where_asked_or_where_nothing_can_be_made(shrink):
-    for words, family in ((("--uncalibrated",), "gpt2"), ((), "t5")):
-        done, record = shrink(family, "--layers", "3", "--force", *words)
-        kept = [0, 1, 3] if family == "gpt2" else [0, 1, 3, 4, 5, 7]
-        assert record["plan"]["layers"] == kept and not record["plan"]["calibrated"] and not record["decided"]
-    assert "an encoder and a decoder" in " ".join(done.stderr.split())
+def test_the_weights_alone_decide_where_asked(shrink):
+    _, record = shrink("gpt2", "--layers", "3", "--uncalibrated")
+    assert record["plan"]["layers"] == [0, 1, 3] and not record["plan"]["calibrated"] and not record["decided"]
+
+
+@pytest.fixture
+def novel(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = (" ".join(rng.choice(WORDS, rng.integers(12, 31))) for _ in range(400))
+    (tmp_path / "novel.txt").write_text("\n".join(lines))
+    return tmp_path / "novel.txt"
+
+
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [("t5", "random tokens"), ("t5", "spans hidden in a novel"), ("gpt2", "random tokens"), ("gpt2", "a novel")],
+)
+def test_where_nothing_is_made_what_comes_along_is_taken(family, what, shrink, novel, monkeypatch):
+    monkeypatch.setitem(own.WORK, "cpu", 1.0)  # too long to write in
+    done, record = shrink(family, "--layers", "3", reads="novel" in what and novel)
+    used, said = record["decided"]["calibration"], " ".join(done.stderr.split())
+    assert what in used["says"] and what in said and "makes no samples of its own" in said
+    assert record["plan"]["calibrated"] and record["decided"]["decisions"]
+    scores = [c for c in record["decided"]["candidates"] if "guard_divergence" in c]
+    assert len(scores) == len(record["decided"]["candidates"]) > 0  # predictions judge
+
+
+@pytest.mark.parametrize(("tower", "what"), [("vision", "noise"), ("text", "random tokens")])
+def test_a_tower_without_data_is_calibrated_alone(tower, what, shrink):
+    done, record = shrink("clip", "--tower", tower, "--layers", "1", architectures=["CLIPModel"])
+    used = record["decided"]["calibration"]
+    assert used["name"] == "own" and what in used["says"] and what in done.stderr
+    assert record["plan"]["calibrated"] and record["decided"]["decisions"]
+
+
+def test_own_samples_are_made_on_the_device(shrink, monkeypatch):
+    places, texts = [], own.texts
+
+    def noted(source, seed, device, say):
+        places.append(device)
+        return texts(source, seed, "cpu", say)
+
+    monkeypatch.setattr(own, "texts", noted)
+    monkeypatch.setattr("leansurgeon.commands.shrink.device_of", lambda asked, computes: "cpu:0")
+    shrink("gpt2", "--layers", "3", "--calibrate", "own")
+    assert places == ["cpu:0"]
 
 
 def test_a_failed_calibration_on_own_samples_is_no_failed_cut(shrink, monkeypatch):

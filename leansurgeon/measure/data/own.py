@@ -28,6 +28,7 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
     KINDS,
+    LANGUAGE,
     LINE_TOKENS,
     Batch,
     Calibration,
@@ -36,11 +37,11 @@ from leansurgeon.measure.data.calibration import (
     head_of,
     of_parts,
     only_length,
-    refuse_two_inputs,
     tokenised,
     window,
 )
 from leansurgeon.measure.data.images import folder_options
+from leansurgeon.measure.data.pairs import has_two_stacks
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
@@ -68,10 +69,11 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
 
     Raises `UsageError` for models that cannot make any, or that would take too long; what loading a model raises.
     """
-    refuse_two_inputs(source)
-    if source.architecture.section:
-        raise UsageError("it is one tower of several.")
+    if has_two_stacks(source):
+        raise UsageError("it has an encoder and a decoder.")
     head = head_of(source)
+    if source.architecture.section and head in LANGUAGE:
+        raise UsageError("it is one tower of several.")
     if head == "image-classification":
         parts, says = images(source, seed), "noise with the spectrum of photographs"
     elif head == "causal-lm":

@@ -15,6 +15,7 @@ from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, divides_heads, ends, is_near, stages_of
 
 CHOICE, ALL = 3.0, 10.0
+LEAST = 10_240  # tokens; bounds on less data are as on so many, where seconds matter less than sets that are not tried
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 SMALLER = (0.5, 0.25)  # of all tokens: the trial's, where all sets would be too much for the bound
 

@@ -131,9 +131,9 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
 
 
 def after_trial(ground: Ground, chosen: Sequence[Candidate]) -> float:
-    """Passes that the trial may come to, so that any one of the sets can still be refitted on all data."""
+    """Block-tokens that the trial may come to, so that any one of the sets can still be refitted on all data."""
     whole = {part: getattr(ground.calibration, part) for part in PARTS}
-    return ground.closed_bound - 1 - max(ground.cost(way, whole) for way in chosen) / ground.one_pass
+    return ground.most_closed - ground.one_pass - max(ground.cost(way, whole) for way in chosen)
 
 
 def affordable(ground: Ground, part: View, chosen: list[Candidate]) -> tuple[View, list[Candidate]]:
@@ -142,7 +142,7 @@ def affordable(ground: Ground, part: View, chosen: list[Candidate]) -> tuple[Vie
     """
     if len(chosen) < 2:
         return part, chosen
-    room = ground.room(after_trial(ground, chosen))
+    room = after_trial(ground, chosen) - ground.work
     sizes = {name: sum(map(tokens_of, getattr(ground.calibration, name))) for name in PARTS}
     for share in (None, *SMALLER):
         if share:
@@ -241,7 +241,7 @@ def compete(
     """Carry out the candidates side by side, as many as the bound on passes has room for. The best on the guard stays,
     with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
     """
-    room = ground.room(ground.closed_bound) - ground.one_pass
+    room = ground.most_closed - ground.work - ground.one_pass
     begun = fitting([ground.cost(way, view.batches) for way in chosen], room)
     if len(begun) < len(chosen):
         left_out = len(chosen) - len(begun)

@@ -33,7 +33,7 @@ from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.refit.span_fit import products
-from leansurgeon.surgery.walk.budget import Budget, Effort, Tokens, cost
+from leansurgeon.surgery.walk.budget import LEAST, Budget, Effort, Tokens, cost
 from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import is_near, stages_of
 from leansurgeon.surgery.walk.kept import Kept, Step
@@ -242,9 +242,24 @@ class Ground:
         """What was done so far, in forward passes of the source over the samples to fit and to guard."""
         return self.work / self.one_pass
 
-    def room(self, passes: float) -> float:
-        """Block-tokens that are left of so many passes."""
-        return passes * self.one_pass - self.work
+    @property
+    def most(self) -> float:
+        """Block-tokens that the whole cut may take (`Budget`)."""
+        return self.options.budget.whole * max(self.one_pass, self.plan.before.depth * LEAST)
+
+    @cached_property
+    def most_closed(self) -> float:
+        """Block-tokens that choice and closed refit may take (`Budget`)."""
+        budget = self.options.budget
+        return min(self.most, self.anew + budget.choice * max(self.one_pass, self.plan.before.depth * LEAST))
+
+    @cached_property
+    def anew(self) -> float:
+        """Block-tokens of making every layer once, where the plan makes them anew whatever is chosen."""
+        if not any(is_near(self.plan, i) for i in self.plan.layers):
+            return 0.0
+        whole = {part: getattr(self.calibration, part) for part in PARTS}
+        return self.cost(Candidate(self.plan.layers, ""), whole)
 
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
         """Block-tokens that a candidate takes on these samples beside the source's own."""
@@ -253,19 +268,6 @@ class Ground:
         attentions = max(len(self.teacher.projections(layer)) for layer in range(self.teacher.depth))
         effort = Effort(self.heals, self.source.architecture.norm == "pre", attentions, self.options.fit)
         return cost(self.plan, way, tokens, effort, share)
-
-    @cached_property
-    def anew(self) -> float:
-        """Passes of making every layer once, where the plan makes them anew whatever is chosen."""
-        if not any(is_near(self.plan, i) for i in self.plan.layers):
-            return 0.0
-        whole = {part: getattr(self.calibration, part) for part in PARTS}
-        return self.cost(Candidate(self.plan.layers, ""), whole) / self.one_pass
-
-    @property
-    def closed_bound(self) -> float:
-        """Passes that choice and closed refit may take (`Budget`)."""
-        return min(self.options.budget.choice + self.anew, self.options.budget.whole)
 
     def tokens(self, batches: list[Batch]) -> float:
         """Tokens of some batches as blocks count them, on average over all layers."""

@@ -204,7 +204,7 @@ class Growing:
     def most(self, pieces: Mapping[str, Pieces], layers: int, steps: int) -> int:
         """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
         guarded = 2 * layers * pieces["guard"].tokens
-        room = self.ground.room(self.ground.options.budget.whole) - self.later - guarded
+        room = self.ground.most - self.ground.work - self.later - guarded
         steps_left = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
         return 0 if steps_left < min(steps, WARMUP) else steps_left
 

@@ -234,18 +234,17 @@ def foretell(ground: Ground) -> Foretold:
     closed, local = (
         work(plan.before.depth, lost, samples, local=grows, choice=choice) for grows in (False, options.grows)
     )
-    bounded = min(closed.tokens / ground.one_pass + ground.anew, ground.closed_bound)
-    grown = (local.tokens - closed.tokens) / ground.one_pass if lost else divided(ground, samples)
-    passes = min(bounded + grown, options.budget.whole)
-    done = replace(local, tokens=passes * ground.one_pass)
+    bounded = min(closed.tokens + ground.anew, ground.most_closed)
+    grown = local.tokens - closed.tokens if lost else divided(ground, samples)
+    done = replace(local, tokens=min(bounded + grown, ground.most))
     rate = timed(ground) / REACHED
     slower = 1 if ground.is_exact else 2  # single precision beside products in bf16
     here = Card("here", rate, rate / slower, rate / slower / 2, inf, inf)
-    return Foretold(passes, fit + guard, seconds(size_of(ground.source), done, samples, here))
+    return Foretold(done.tokens / ground.one_pass, fit + guard, seconds(size_of(ground.source), done, samples, here))
 
 
 def divided(ground: Ground, samples: Samples) -> float:
-    """Passes of the local fit of a plan that drops no layers: of short stages whose heads are divided."""
+    """Block-tokens of the local fit of a plan that drops no layers: of short stages whose heads are divided."""
     layers = tuple(range(ground.plan.before.depth))
     spans = marks(layers, layers, set(), ground) if ground.options.grows else []
     stepped = [
@@ -253,7 +252,7 @@ def divided(ground: Ground, samples: Samples) -> float:
         for mark in spans
         for phase, end in zip(mark.phases, mark.ends, strict=False)
     ]
-    return min(PASSES, 3 * sum(stepped) * STEP_TOKENS / ground.one_pass)
+    return min(PASSES * ground.one_pass, 3.0 * sum(stepped) * STEP_TOKENS)
 
 
 def timed(ground: Ground) -> float:

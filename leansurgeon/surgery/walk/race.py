@@ -43,7 +43,7 @@ def race(
 ) -> list[tuple[Student, float]]:
     """Judge students that have walked the first piece of the guard to the end; `teacher` has walked all pieces. Returns
     those that are left with their scores, and appends to `tried` what everybody's was when it was left out. The cut may
-    come to `most` passes of the source by it.
+    come to `most` block-tokens by it.
     """
     pieces = len(view.batches["guard"])
     left, tallies, judged = list(range(len(students))), [Tally() for _ in students], 0
@@ -52,7 +52,7 @@ def race(
         until = min(pieces, max(1, 2 * judged))
         if judged:
             dear = sum(ground.tokens(view.batches["guard"][judged:until]) * students[i].behind for i in left)
-            if dear > ground.room(most):
+            if dear > most - ground.work:
                 ground.held_back.append(f"sets of layers were judged on {judged} of {pieces} pieces of the guard")
                 break
             walk_behind(ground, [students[i] for i in left], until - judged)

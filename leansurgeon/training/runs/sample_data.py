@@ -43,15 +43,16 @@ def sample_data(
     seed: int,
     say: Say,
     flag: str = "--calibrate",
+    device: str = "cpu",
 ) -> Calibration:
-    """What the user has `named` by the `flag`, else data of the `task`. Raises `UsageError` for data that is not there
-    or unfit.
+    """What the user has `named` by the `flag`, else data of the `task`; what the model makes itself is made on the
+    `device`. Raises `UsageError` for data that is not there or unfit.
     """
     from leansurgeon.measure.data import calibration, own, pairs
 
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named == own.NAME:
-        return own.samples(opened, seed=seed, say=say)
+        return own.samples(opened, seed=seed, device=device, say=say)
     if named and pairs.has_two_stacks(opened):
         return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag)
     if named:
@@ -82,7 +83,7 @@ def sample_data_of_all(
         raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
     if not named:
         return sample_data(opened, None, task, samples, seed, say)
-    parts = [sample_data(opened, name, None, samples, seed, say) for name in named]
+    parts = [sample_data(opened, name, None, samples, seed, say, device=device) for name in named]
     whole = mixed(parts)
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
     if has_own or pairs.has_two_stacks(opened) or not is_thin(whole):
@@ -97,21 +98,29 @@ def reason(error: Exception) -> str:
 
 
 def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str = BY_WEIGHTS) -> Calibration | None:
-    """What the model makes itself where nobody has data; None, with the reason said, where it cannot."""
-    from leansurgeon.measure.data import own, pairs
+    """What the model makes itself where nobody has data; where it makes none, what comes with the package. Beside data
+    of the user's (`otherwise` is `BY_YOURS`) only the former. None, with the reason said, where there is neither.
+    """
+    from leansurgeon.measure.data import own, shipped
 
-    if pairs.has_two_stacks(opened):
-        say(f"{opened.name} has an encoder and a decoder and makes no samples of its own. {otherwise}")
-        return None
     try:
-        made = own.samples(opened, seed=seed, device=device, say=say)
+        made, why = own.samples(opened, seed=seed, device=device, say=say), ""
     except Interrupted:
         raise
     except (LeanSurgeonError, *CALLED_WRONGLY) as error:
-        say(f"{opened.name} makes no samples of its own: {reason(error)} {otherwise}")
-        return None
-    if otherwise == BY_WEIGHTS:
-        say(f"Sample data: none of yours, so {made.says} (--calibrate takes yours; --uncalibrated does without).")
+        made, why = None, f"{opened.name} makes no samples of its own: {reason(error)}"
+    if made is None and otherwise == BY_WEIGHTS:
+        try:
+            made = shipped.samples(opened, cache=cache_dir(), seed=seed)
+        except Interrupted:
+            raise
+        except (LeanSurgeonError, *CALLED_WRONGLY) as error:
+            why += f" {reason(error)}"
+    if made is None:
+        say(f"{why} {otherwise}")
+    elif otherwise == BY_WEIGHTS:
+        say(f"{why} Sample data: none of yours, so {made.says}.".strip())
+        say("--calibrate takes yours; --uncalibrated does without.")
     return made
 
 
