@@ -1,6 +1,8 @@
 """LinearPatch (see `linearpatch`) in a plain model. Its paper multiplies the whole hidden state, which is a sum of what
 all layers before the cut have added, so no matrix of theirs can take the patch in. The nearest: what the patch adds to
-the state h, h (P - 1), the MLP before the cut adds besides, by least squares from its units.
+the state h, h (P - 1), the MLP before the cut adds besides, by least squares from its units. Every token counts by its
+relative error: plain least squares, which a few tokens of huge states decide, did worse (SmolLM2-135M at 27 layers,
+10,240 tokens: 1.54 and 1.36 times the perplexity on Brown and Austen, against 1.43 and 1.29).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def folded(model: nn.Module, batches: Batches, count: int) -> None:
     units, wanted = found["units"], found["behind"] @ patch - found["behind"]
     if last.bias is not None:
         units = torch.cat([units, torch.ones(len(units), 1)], 1)
-    change = least_squares(units, wanted)
+    size = wanted.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    change = least_squares(units / size, wanted / size)
     if last.bias is not None:
         last.bias.add_(change[-1])
         change = change[:-1]

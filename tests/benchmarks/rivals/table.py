@@ -68,7 +68,8 @@ def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation."""
     if not values:
         return ""
-    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    each = [mean(values), *([stdev(values)] if len(values) > 1 else [])]
+    return " ± ".join(f"{value:.3f}" if value < 1_000 else f"{value:.1e}" for value in each)
 
 
 # -- ours and its rivals --------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def test_a_folded_patch_is_numpys_least_squares_of_what_the_patch_adds(model, ba
     folded.folded(cut, batches, count)
     units = seen(model, batches, {"units": (last, "in")})["units"]
     added = h[at] @ linearpatch.patch_for(model, batches, at, count) - h[at]
-    wanted = np.linalg.lstsq(units.double().numpy(), added.double().numpy(), rcond=None)[0]
+    size = added.norm(dim=1, keepdim=True).double().numpy()  # every token counts by its relative error
+    wanted = np.linalg.lstsq(units.double().numpy() / size, added.double().numpy() / size, rcond=None)[0]
     change = blocks(cut)[at - 1].mlp.down_proj.weight - last.weight
     np.testing.assert_allclose(units @ change.T.detach(), units.double().numpy() @ wanted, rtol=0.05, atol=0.02)
     for place, kept in enumerate((0, 1, 2, 5)):
@@ -213,6 +214,7 @@ def test_the_sentences_count_cells_and_shares_of_the_excess_over_shared_seeds():
     assert "9 layers 0.200 against 0.275 of LaCo, 27 % below (a 20 % above, b 67 % below)" in printed
     assert "8 layers 1.000 against 3.500 of SLEB, 71 % below (a 50 % below, b 80 % below)" in printed
     assert "2,048" in printed and "right" not in printed and "1.300 ± 0.141" in printed
+    assert "| 4.0e+08 " in table([row(9, "LaCo", 0, 4e8)])
     classes = table([row(9, DEFAULT, 0, 1.2, classifies=True), row(9, "SLEB", 0, 1.1, classifies=True)])
     assert "a, right" in classes and "9 layers 0.100 against 0.100 of SLEB" in classes  # by divergence
     assert table([rows[0], *rows]) == printed
