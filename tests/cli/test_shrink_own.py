@@ -12,6 +12,8 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.data import own, shipped
 from leansurgeon.measure.data.parts import Parts
+from leansurgeon.surgery.refit.local_fit import Clock
+from leansurgeon.surgery.walk import grow
 from tests.conftest import FAMILIES, build
 from tests.support.models.undeclared import small_model
 from tests.support.models.word_models import WORDS
@@ -95,6 +97,19 @@ def test_own_samples_are_made_on_the_device(shrink, monkeypatch):
     monkeypatch.setattr("leansurgeon.commands.shrink.device_of", lambda asked, computes: "cpu:0")
     shrink("gpt2", "--layers", "3", "--calibrate", "own")
     assert places == ["cpu:0"]
+
+
+def test_the_local_fit_has_the_time_that_is_asked_for(shrink, monkeypatch):
+    asked = []
+
+    def over(seconds):
+        asked.append(seconds)
+        return Clock(0.0)  # gone at once
+
+    monkeypatch.setattr(grow, "Clock", over)
+    _, record = shrink("gpt2", "--keep", "0,1,3", "--calibrate", "own", "--heal-time", "1.5m")
+    (cut,) = record["decided"]["healing"]["local"]["cuts"]
+    assert asked == [90.0] and [(span["steps"], span["kept"]) for span in cut["spans"]] == [(0, False)]
 
 
 def test_a_failed_calibration_on_own_samples_is_no_failed_cut(shrink, monkeypatch):

@@ -123,11 +123,23 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
         teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
         room = after_trial(ground, chosen)
         chosen = finalists(race(ground, part, students, teacher, tried, room))
+        chosen += best_of_stages(ground, tried, chosen)
         for student in students:
             student.edits.close()
     contested = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": [c.as_dict() for c in tried]}
     ground.keep(CHOICE, {}, contested | {"held_back": ground.held_back})
     return chosen, evidence, tried
+
+
+def best_of_stages(ground: Ground, tried: Sequence[Tried], chosen: Sequence[Candidate]) -> list[Candidate]:
+    """Where several stages lose layers, the best block of each together, which nobody has tried yet."""
+    scores = {one.kept: one.score.judged_by for one in tried if one.criterion.startswith("block")}
+    losing = [a.depth > b.depth for a, b in zip(ground.plan.before.stages, ground.plan.after.stages, strict=True)]
+    if sum(losing) < 2 or not scores:
+        return []
+    kept = choose_layers.crossed(ranges(ground.plan.before), scores)
+    known = kept in scores or kept in [way.kept for way in chosen]
+    return [] if known or drop_layers.misplaced(ground.source, kept) else [Candidate(kept, "block of every stage")]
 
 
 def after_trial(ground: Ground, chosen: Sequence[Candidate]) -> float:

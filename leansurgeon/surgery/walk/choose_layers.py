@@ -12,6 +12,7 @@ Layers that alternate (shifted windows) go in whole groups of `period`. Stages o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import pi
@@ -178,15 +179,49 @@ def by_angle(evidence: Evidence, period: int = 1, blocks: int = 1, rank: int = 0
 
 
 def blocks(evidence: Evidence, period: int = 1, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
-    """Every contiguous block that may go, where one stage alone loses layers: its first layer in words, and the layers
-    that stay. The angle only orders them, and leaves out what is beyond the first `most`.
+    """Contiguous blocks that may go: the block's layers in words, and the layers that stay. Where several stages lose
+    layers (an encoder and a decoder, a pyramid), they are tried stage by stage, while each of the others loses its
+    block of the smallest angle. Angles only order them, and leave out what is beyond the first `most`, of which every
+    stage has as many.
+
+    A block that begins with the first layer of its stage is none of them: no layer of the stage stands before it that
+    could be refitted to make up for it.
     """
     losing = [(stage, n) for stage, n in zip(evidence.stages, evidence.lost, strict=True) if n]
-    if len(losing) != 1:
+    ordered = [
+        sorted((cost, start) for (start,), cost in placings(evidence, stage, [n], period) if start > stage.start)
+        for stage, n in losing
+    ]
+    if not all(ordered):
         return {}
-    stage, n = losing[0]
-    ordered = sorted((cost, start) for (start,), cost in placings(evidence, stage, [n], period) if start > stage.start)
-    return {f"block {i}-{i + n - 1}": without(evidence.stages, set(range(i, i + n))) for _, i in ordered[:most]}
+    smallest = [set(range(starts[0][1], starts[0][1] + n)) for starts, (_, n) in zip(ordered, losing, strict=True)]
+    by_name: dict[str, tuple[int, ...]] = {}
+    for rank in range(max(map(len, ordered), default=0)):
+        for number, (starts, (_, n)) in enumerate(zip(ordered, losing, strict=True)):
+            if rank < len(starts) and len(by_name) < most:
+                start = starts[rank][1]
+                others = set().union(*(gone for i, gone in enumerate(smallest) if i != number))
+                by_name[f"block {start}-{start + n - 1}"] = without(
+                    evidence.stages, others | set(range(start, start + n))
+                )
+    return by_name
+
+
+def crossed(stages: Sequence[range], tried: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
+    """The layers that stay where every stage loses what it lost in the best of all sets in which the other stages lost
+    what they lost in most; `tried` are sets of layers with their scores, the lower the better.
+    """
+    parts = {kept: [tuple(i for i in kept if i in stage) for stage in stages] for kept in tried}
+    usual = [Counter(part[s] for part in parts.values()).most_common(1)[0][0] for s in range(len(stages))]
+    best: list[int] = []
+    for s in range(len(stages)):
+        alone = {
+            kept: part[s]
+            for kept, part in parts.items()
+            if all(part[o] == usual[o] for o in range(len(stages)) if o != s)
+        }
+        best += alone[min(alone, key=lambda kept: (tried[kept], kept))] if alone else usual[s]
+    return tuple(best)
 
 
 def placings(evidence: Evidence, stage: range, sizes: list[int], period: int) -> list[tuple[tuple[int, ...], float]]:

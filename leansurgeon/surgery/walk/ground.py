@@ -175,10 +175,9 @@ class Ground:
     def longest_span(self) -> int:
         """Blocks that the memory of the GPU, or what is free of the host's, lets be trained together."""
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
+        room = free_memory()  # what stands outside the blocks and the states are in it already
         if self.device.type == "cuda":
             room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
-        else:
-            room = free_memory()  # what stands outside the blocks and the states are in it already
         return int(SPANS * room / (4 * TRAINED * block))
 
     @property
@@ -245,21 +244,23 @@ class Ground:
     @property
     def most(self) -> float:
         """Block-tokens that the whole cut may take (`Budget`)."""
-        return self.options.budget.whole * max(self.one_pass, self.plan.before.depth * LEAST)
+        return self.bound(self.options.budget.whole)
 
     @cached_property
     def most_closed(self) -> float:
         """Block-tokens that choice and closed refit may take (`Budget`)."""
-        budget = self.options.budget
-        return min(self.most, self.anew + budget.choice * max(self.one_pass, self.plan.before.depth * LEAST))
+        return min(self.most, self.anew + self.bound(self.options.budget.choice))
+
+    def bound(self, passes: float) -> float:
+        """Block-tokens of so many passes, over `LEAST` tokens at least."""
+        return passes * max(self.one_pass, self.plan.before.depth * LEAST)
 
     @cached_property
     def anew(self) -> float:
         """Block-tokens of making every layer once, where the plan makes them anew whatever is chosen."""
         if not any(is_near(self.plan, i) for i in self.plan.layers):
             return 0.0
-        whole = {part: getattr(self.calibration, part) for part in PARTS}
-        return self.cost(Candidate(self.plan.layers, ""), whole)
+        return self.cost(Candidate(self.plan.layers, ""), {part: getattr(self.calibration, part) for part in PARTS})
 
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
         """Block-tokens that a candidate takes on these samples beside the source's own."""
@@ -288,9 +289,7 @@ class Ground:
         return tokens / self.teacher.depth
 
     def go_on_from(self, step: Step) -> None:
-        """A step of an interrupted cut is taken over: its work counts as if it had been done here, so that the bounds
-        allow from now on what they would have allowed.
-        """
+        """A step of an interrupted cut is taken over: its work counts, so that bounds allow what they would have."""
         self.earlier += step.work - self.work
         self.taken += 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -112,3 +114,30 @@ def test_the_device_is_the_users(monkeypatch):
     assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
     with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
         device.chosen("cuda:2")
+
+
+def test_spans_fit_into_what_is_free_of_the_hosts_memory(saved, monkeypatch):
+    source = open_source(str(saved("gpt2")[0]))
+    steps = plan(source, Wanted(layers="3"), calibrated=True)
+    block = sum(spec.size for spec in source.specs if spec.layer == 0)
+    for blocks, fitted in ((2.2, 1), (1.2, 0)):
+        free = blocks * block * 4 * ground.TRAINED / ground.SPANS
+        monkeypatch.setattr(ground, "free_memory", lambda free=free: free)
+        assert Ground(steps, data("gpt2")).longest_span == int(blocks)
+        outcome = calibrate(steps, data("gpt2"), Options(keep=(0, 1, 3), heal="local"))
+        outcome.close()
+        assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [fitted]
+
+
+def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    assert device.free_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
+    assert device.free_memory() == 5000 * 1024
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("2500000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 400000\n")
+    assert device.free_memory() == 3_000_000 - 2_100_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert device.free_memory() == 5000 * 1024

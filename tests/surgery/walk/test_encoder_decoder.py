@@ -80,6 +80,10 @@ def test_layers_are_chosen_in_both_stacks(trained):
     outcome.close()
     assert len([i for i in outcome.layers if i < 4]) == len([i for i in outcome.layers if i >= 4]) == 3
     assert all(c.score.judged_by == c.score.guard_divergence for c in outcome.record.candidates)
+    gone = {tuple(i for i in range(8) if i not in c.kept) for c in outcome.record.candidates if c.data == "part"}
+    assert {1, 2, 3} == {a for a, _ in gone} and {5, 6, 7} == {
+        b for _, b in gone
+    }  # every start behind the first layers
 
 
 def test_the_command_cuts_and_proves_on_pairs(trained, tmp_path):

@@ -1,5 +1,6 @@
 """The growing local fit: what it gains on samples it has not seen, when it stops, and what it leaves alone."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +18,14 @@ from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS, Phase, fit_s
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.walk import grow
 from leansurgeon.surgery.walk.calibrated import best_of, calibrate
-from leansurgeon.surgery.walk.choose_layers import Evidence, blocks
+from leansurgeon.surgery.walk.choose_layers import Evidence, blocks, crossed
 from leansurgeon.surgery.walk.ground import Ground, Options
 from leansurgeon.surgery.walk.grow import PASSES, Mark, growing_ends, marks, row_sizes, share_of_steps, split
 from leansurgeon.surgery.walk.race import CLOSE
 from tests.surgery.walk.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.parametrize("family", ["llama", "bert", "vit", "gpt2"])
 def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(grow, "PASSES", 6.0)  # on so few tokens five leave a llama at 0.81
     folder, data = trained(family)
@@ -35,7 +36,7 @@ def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path, monkeyp
     assert found.kept and found.after < found.before and outcome.record.healing.score.judged_by == found.after
     (at,) = found.cuts
     assert at.first == 1 and [span.until for span in at.spans] == [2]
-    touched = {name.split("layer.")[1][0] if family == "bert" else name.split(".")[2] for name in outcome.edits}
+    touched = {re.search(r"(?:layer|layers|h)\.(\d)", name)[1] for name in outcome.edits}
     assert touched == {"1", "2"}  # the layer before the cut and the one behind it
 
 
@@ -78,7 +79,20 @@ def test_blocks_are_ordered_by_angle_and_leave_the_first_layer():
     found = Evidence([0.0] * 6, angle, [2], [range(6)])
     assert list(blocks(found)) == ["block 4-5", "block 2-3", "block 3-4", "block 1-2"]
     assert blocks(found)["block 2-3"] == (0, 1, 4, 5) and len(blocks(found, most=2)) == 2
-    assert blocks(replace(found, lost=[2, 1], stages=[range(6), range(6, 9)])) == {}  # two stages lose layers
+
+
+def test_blocks_of_two_stages_are_tried_stage_by_stage():
+    angle = {(i, 2): cost for i, cost in enumerate((0.1, 0.5, 0.3, 0.2))} | {(6, 1): 0.1, (7, 1): 0.9, (8, 1): 0.4}
+    found = Evidence([0.0] * 9, angle, [2, 1], [range(5), range(5, 9)])
+    tried = blocks(found)
+    assert list(tried) == ["block 3-4", "block 6-6", "block 2-3", "block 8-8", "block 1-2", "block 7-7"]
+    assert tried["block 2-3"] == (0, 1, 4, 5, 7, 8) and tried["block 8-8"] == (0, 1, 2, 5, 6, 7)
+    assert list(blocks(found, most=3)) == list(tried)[:3]
+    scores = dict(zip(tried.values(), (0.5, 0.5, 0.4, 0.3, 0.9, 0.6), strict=False))  # 3-4 and 6-6 are one set
+    assert tried["block 3-4"] == tried["block 6-6"] and len(scores) == 5
+    scores |= {tried["block 2-3"]: 0.4, tried["block 8-8"]: 0.3}
+    assert crossed(found.stages, scores) == (0, 1, 4, 5, 6, 7)  # 2-3 and 8: the best of both, which nobody tried
+    assert blocks(replace(found, lost=[4, 1])) == {}
 
 
 def ground_of(*stages):
