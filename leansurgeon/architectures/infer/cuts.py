@@ -93,8 +93,8 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
 
 
 @dataclass(frozen=True)
-class Uncut:
-    """A small model before its layers are cut, with what its file holds and what it computes."""
+class Whole:
+    """A small model, with what its file holds and what it computes."""
 
     library: Library
     config: Config
@@ -104,7 +104,7 @@ class Uncut:
     output: Tensor
 
 
-def proven_cut(whole: Uncut, level: Level, keep: Sequence[int]) -> str | None:
+def proven_cut(whole: Whole, level: Level, keep: Sequence[int]) -> str | None:
     """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
     computes when those layers pass on what they receive; and that differs from the whole model.
     """
@@ -166,7 +166,7 @@ def depth_trouble(
     """
     model = library.build(config, seed)
     inputs = make_inputs(model, config)
-    whole = Uncut(library, config, model, inputs, library.saved(model), outputs(model, inputs))
+    whole = Whole(library, config, model, inputs, library.saved(model), outputs(model, inputs))
     for keep in cuts(level.depth, group, first):
         if trouble := proven_cut(whole, level, keep):
             return trouble

@@ -32,7 +32,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
         return "its query heads share key/value heads"
     if now.head_dim % 2:
         return "its heads have an odd number of entries"
-    pieces = letters(stage, trial, now)
+    pieces = letters(stage, trial)
     if pieces is None:
         return "its queries, keys and values cannot be told apart"
     try:
@@ -41,7 +41,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
         return f"its library does not take heads of half the size ({error})"
 
 
-def letters(stage: Stage, trial: Trial, now: Numbers) -> Pieces | None:
+def letters(stage: Stage, trial: Trial) -> Pieces | None:
     """Which axes hold queries, keys, values, or what enters the output; `qkv` for the three stacked."""
     by_template: Pieces = {}
     dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.placed(name)) is not None}

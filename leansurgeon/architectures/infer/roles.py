@@ -53,7 +53,7 @@ def of_other(template: str, dims: int) -> str:
     return "other_attention" if ATTENTION.search(template) else "other_mlp"
 
 
-def of_outer(name: str, dims: int, head: bool) -> str:
+def of_outer(dims: int, head: bool) -> str:
     if head:
         return "head"
     return "norm" if dims <= 1 else "embedding"

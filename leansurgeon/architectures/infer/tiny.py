@@ -151,7 +151,7 @@ def _shrunk(c: Config, attempt: int, geometry: bool) -> Config:
     depth = next((c[k] for k in c if names.get(k, k) in LAYERS and isinstance(c[k], int)), None)
     if sizes.depth and depth:
         pick_layers(c, sizes.depth, depth, of_each=2 if attempt == 7 else 1)
-        move_listeners(c, sizes.depth, depth)
+        move_listeners(c, depth)
     seen = next((v for k, v in (c.get("vision_config") or {}).items() if k in LAYERS), None)
     if seen:
         c |= {k: within(c[k], seen) for k in HIDDEN_STATES if c.get(k) is not None}
@@ -298,17 +298,17 @@ def pick_layers(c: Config, before: int, after: int, of_each: int = 1) -> None:
         c[key] = [c[key][i] for i in chosen]
 
 
-def move_listeners(c: Config, before: int, after: int) -> None:
+def move_listeners(c: Config, depth: int) -> None:
     """Lists of layers by number, moved to the same parts of a model of another depth."""
     for key in (*TAPS, *INDEX_LISTS):
         value = c.get(key)
         if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
             continue
         if key in HIDDEN_STATES:
-            c[key] = [within(v, after) for v in value]
-        elif any(v >= after for v in value):
-            count = min(len(value), after - 1)
-            c[key] = [max(1, (i + 1) * after // (count + 1)) for i in range(count)]
+            c[key] = [within(v, depth) for v in value]
+        elif any(v >= depth for v in value):
+            count = min(len(value), depth - 1)
+            c[key] = [max(1, (i + 1) * depth // (count + 1)) for i in range(count)]
             if key in BEHIND_LAYERS and key not in ONCE_EACH:
                 c[key] += [c[key][-1]] * (len(value) - count)
     if "vision_output_dim" in c and isinstance(taken := c.get("intermediate_layers_indices"), list):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL
+from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL, Whole
 from leansurgeon.architectures.infer.differences import Axis, Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import Config
@@ -26,15 +26,9 @@ ROUNDING = 1e-2  # of the outputs' spread: units that are not alike differ by mo
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Whole):
     """A small model with what is measured on it."""
 
-    library: Library
-    config: Config
-    model: nn.Module
-    inputs: Mapping[str, Tensor]
-    state: Mapping[str, Tensor]
-    output: Tensor
     levels: tuple[Level, ...]
 
     @classmethod

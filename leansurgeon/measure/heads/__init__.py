@@ -1,0 +1,1 @@
+"""Heads: how important each is, what the model is without it, and how many could go."""

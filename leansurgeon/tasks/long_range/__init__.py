@@ -1,0 +1,1 @@
+"""The Long Range Arena and D-retrieval, which make their own data."""

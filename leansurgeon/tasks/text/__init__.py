@@ -1,0 +1,1 @@
+"""Tasks on text: language models, classification, pairs, GLUE and sentences."""
