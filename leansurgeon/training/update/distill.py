@@ -233,13 +233,13 @@ def blocks(loaded: Loaded) -> list[nn.Module]:
     return modules
 
 
-def targets(student: Any, teacher: Any, name: str) -> list[int]:
+def targets(student: Loaded, teacher: Loaded, name: str) -> list[int]:
     """For every layer of the student the teacher's layer whose output it should give: the last before the next one
     that was kept, within its stage. Raises `UsageError` where surgery.json holds no map for this teacher.
     """
     depths = [stage.depth for stage in teacher.architecture.shape(teacher.config).stages]
     count = sum(stage.depth for stage in student.architecture.shape(student.config).stages)
-    kept = list(student.surgery.layers) if student.surgery else []
+    kept = list(student.surgery.plan.layers) if student.surgery else []
     if len(kept) != count and count == sum(depths):
         kept = list(range(count))
     if len(kept) != count or any(layer >= sum(depths) for layer in kept):
