@@ -88,7 +88,7 @@ def run(
         cpu=cpu_processes is not None,
         begin=lambda: note(workspace / loaded.name, call, dump(loaded)),
     )
-    print(experiment_table([summary.as_dict() for summary in summaries], format="json" if as_json else format))
+    print(experiment_table(summaries, format="json" if as_json else format))
     say(
         f"\nRuns are in {workspace / loaded.name}; "
         f"`leansurgeon report {workspace / loaded.name}` shows this table again."

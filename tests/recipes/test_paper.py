@@ -235,7 +235,7 @@ def test_the_long_range_arena_trains(name, tmp_path, monkeypatch):
 
 
 def test_arms_of_d_retrieval_have_their_own_tasks_and_tables(tmp_path, monkeypatch):
-    from leansurgeon.report.tables.table import experiment_table
+    from tests.support.report.report_fixtures import experiment_table
 
     done = train("d-retrieval", tmp_path, monkeypatch, arms=("D2-h1", "D2-h2", "D2-control", "D4-h1", "D4-h4"))
     assert done["D2-control"]["recipe"]["task"]["dimension"] == 2 and done["D4-h4"]["recipe"]["task"]["dimension"] == 4

@@ -37,7 +37,7 @@ def test_a_workspace_newest_first_at_most_three_deep(tmp_path: Path) -> None:
     write(root / "digits-vit" / "lean-s0" / "model", SURGERY, "surgery.json")  # inside a run
     found = collect(workspace=root)
     assert len(found.of("run")) == 10 and not found.of("model") and not found.problems
-    stamps = [e.data["finished"] for e in found.entries]
+    stamps = [e.evidence.finished for e in found.entries]
     assert stamps == sorted(stamps, reverse=True)
 
 

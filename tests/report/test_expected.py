@@ -9,9 +9,9 @@ import pytest
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.notes import notes
 from leansurgeon.report.rows.expected import expectations
-from leansurgeon.report.rows.sections import experiment_section, sections
+from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.table import render
-from tests.support.report.report_fixtures import digits, perplexities, summary, write
+from tests.support.report.report_fixtures import digits, experiment_section, perplexities, summary, write
 
 EXPECTED = {
     "original": {"parameters": 302154, "accuracy": 0.976},

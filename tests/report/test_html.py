@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.errors import UsageError
 from leansurgeon.report.charts.palette import COLOURS, SERIES
@@ -323,12 +324,12 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     folder, text = sentence_encoder(saved, tmp_path, 40)
     data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).recorded().as_dict()
     record = {"plan": {"seed": 0}, "source": {"name": "m"}, "decided": {"calibration": data}}
-    assert shlex.split(shrink_command(cut_of(record)))[-2:] == ["--calibrate", str(text)]
+    assert shlex.split(shrink_command(cut_of(SurgeryRecord.from_dict(record))))[-2:] == ["--calibrate", str(text)]
     record["decided"]["calibration"] = own
     told = ["--calibrate", "task:digits,split_seed=3", "--calibration-samples", "8"]
-    assert shlex.split(shrink_command(cut_of(record)))[-4:] == told
+    assert shlex.split(shrink_command(cut_of(SurgeryRecord.from_dict(record))))[-4:] == told
     record["plan"]["method"] = {"layers": "even; touch x", "keep": "$(touch y)", "more": "`z`"}
-    said = shrink_command(cut_of(record))
+    said = shrink_command(cut_of(SurgeryRecord.from_dict(record)))
     assert said == shlex.join(shlex.split(said)) and {"even; touch x", "$(touch y)", "`z`"} <= set(shlex.split(said))
 
 

@@ -15,16 +15,28 @@ from leansurgeon.errors import UsageError
 from leansurgeon.report import humans, notes
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.kappa import Bound, kappa_of
-from leansurgeon.report.rows.sections import experiment_section, sections
+from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables import columns
 from leansurgeon.report.tables import table as terminal
-from leansurgeon.report.tables.table import FORMATS, experiment_table, render
+from leansurgeon.report.tables.table import FORMATS, render
+from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH
-from tests.support.report.report_fixtures import ARMS, digits, kappa, perplexities, summary
+from tests.support.report.report_fixtures import (
+    ARMS,
+    digits,
+    experiment_section,
+    experiment_table,
+    kappa,
+    perplexities,
+    summary,
+)
 
 
 def runs(*made: dict) -> list[Entry]:
-    return [Entry(Path(f"runs/digits-vit-s{i}-20260131-14250{i}"), "run", m, float(i)) for i, m in enumerate(made)]
+    return [
+        Entry(Path(f"runs/digits-vit-s{i}-20260131-14250{i}"), Summary.from_dict(m), float(i))
+        for i, m in enumerate(made)
+    ]
 
 
 def line_of(text: str, name: str) -> str:
@@ -93,9 +105,10 @@ def test_repeated_seeds_debug_runs_and_gaps_are_not_mixed() -> None:
     old = [summary("lean", 0, finished="2025-01-01T00:00:00+00:00", final={"loss": 9.0, "metric": 0.1})]
     other = [summary("lean", 1, finished="2025-01-01T00:00:00+00:00", steps=2)]
     entries = [
-        Entry(Path(f"r{i}"), "run", m, i - 10.0 if m["finished"] < "2026" else float(i)) for i, m in enumerate(made)
+        Entry(Path(f"r{i}"), Summary.from_dict(m), i - 10.0 if m["finished"] < "2026" else float(i))
+        for i, m in enumerate(made)
     ]
-    entries += [Entry(Path(f"old{i}"), "run", m, -1.0 - i) for i, m in enumerate(old + other)]
+    entries += [Entry(Path(f"old{i}"), Summary.from_dict(m), -1.0 - i) for i, m in enumerate(old + other)]
     (section,) = sections(entries)
     lean = section.rows[1]
     assert lean.seeds == (0, 1) and lean.metric.mean == pytest.approx((0.9806 + 0.9833) / 2)
@@ -190,7 +203,7 @@ def test_no_cell_of_a_csv_begins_a_formula(begin: str, tmp_path: Path) -> None:
     ]
     for run in made:
         run["task"] = run["task"] | {"name": evil, "metric": evil}
-    entries = [Entry(Path(f"{begin}x/{i}"), "run", run, float(i)) for i, run in enumerate(made)]
+    entries = [Entry(Path(f"{begin}x/{i}"), Summary.from_dict(run), float(i)) for i, run in enumerate(made)]
     cells = [cell for row in csv.reader(io.StringIO(render(sections(entries), "csv"))) for cell in row]
     assert sum("HYPERLINK" in cell for cell in cells) >= 4
     for cell in cells:

@@ -8,10 +8,8 @@ import re
 import pytest
 
 from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.rows.sections import experiment_section
-from leansurgeon.report.tables.table import experiment_table
 from leansurgeon.report.verdict import ONE_SEED, Verdict, binomial_variance, needed, sentences, verdicts, warnings
-from tests.support.report.report_fixtures import digits, perplexities, summary
+from tests.support.report.report_fixtures import digits, experiment_section, experiment_table, perplexities, summary
 
 
 def section(summaries: list[dict]) -> Section:

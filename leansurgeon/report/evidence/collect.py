@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import stamp, text
 from leansurgeon.report.evidence import folder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
+from leansurgeon.training.runs.summary import Summary
 
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
@@ -29,12 +30,16 @@ MAKE_ONE = "`leansurgeon run digits-vit` makes some."
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder that was read: `kind` is "run" (`data` is its summary) or "model" (its surgery.json)."""
+    """One folder that was read: a run by its summary, or a model by the record of its surgery."""
 
     path: Path
-    kind: str
-    data: dict[str, Any]
+    evidence: Summary | SurgeryRecord
     when: float
+
+    @property
+    def kind(self) -> str:
+        """What it is: "run" or "model"."""
+        return "run" if isinstance(self.evidence, Summary) else "model"
 
 
 @dataclass(frozen=True)
@@ -101,17 +106,9 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
     collected.entries = sorted(unique, key=lambda e: (-e.when, str(e.path)))
     collected.unfinished = list({one.path.resolve(): one for one in collected.unfinished}.values())
     if not paths:
-        trained = [_same_form(run.data["model"].get("surgery")) for run in collected.of("run")]
-        collected.entries = [e for e in collected.entries if e.kind == "run" or e.data not in trained]
+        trained = [e.evidence.model.record for e in collected.entries if isinstance(e.evidence, Summary)]
+        collected.entries = [e for e in collected.entries if e.evidence not in trained]
     return collected
-
-
-def _same_form(surgery: Json) -> JsonObject | None:
-    """The record that a summary keeps, as `collect` reads it from a file."""
-    try:
-        return record.SurgeryRecord.from_dict(surgery).as_dict()
-    except record.DamagedRecord:
-        return None
 
 
 def _walk(path: Path, depth: int, collected: Collection) -> None:
@@ -155,20 +152,13 @@ def resume_line(run: Path) -> str:
 
 def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
     try:
-        data = jsonfile.read(path) if kind == "run" else record.read(path.parent).as_dict()
+        evidence = summary.read(path.parent) if kind == "run" else record.read(path.parent)
     except (UsageError, record.DamagedRecord) as error:
         problems.append(error.message)
         return None
-    if kind == "run":
-        if trouble := summary.what_is_wrong(data):
-            problems.append(f"{path} {trouble}.")
-            return None
-        if data.get("kappa") is None:  # measured after the training, if ever
-            data |= {"kappa": jsonfile.read_object_if_whole(path.parent / KAPPA)}
-    return Entry(path.parent, kind, data, _when(data, path))
-
-
-def _when(data: dict[str, Any], path: Path) -> float:
-    """When it was finished, in seconds since 1970: by its own word, else by the date of the file."""
-    said = stamp(data.get("finished"))
-    return path.stat().st_mtime if said is None else said
+    if not isinstance(evidence, Summary):
+        return Entry(path.parent, evidence, path.stat().st_mtime)
+    if evidence.kappa is None:  # measured after the training, if ever
+        evidence = replace(evidence, kappa=jsonfile.read_object_if_whole(path.parent / KAPPA))
+    said = stamp(evidence.finished)  # by its own word, else by the date of the file
+    return Entry(path.parent, evidence, path.stat().st_mtime if said is None else said)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from leansurgeon.checkpoints.recorded.taker import NAME
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.record import FRESH, SurgeryRecord
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.report.evidence import folder
@@ -110,33 +110,33 @@ class Run:
 
 def run_of(entry: Entry) -> Run:
     """What a folder says of itself, be it a model or a training run."""
-    return model(entry) if entry.kind == "model" else training(entry)
+    evidence = entry.evidence
+    return training(entry, evidence) if isinstance(evidence, Summary) else model(entry, evidence)
 
 
-def model(entry: Entry) -> Run:
-    """A model folder, read from its `surgery.json`."""
-    after = of_plan(entry.data, "parameters_after")
+def model(entry: Entry, surgery: SurgeryRecord) -> Run:
+    """A model folder, from its `surgery.json`."""
+    after = surgery.plan.parameters_after
     return Run(
         path=entry.path,
         kind="model",
         when=entry.when,
-        cut=cut_of(entry.data),
-        finished=text(entry.data.get("created")),
-        versions=words(entry.data.get("versions")),
-        parameters=total(after),
-        parameters_of_source=total(of_plan(entry.data, "parameters_before")),
-        parts=parts_of(after),
-        shape=shape_of(of_plan(entry.data, "after")),
-        judged=judged_of(entry.data),
+        cut=cut_of(surgery),
+        finished=text(surgery.created),
+        versions=words(surgery.versions),
+        parameters=after.get("total"),
+        parameters_of_source=surgery.plan.parameters_before.get("total"),
+        parts=parts_of(after or None),
+        shape=shape_of(surgery.plan.after and surgery.plan.after.as_dict()),
+        judged=judged_of(surgery),
     )
 
 
-def training(entry: Entry) -> Run:
+def training(entry: Entry, summary: Summary) -> Run:
     """From a summary; unknown or odd values become gaps."""
-    summary = Summary.from_dict(entry.data)
-    surgery, stages = summary.model.surgery, value_at(summary.model.shape, "stages")
+    surgery, stages = summary.model.record, value_at(summary.model.shape, "stages")
     transferred = summary.experiment is not None and summary.experiment.init == "transfer"
-    fresh = (of_plan(surgery, "init") or "fresh") == "fresh"
+    fresh = surgery is None or surgery.plan.init in ("", FRESH)
     return Run(
         path=entry.path,
         kind="run",
@@ -147,14 +147,14 @@ def training(entry: Entry) -> Run:
         finished=summary.finished,
         versions=summary.versions,
         parameters=summary.model.parameters,
-        parameters_of_source=total(of_plan(surgery, "parameters_before")),
+        parameters_of_source=surgery and surgery.plan.parameters_before.get("total"),
         parts=parts_of(summary.model.parts),
         shape=shape_of(summary.model.shape),
         width=whole(value_at(stages[0], "width")) if isinstance(stages, list) and stages else None,
-        began_trained=transferred or text(value_at(surgery, "initialised")) not in ("", "fresh"),
+        began_trained=transferred or (surgery is not None and surgery.initialised not in (None, "", FRESH)),
         init_std=summary.model.init_std if fresh else None,
         expected=expected_of(summary.recipe.get("expected")),
-        judged=judged_of(folder.left_by(entry.path / runfolder.BEST, NAME)),
+        judged=judged_of(record.read_if_whole(entry.path / runfolder.BEST)),
     )
 
 
@@ -169,17 +169,6 @@ def expected_of(said: Json) -> Mapping[str, Mapping[str, float]]:
     """The expected figures by arm, those that are numbers."""
     arms = said if isinstance(said, dict) else {}
     return {text(arm): known for arm, values in arms.items() if (known := figures(values))}
-
-
-def of_plan(surgery: Json, key: str) -> Any:
-    """A value of surgery.json, which may keep its plan under a key of its own."""
-    own = value_at(surgery, key)
-    return value_at(surgery, "plan", key) if own is None else own
-
-
-def total(parameters: Json) -> int | None:
-    """All parameters, whether they stand by part or as one number."""
-    return whole(parameters if value_at(parameters, "total") is None else value_at(parameters, "total"))
 
 
 def parts_of(said: Json) -> Mapping[str, int | None] | None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
-from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.planned import Planned
-from leansurgeon.reading.jsonfile import Json
 from leansurgeon.reading.values import text, whole, words
 
 
@@ -74,22 +73,14 @@ class Cut:
         return self.plan.before != self.plan.after
 
 
-def cut_of(data: Json) -> Cut | None:
-    """The record of a surgery as it stands in surgery.json or in a run's summary; None where there is none, or one that
-    is damaged.
-    """
-    try:
-        record = SurgeryRecord.from_dict(data)
-    except DamagedRecord:
-        return None
-    return Cut(record) if record.plan else None
+def cut_of(record: SurgeryRecord | None) -> Cut | None:
+    """The record of a surgery in words; None where there is none, or nothing was planned."""
+    return Cut(record) if record and record.plan else None
 
 
-def judged_of(data: Json) -> tuple[tuple[str, str], ...]:
+def judged_of(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
     """The data that a model was judged on, by name, and what was found, in a sentence; empty where nothing was."""
-    try:
-        record = SurgeryRecord.from_dict(data)
-    except DamagedRecord:
+    if record is None:
         return ()
     return tuple((text(name), text(sentence(other, record.language))) for name, other in record.judged.items())
 

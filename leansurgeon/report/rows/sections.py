@@ -16,7 +16,7 @@ from leansurgeon.report.evidence.run import Run, run_of
 from leansurgeon.report.humans import listed
 from leansurgeon.report.rows import glue
 from leansurgeon.report.rows.rows import Note, Section, make_row
-from leansurgeon.training.runs.summary import DONE
+from leansurgeon.training.runs.summary import DONE, Summary
 
 ROLES = ("original", "lean", "control")
 
@@ -32,9 +32,9 @@ def sections(entries: Sequence[Entry]) -> list[Section]:
     return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
 
 
-def experiment_section(summaries: Iterable[dict]) -> list[Section]:
+def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
     """The same for summaries in memory, in the order of their training."""
-    return sections([Entry(Path(), "run", summary, float(i)) for i, summary in enumerate(summaries)])
+    return sections([Entry(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
 
 
 def _group_key(run: Run) -> tuple:

@@ -27,6 +27,7 @@ from leansurgeon.report.tables.columns import (
     without_gaps,
 )
 from leansurgeon.report.verdict import sentences, verdicts, warnings
+from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH, wrap
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
@@ -34,7 +35,7 @@ LAYERS_SHOWN = 10
 SHORTEST_NAME = 10
 
 
-def experiment_table(summaries: Iterable[dict], format: str = "table") -> str:
+def experiment_table(summaries: Iterable[Summary], format: str = "table") -> str:
     """The table that ends `leansurgeon run`: arms with mean and spread over seeds, and what may be said about them.
 
     `summaries` are those of every training of the experiment, in the order of training.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class Model:
         start = {"name": self.start_name, "files": self.start_files}
         return {key: getattr(self, key) for key in keys} | {"start": start}
 
-    @property
+    @cached_property
     def record(self) -> SurgeryRecord | None:
         """The surgery, typed; None where there was none or it cannot be read."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.report.charts import anatomy
 from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
 from leansurgeon.report.evidence.surgery import cut_of
@@ -9,10 +10,10 @@ from leansurgeon.report.rows.rows import Section, make_row
 from leansurgeon.shape import Shape, Stage
 
 
-def record(before: Shape, after: Shape, layers: list[int]) -> dict:
+def record(before: Shape, after: Shape, layers: list[int]) -> SurgeryRecord:
     counts = {f"parameters_{when}": {"total": total} for when, total in (("before", 1000), ("after", 800))}
     plan = {"before": before.as_dict(), "after": after.as_dict(), "layers": layers, "operators": [], **counts}
-    return {"schema_version": 1, "source": {"name": "model"}, "plan": plan}
+    return SurgeryRecord.from_dict({"schema_version": 1, "source": {"name": "model"}, "plan": plan})
 
 
 def shape(*stages: tuple[int, int]) -> Shape:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from leansurgeon.report.rows import sections
+from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.tables import table
+from leansurgeon.training.runs.summary import Summary
 
 ARMS = {  # depth, heads, mlp, parameters, accuracies of three seeds, kappa per layer, ms per step, MiB
     "original": (6, 4, 256, 302154, (0.9750, 0.9778, 0.9750), (40, 183, 307, 422, 606, 960), 31.2, 612),
@@ -139,3 +145,13 @@ def write(folder: Path, data: dict[str, Any], name: str = "summary.json") -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(data))
     return folder
+
+
+def experiment_section(summaries: Iterable[dict]) -> list[Section]:
+    """The sections of trainings whose summary.json would hold these."""
+    return sections.experiment_section(map(Summary.from_dict, summaries))
+
+
+def experiment_table(summaries: Iterable[dict], format: str = "table") -> str:
+    """The table of trainings whose summary.json would hold these."""
+    return table.experiment_table(map(Summary.from_dict, summaries), format)
