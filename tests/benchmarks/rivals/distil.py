@@ -45,12 +45,12 @@ def said(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def steps_of(batches: Batches, seed: int) -> Iterator[Batch]:
-    """Samples of about `STEP` tokens together, in a drawn order, again and again; an image counts as 64."""
+    """Samples of about `STEP` tokens together, in a drawn order, again and again; images in batches as they come."""
     draws = torch.Generator().manual_seed(seed)
     while True:
         for i in torch.randperm(len(batches), generator=draws).tolist():
             batch = batches[i]
-            size = max(1, STEP // (batch["input_ids"].shape[1] if "input_ids" in batch else 64))
+            size = max(1, STEP // batch["input_ids"].shape[1]) if "input_ids" in batch else rows_of(batch)
             for first in range(0, rows_of(batch), size):
                 yield {key: value[first : first + size] for key, value in batch.items()}
 
