@@ -82,7 +82,7 @@ def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
     source, samples = open_source(str(saved("gpt2")[0])), data("gpt2")
     steps = plan(source, Wanted(layers="3"), 0, Method(heal="closed"), calibrated=True)
     first = decide(steps, samples, output=tmp_path / "out")
-    monkeypatch.setattr(choose_layers, "measure", None)
+    monkeypatch.setattr(choose_layers, "measure_layers", None)
     monkeypatch.setattr(heal_block, "heal_pre_norm", None)
     again = decide(steps, samples, output=tmp_path / "out", resume=True)
     assert again.plan.layers == first.plan.layers and again.edits.keys() == first.edits.keys() != set()
