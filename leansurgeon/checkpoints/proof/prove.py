@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
-from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.proof import paired
@@ -216,7 +216,13 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
         how["trust"] = True
     elif stem:
         how["module"] = f"leansurgeon.models.{stem}"
+    return how | what_it_takes(architecture, config)
+
+
+def what_it_takes(architecture: Architecture, config: Config) -> HowToLoad:
+    """What the family says of its inputs, as `reload_check.example` reads it."""
     takes, flat = architecture.takes, architecture.flat(config)
+    how: HowToLoad = {}
     if tokens := takes.only_tokens(flat):
         how["tokens"] = tokens
     if takes.second_text and flat.get(takes.second_text):

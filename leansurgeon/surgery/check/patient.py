@@ -20,6 +20,7 @@ from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.architectures.infer import inputs as undeclared
 from leansurgeon.architectures.match import match
 from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.checkpoints.proof.prove import what_it_takes
 from leansurgeon.checkpoints.proof.reload_check import example
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.checkpoints.weights import Out, write
@@ -90,7 +91,7 @@ class Patient:
         elif self.arch.evidence:  # nobody declared what it takes
             inputs = undeclared.example(self.loaded.model, self.source.config, vocab=self.vocabulary)
         else:
-            inputs = example(self.loaded.model, torch)
+            inputs = example(self.loaded.model, what_it_takes(self.arch, self.source.config), torch)
         kind = torch.float32 if self.large else torch.float64
         return {
             key: torch.randn(value.shape, generator=generator).to(kind) if value.is_floating_point() else value
