@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
-from leansurgeon.errors import Diverged
+from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data import own, shipped
 from leansurgeon.measure.data.parts import Parts
 from leansurgeon.surgery.refit.local_fit import Clock
@@ -84,6 +84,14 @@ def test_a_tower_without_data_is_calibrated_alone(tower, what, shrink):
     used = record["decided"]["calibration"]
     assert used["name"] == "own" and what in used["says"] and what in done.stderr
     assert record["plan"]["calibrated"] and record["decided"]["decisions"]
+
+
+def test_own_samples_that_are_asked_for_and_cannot_be_made_are_an_error(tmp_path):
+    build("t5").save_pretrained(tmp_path / "t5")
+    call = ["shrink", str(tmp_path / "t5"), "--layers", "3", "--calibrate", "own", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, call)
+    assert isinstance(done.exception, UsageError) or done.exit_code == 2, done.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_own_samples_are_made_on_the_device(shrink, monkeypatch):

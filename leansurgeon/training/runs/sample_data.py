@@ -52,7 +52,11 @@ def sample_data(
 
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named == own.NAME:
-        return own.samples(opened, seed=seed, device=device, say=say)
+        try:
+            return own.samples(opened, seed=seed, device=device, say=say)
+        except UsageError as error:
+            hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
+            raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
     if named and pairs.has_two_stacks(opened):
         return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag)
     if named:
