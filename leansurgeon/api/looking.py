@@ -123,9 +123,10 @@ def heads(
         command.keep(name, measured, say)
     if given.is_model(model):
         measured.document["model"] = Path(name).name
-    if measured.record is None or measured.folder is None:
+    if measured.pruned is None:
         return Heads(measured.document)
-    return Heads(measured.document, Cut(measured.folder, measured.record, measured.document["prune"], measured.told()))
+    smaller = measured.pruned
+    return Heads(measured.document, Cut(smaller.asked.out, smaller.record, smaller.as_dict(), smaller.told()))
 
 
 def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: ExitStack) -> str:

@@ -113,10 +113,10 @@ def heads(
         print(json.dumps(document))
     else:
         print("\n".join(describe(document | {"model": short(document["model"], 60)})))
-        if "prune" in document:
-            print("\n".join(command.outcome(document["prune"])))
+        if measured.pruned:
+            print(measured.pruned.told())
     for file in files:
         say(f"Wrote {file}.")
     command.keep(model, measured, say)
-    if measured.folder:
-        pushed(where, measured.folder)
+    if measured.pruned:
+        pushed(where, measured.pruned.asked.out)

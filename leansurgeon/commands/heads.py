@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import Shape
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -35,23 +34,66 @@ class Pruning:
 
 
 @dataclass(frozen=True)
+class Pruned:
+    """The smaller checkpoint that was written: what was decided, its record, and what was asked for."""
+
+    decided: Decided
+    record: SurgeryRecord
+    asked: Pruning
+
+    def as_dict(self) -> JsonObject:
+        """What --json says of it."""
+        steps = self.decided.plan
+        return {
+            "asked": self.asked.share,
+            "out": str(self.asked.out),
+            "before": steps.before.as_dict(),
+            "after": steps.after.as_dict(),
+            "parameters_before": steps.parameters_before.total,
+            "parameters_after": steps.parameters_after.total,
+            "healed": self.asked.heal,
+            "kept_heads": {layer: list(kept) for layer, kept in self.record.decided.kept_heads.items()},
+            "library": steps.architecture.library,
+            "proof": self.record.proof.as_dict(),
+            "language": self.record.language,
+        }
+
+    def told(self) -> str:
+        """The same for a person."""
+        from leansurgeon.checkpoints.proof.report_numbers import sentence
+        from leansurgeon.report.tables.decided import closing
+
+        proof, steps = self.record.proof, self.decided.plan
+        before, after = steps.before, steps.after
+        a, b = steps.parameters_before.total, steps.parameters_after.total
+        lines = closing(self.asked.out, proof).split("\n")
+        lines += wrap(
+            f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
+            f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
+        )
+        if steps.architecture.library == "leansurgeon":
+            lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
+        lines += wrap(sentence(proof.compared, self.record.language))
+        if self.asked.heal:
+            lines += wrap(
+                f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
+                "heads by what the others can take over instead, and kept more where it was measured."
+            )
+        else:
+            lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Measured:
-    """The heads of a model: the document that JSON holds, and the record of the pruned checkpoint where one was
-    written.
-    """
+    """The heads of a model: the document that JSON holds, and the pruned checkpoint where one was written."""
 
     document: JsonObject
-    record: SurgeryRecord | None = field(default=None, repr=False)
-    decided: Decided | None = field(default=None, repr=False)
-    folder: Path | None = None
+    pruned: Pruned | None = field(default=None, repr=False)
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
         return self.document
-
-    def told(self) -> str:
-        """What was pruned, for a person; "" where nothing was."""
-        return "\n".join(outcome(self.document["prune"])) if self.record else ""
 
 
 def heads(
@@ -102,9 +144,8 @@ def heads(
         }
         if pruning is None:
             return Measured(document)
-        decided, record = pruned(opened, study, pruning, sample, options.seed, say)
-    document["prune"] = pruned_document(decided, record, pruning)
-    return Measured(document, record, decided, pruning.out)
+        smaller = pruned(opened, study, pruning, sample, options.seed, say)
+    return Measured(document | {"prune": smaller.as_dict()}, smaller)
 
 
 def keep(model: str, measured: Measured, say: Say) -> None:
@@ -141,10 +182,8 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say) ->
         return study(loaded, sample, options)
 
 
-def pruned(
-    opened: Source, study: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say
-) -> tuple[Decided, SurgeryRecord]:
-    """Write the smaller checkpoint; what was decided, and its record."""
+def pruned(opened: Source, study: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say) -> Pruned:
+    """Write the smaller checkpoint."""
     from leansurgeon.checkpoints.recorded.decided import Importance
     from leansurgeon.surgery import prune
     from leansurgeon.surgery.shrink import carry_out
@@ -165,25 +204,7 @@ def pruned(
     by_head = tuple(tuple(entry["importance"]) for entry in study.document["attentions"])
     importance = Importance(options["reduction"], options["normalise"], by_head)
     decided = replace(decided, record=replace(decided.record, importance=importance))
-    return decided, carry_out(decided, pruning.out, force=pruning.force, say=say)
-
-
-def pruned_document(decided: Decided, written: SurgeryRecord, pruning: Pruning) -> JsonObject:
-    """What is to be said of the smaller checkpoint."""
-    steps = decided.plan
-    return {
-        "asked": pruning.share,
-        "out": str(pruning.out),
-        "before": steps.before.as_dict(),
-        "after": steps.after.as_dict(),
-        "parameters_before": steps.parameters_before.total,
-        "parameters_after": steps.parameters_after.total,
-        "healed": pruning.heal,
-        "kept_heads": {layer: list(kept) for layer, kept in written.decided.kept_heads.items()},
-        "library": steps.architecture.library,
-        "proof": written.proof.as_dict(),
-        "language": written.language,
-    }
+    return Pruned(decided, carry_out(decided, pruning.out, force=pruning.force, say=say), pruning)
 
 
 def checked(reduction: str, normalize: str, prune: str | None, out: Path | None) -> float | None:
@@ -201,30 +222,3 @@ def checked(reduction: str, normalize: str, prune: str | None, out: Path | None)
     from leansurgeon.surgery.prune import share
 
     return share(prune)
-
-
-def outcome(document: JsonObject) -> list[str]:
-    """What --prune has written."""
-    from leansurgeon.checkpoints.proof.report_numbers import sentence
-    from leansurgeon.checkpoints.record import Proof
-    from leansurgeon.report.tables.decided import closing
-
-    proof = Proof.from_dict(document["proof"])
-    before, after = Shape.from_dict(document["before"]), Shape.from_dict(document["after"])
-    a, b = document["parameters_before"], document["parameters_after"]
-    lines = closing(Path(document["out"]), proof).split("\n")
-    lines += wrap(
-        f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
-        f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
-    )
-    if document["library"] == "leansurgeon":
-        lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
-    lines += wrap(sentence(proof.compared, document["language"]))
-    if document["healed"]:
-        lines += wrap(
-            f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
-            "heads by what the others can take over instead, and kept more where it was measured."
-        )
-    else:
-        lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
-    return lines
