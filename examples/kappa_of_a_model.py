@@ -25,7 +25,7 @@ def main() -> None:
     for heads in ("2", "4", "8", "16"):
         folder = work / f"heads-{heads}"
         carry_out(plan(preset, Wanted(heads=heads)), folder, check=False)
-        found = kappa.measure(load(folder), [batch], digits.token_mask, samples=32)
+        found = kappa.measure_blocks(load(folder), [batch], digits.token_mask, samples=32)
         medians = "  ".join(f"{layer['median']:8.1f}" for layer in found["layers"])
         print(f"{heads:>2} heads of 16: kappa of layers 1 to 6 (median of 32 images)  {medians}")
 

@@ -42,7 +42,7 @@ class Decided:
     record: Decisions = field(default_factory=Decisions)
     calibration: Calibration | None = field(default=None, repr=False)
     close: Callable[[], None] = lambda: None
-    published: Callable[[], None] = lambda: None  # to be called once the result is there
+    forget: Callable[[], None] = lambda: None  # what an interrupted cut would need; once the result is there
 
 
 def decide(
@@ -133,6 +133,9 @@ def carry_out(
     with output_folder(folder, force=force) as aside, unchanged(source):
         try:
             chosen = apply(steps, aside, decided.edits)
+        except LeanSurgeonError:  # a full disk is not helped by what an interrupted cut would keep
+            decided.forget()
+            raise
         except (MemoryError, RuntimeError) as error:
             if not memory_is_short(error):
                 raise
@@ -162,7 +165,7 @@ def carry_out(
             starts=starts(proof) if starts and proof else None,
         )
         write_card(aside, record, folder.resolve().name, source.folder)
-    decided.published()
+    decided.forget()
     if stopped is not None:
         said = Interrupted(f"Interrupted while the result was proved: it is kept in {folder}, unproved.")
         said.exit_code = getattr(stopped, "exit_code", said.exit_code)

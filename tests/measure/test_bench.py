@@ -112,7 +112,7 @@ STEPS = {"first": [1.0, 2.0, 8.0], "second": [3.0, 1.0, 4.0]}  # in every round 
 
 
 @pytest.fixture
-def rows(monkeypatch) -> list[bench.Row]:
+def rows(monkeypatch) -> list[bench.BenchRow]:
     """Two models whose steps, single and large forward passes all take other times: `STEPS`, x 0.01 and x 0.1."""
     source = open_source("digits-vit")
     (own,), _ = bench.contenders(source, [])

@@ -13,7 +13,7 @@ from leansurgeon.errors import UsageError, plural, short
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.costs.bench import Timing
+    from leansurgeon.measure.costs.bench import BenchRow
 
 
 def bench(
@@ -98,7 +98,7 @@ def bench(
         say(f"Kept as {run / BENCH}.")
 
 
-def show(document: dict[str, Any], rows: list[Timing], model: str) -> None:
+def show(document: dict[str, Any], rows: list[BenchRow], model: str) -> None:
     """The table and what follows from it, in 80 columns."""
     from leansurgeon.measure.costs import bench as benches
 

@@ -38,7 +38,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Timing:
+class BenchRow:
     """What was measured of a contender. `peak` are bytes of a training step; `against_first` the quartiles (low,
     median, high) of its step over that of the first row in the same round.
     """
@@ -159,7 +159,7 @@ def parse_sweep(text: str | None) -> list[int]:
 
 def time_contenders(
     models: list[Contender], load: Load, backends: list[str], rounds: int, device: torch.device, say: Say
-) -> tuple[list[Timing], list[str]]:
+) -> tuple[list[BenchRow], list[str]]:
     """Time every contender; the first one with every backend of `backends` beside "auto".
 
     Returns the rows and sentences on backends that do not run here. Raises `OutOfMemory`.
@@ -188,7 +188,7 @@ def time_contenders(
         ratios = [a / b for a, b in zip(timings["step"].seconds, times[0]["step"].seconds, strict=True)]
         of_first = speed.Timing.of(ratios)
         rows.append(
-            Timing(
+            BenchRow(
                 contender,
                 sum(p.numel() for p in bench.model.parameters()),
                 timings,
@@ -205,7 +205,7 @@ def time_contenders(
 # -- what follows ---------------------------------------------------------------------------------
 
 
-def remarks(rows: list[Timing], *, hopper: bool) -> list[str]:
+def remarks(rows: list[BenchRow], *, hopper: bool) -> list[str]:
     """What the numbers say about cuts, and what is known about head sizes on Hopper GPUs."""
     said = []
     first = rows[0]
@@ -249,7 +249,7 @@ def hopper_warnings(head_dims: list[int]) -> list[str]:
     return said
 
 
-def table(rows: list[Timing], images: bool) -> str:
+def table(rows: list[BenchRow], images: bool) -> str:
     """80 columns; times are medians, with the quartiles of the step."""
     from tabulate import tabulate
 

@@ -79,11 +79,11 @@ def timing(*seconds: float) -> dict[str, Timing]:
     return dict.fromkeys(TIMED, Timing.of(list(seconds)))
 
 
-def row(name: str, ratios: list[float], head_dim: int = 64, parameters: int = 10) -> bench.Row:
+def row(name: str, ratios: list[float], head_dim: int = 64, parameters: int = 10) -> bench.BenchRow:
     shape = open_source("digits-vit").shape.with_(head_dim=head_dim)
     of_first = Timing.of(ratios)
     contender = bench.Contender(name, {}, None, shape)
-    return bench.Row(contender, parameters, timing(*ratios), 0, 1, (of_first.low, of_first.median, of_first.high))
+    return bench.BenchRow(contender, parameters, timing(*ratios), 0, 1, (of_first.low, of_first.median, of_first.high))
 
 
 def test_verdicts_need_the_middle_half_of_the_rounds():
