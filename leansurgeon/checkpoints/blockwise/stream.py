@@ -9,7 +9,7 @@ the hidden states that are at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -83,13 +83,13 @@ class Stream:
 
     # -- through the blocks ----------------------------------------------------------------------
 
-    def call(self, batch: int, hidden: Tensor, layer: int | None = None) -> Tensor:
+    def call(self, batch: int, hidden: Tensor, layer: int | None = None, *, rounded: bool = True) -> Tensor:
         """The output of a filled block for the hidden states of one batch, with gradients where they are switched
-        on.
+        on. `rounded` False takes products in the numbers of the weights, whatever the skeleton's `cast` says.
         """
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
-        with self.skeleton.cast():
+        with self.skeleton.cast() if rounded else nullcontext():
             out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden.to(self.skeleton.device))
         return out if isinstance(out, Tensor) else out[0]
 

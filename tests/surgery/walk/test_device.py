@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -101,6 +102,21 @@ def test_products_in_bf16_where_they_agree(saved, monkeypatch):
         monkeypatch.setattr(ground, "AGREES", 0.0)
         strict = Ground(steps, data("llama"), Options(device="cuda:0"))
         assert not strict.bf16
+
+
+def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
+    """Whether a projection reaches the block's output in a straight line is not a question of rounding."""
+    source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    after = {}
+    for narrow in (False, True):
+        monkeypatch.setattr(ground, "has_bf16", lambda _, narrow=narrow: narrow)
+        monkeypatch.setattr(ground, "AGREES", 1.0)
+        with closing(calibrate(steps, data("llama"), Options(keep=(0, 1), heal="closed"))) as outcome:
+            (made,) = outcome.record.decisions
+            assert made.refit.down.kept and made.error_after < made.error_before
+            after[narrow] = made.error_after
+    assert after[True] != after[False] and abs(after[True] / after[False] - 1) < 0.05
 
 
 def test_the_device_is_the_users(monkeypatch):
