@@ -35,7 +35,7 @@ def arm(
     made = summary("lean", seed, "figure3")
     made["model"]["shape"]["stages"][0] |= {"depth": depth, "heads": heads, "kv_heads": heads, "mlp_dim": mlp}
     made["model"]["shape"]["stages"][0] |= {"head_dim": head_dim, "inner": heads * head_dim}
-    made["model"]["surgery"] = {"source": "m", "initialised": initialised}
+    made["model"]["surgery"] = {"initialised": initialised}
     made["experiment"] |= {"arm": name, "init": init, **extra}
     made["final"]["metric"] = METRIC[heads] - (0.01 if depth == 8 else 0.0) + off
     made["kappa"] = kappa((*[1000.0 * depth / heads] * (depth - 1), 1e4 * depth / heads))  # the last one is far worse

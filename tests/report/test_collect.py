@@ -10,6 +10,7 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.evidence.run import run_of
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.table import render
 from tests.support.report.report_fixtures import digits, summary, write
@@ -56,6 +57,17 @@ def test_models_without_a_run(tmp_path: Path) -> None:
     assert "-29.6 %" in render(sections(found.entries))
     # A model that is named is shown, trained or not.
     assert [e.kind for e in collect([root / "trained"]).entries] == ["model"]
+
+
+@pytest.mark.parametrize("damage", [{"schema_version": 2}, {"proof": 7}, {"versions": {"x": 1}}, {"source": 5}])
+def test_a_run_says_how_it_began_where_its_surgery_cannot_be_read_as_a_whole(damage, tmp_path: Path) -> None:
+    run = summary(experiment=None)
+    run["model"]["surgery"] = SURGERY | {"initialised": "transfer", "plan": PLAN | {"init": "transfer"}} | damage
+    run["model"]["init_std"] = 0.001
+    (entry,) = collect([write(tmp_path / "run", run)]).entries
+    made = run_of(entry)
+    assert entry.evidence.model.record is None and made.cut is None
+    assert (made.began_trained, made.parameters_of_source, made.init_std) == (True, 119_589_889, None)
 
 
 def test_named_paths_and_overlap(tmp_path: Path) -> None:

@@ -134,24 +134,24 @@ def model(entry: Entry, surgery: SurgeryRecord) -> Run:
 
 def training(entry: Entry, summary: Summary) -> Run:
     """From a summary; unknown or odd values become gaps."""
-    surgery, stages = summary.model.record, value_at(summary.model.shape, "stages")
+    surgery, stages = summary.model.surgery, value_at(summary.model.shape, "stages")  # as it stands: it may be damaged
     transferred = summary.experiment is not None and summary.experiment.init == "transfer"
-    fresh = surgery is None or surgery.plan.init in ("", FRESH)
+    fresh = text(value_at(surgery, "plan", "init"), FRESH) == FRESH
     return Run(
         path=entry.path,
         kind="run",
         when=entry.when,
         summary=summary,
         task=task_of(summary.task),
-        cut=cut_of(surgery),
+        cut=cut_of(summary.model.record),
         finished=summary.finished,
         versions=summary.versions,
         parameters=summary.model.parameters,
-        parameters_of_source=surgery and surgery.plan.parameters_before.get("total"),
+        parameters_of_source=whole(value_at(surgery, "plan", "parameters_before", "total")),
         parts=parts_of(summary.model.parts),
         shape=shape_of(summary.model.shape),
         width=whole(value_at(stages[0], "width")) if isinstance(stages, list) and stages else None,
-        began_trained=transferred or (surgery is not None and surgery.initialised not in (None, "", FRESH)),
+        began_trained=transferred or text(value_at(surgery, "initialised"), FRESH) != FRESH,
         init_std=summary.model.init_std if fresh else None,
         expected=expected_of(summary.recipe.get("expected")),
         judged=judged_of(record.read_if_whole(entry.path / runfolder.BEST)),
