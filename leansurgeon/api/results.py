@@ -116,18 +116,18 @@ class Cut(Folder):
         return self.record.plan.after
 
     @property
-    def parameters(self) -> int:
-        """Parameters of the result."""
-        return self.record.plan.parameters_after["total"]
+    def parameters(self) -> int | None:
+        """Parameters of the result; None where its record does not say."""
+        return self.record.plan.parameters_after.get("total")
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
         return self.document
 
     def __str__(self) -> str:
-        before = self.record.plan.parameters_before["total"]
-        after = self.parameters
-        return self.text or f"{self.folder}: {self.record.source.name} with {after:,} of {before:,} parameters"
+        before, after = self.record.plan.parameters_before.get("total"), self.parameters
+        known = f" with {after:,} of {before:,} parameters" if before is not None and after is not None else ""
+        return self.text or f"{self.folder}: {self.record.source.name}{known}"
 
 
 @dataclass(frozen=True)

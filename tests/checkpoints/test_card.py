@@ -11,9 +11,10 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from leansurgeon.api.results import Cut
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import card
-from leansurgeon.checkpoints.record import Both, Comparison, Embeddings, Origin
+from leansurgeon.checkpoints.record import Both, Comparison, Embeddings, Origin, SurgeryRecord
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
@@ -254,6 +255,48 @@ def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, c
     assert numbers == [{"perplexity": 7.5, "loss": 2.0}, {"perplexity": 9.0, "loss": 2.5}]
     assert best.text.lstrip().startswith("# run\n") and "20.000 before and 7.500 after" in best.text
     assert "/home/me" not in (tmp_path / "run/model/README.md").read_text()
+
+
+STAGE = {"depth": 2, "heads": 4, "head_dim": 8, "kv_heads": 4, "mlp_dim": 64, "width": 32}
+PLAN = {
+    "before": {"stages": [STAGE | {"depth": 4}]},
+    "after": {"stages": [STAGE]},
+    "operators": [{"name": "drop-layers", "exactness": "near", "says": "layers go"}],
+    "parameters_before": {"total": 1100},
+    "parameters_after": {"total": 1000},
+}
+
+
+def recorded(**odd) -> SurgeryRecord:
+    return SurgeryRecord.from_dict({"source": "org/name", "plan": PLAN | odd})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"before": None},
+        {"after": None},
+        {"parameters_before": 7},
+        {"parameters_after": {"total": "x"}},
+        {"parameters_before": {"total": 0}},
+    ],
+)
+def test_a_record_that_lacks_numbers_ends_no_training(odd, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    training = card.Training((), ("Trained for 3 steps.",))
+    for made, table in ((recorded(), True), (recorded(**odd), False)):
+        card.write_card(tmp_path, made, "lean", None, training)
+        said = (tmp_path / "README.md").read_text()
+        assert "Made from `org/name`" in said and "**drop-layers** (near)" in said and training.says[0] in said
+        assert ("| parameters |" in said) == table
+
+
+def test_a_cut_says_itself_without_the_numbers_that_its_record_lacks(tmp_path):
+    assert str(Cut(tmp_path, recorded(), {})).endswith("org/name with 1,000 of 1,100 parameters")
+    for key in ("parameters_before", "parameters_after"):
+        made = Cut(tmp_path, recorded(**{key: 7}), {})
+        assert str(made) == f"{tmp_path}: org/name"
+        assert made.parameters == (None if key == "parameters_after" else 1000)
 
 
 @pytest.mark.parametrize("tags", [5, True, "leansurgeonx", None, ["x"]])

@@ -282,8 +282,16 @@ def body(made: SurgeryRecord | None, name: str, trouble: str, training: Training
 
 
 def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
-    """Where the model comes from, its shape before and after, and what was done."""
+    """Where the model comes from, its shape before and after, and what was done; without numbers where the record lacks
+    some.
+    """
     plan, source = made.plan, made.source
+    by = made.versions.get("leansurgeon", "?")
+    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in plan.operators) or "- none"
+    done = f"## What was done\n\n{steps}\n"
+    total = plan.parameters_before.get("total"), plan.parameters_after.get("total")
+    if plan.before is None or plan.after is None or not all(total):  # of another version, or damaged
+        return [f"Made from `{source.name}` by leansurgeon {by}.\n", done]
     rows = "\n".join(
         f"| {label} | {numbers(plan.before, key)} | {numbers(plan.after, key)} |"
         for label, key in (
@@ -297,17 +305,14 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     )
     used = made.decided.calibration
     data = f" Sample data: {used.says}, SHA-256 `{used.sha256[:16]}`." if used else ""
-    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in plan.operators) or "- none"
-    total = plan.parameters_before["total"], plan.parameters_after["total"]
     change = 100 * (total[1] / total[0] - 1)
-    by = made.versions.get("leansurgeon", "?")
     return [
         f"Made from `{source.name}` by leansurgeon {by}: layers {numbers(plan.after, 'depth')}, "
         f"heads {numbers(plan.after, 'heads')}.",
         NOTES["trained" if trained else made.initialised or "transfer"] + "\n",
         f"| | before | after |\n|---|---|---|\n{rows}",
         f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n",
-        f"## What was done\n\n{steps}\n",
+        done,
         f"{plan.why}. Seed {plan.seed}.{data} The full record is in `surgery.json`.\n",
     ]
 
