@@ -70,9 +70,17 @@ def test_a_plan_is_written_from_its_fields_as_it_was_read():
     said |= PLAN | {"exactness": "near"} | tail | flops
     found = Planned.from_dict(said)
     assert json.dumps(replace(found, seed=0).as_dict()) == json.dumps(said) and found.head_policy == 16
-    odd = Planned.from_dict(PLAN | {"seed": "x", "parameters_after": 3, "method": [], "of a later version": 1})
-    assert (odd.seed, odd.parameters_after, odd.method) == (None, {}, {}) and odd.as_dict()["of a later version"] == 1
+    odd = Planned.from_dict(PLAN | {"calibrated": "x", "parameters_after": 3, "saved_by": [], "of a later version": 1})
+    assert (odd.calibrated, odd.parameters_after, odd.saved_by) == (False, {}, {})
+    assert odd.as_dict()["of a later version"] == 1
     assert Planned.from_dict({"why": 3}).why == "" and not Planned()
+
+
+def test_operators_are_compared_as_they_are_called():
+    """`undo` knows its operators by name, and none that only looks alike."""
+    step = {"name": "widen-mlp ", "exactness": "exact\u200b", "says": " wider\x1b"}
+    (made,) = Planned.from_dict({"operators": [step]}).operators
+    assert (made.name, made.exactness, made.says) == ("widen-mlp ", "exact\u200b", "wider?")
 
 
 def test_a_trained_model_keeps_the_record_without_the_list_of_files():
@@ -96,6 +104,12 @@ def test_a_trained_model_keeps_the_record_without_the_list_of_files():
         b'{"source": {"name": "a"}, "plan": {"after": {"stages": [{}]}}}',
         b'{"source": {"name": "a"}, "plan": {"operators": [{"name": "x"}]}}',
         b'{"source": {"name": "a"}, "plan": {"layers": [true]}}',
+        b'{"source": {"name": "a"}, "plan": {"seed": "x"}}',
+        b'{"source": {"name": "a"}, "plan": {"seed": true}}',
+        b'{"source": {"name": "a"}, "plan": {"head_policy": []}}',
+        b'{"source": {"name": "a"}, "plan": {"head_policy": true}}',
+        b'{"source": {"name": "a"}, "plan": {"method": []}}',
+        b'{"source": {"name": "a"}, "plan": {"class_attention": 1}}',
         b'{"source": {"name": "a"}, "history": [1]}',
         b'{"source": {"name": "a"}, "proof": {"loaded_with": "x"}}',
         b'{"source": {"name": "a"}, "source_surgery": {}}',

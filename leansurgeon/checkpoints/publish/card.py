@@ -26,6 +26,7 @@ from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.reading.values import text
 
 if TYPE_CHECKING:
     from leansurgeon.architectures.base import Config
@@ -287,7 +288,8 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     """
     plan, source = made.plan, made.source
     by = made.versions.get("leansurgeon", "?")
-    steps = "\n".join(f"- **{step.name}** ({step.exactness}): {step.says}" for step in plan.operators) or "- none"
+    each = (f"- **{text(step.name)}** ({text(step.exactness)}): {step.says}" for step in plan.operators)
+    steps = "\n".join(each) or "- none"
     done = f"## What was done\n\n{steps}\n"
     total = plan.parameters_before.get("total"), plan.parameters_after.get("total")
     if plan.before is None or plan.after is None or not all(total):  # of another version, or damaged

@@ -1,7 +1,7 @@
 """The plan as it was carried out: all that stands under `plan` in surgery.json.
 
-Shapes, kept layers and operators decide what a model is taken for (`undo`, `diff`, a teacher), so odd ones are damage;
-all else is shown, and odd values of it are None or empty (`Part`).
+Shapes, kept layers, operators, and how heads were made decide what a model is taken for (`undo`, `diff`, a teacher), so
+odd ones are damage; all else is shown, and odd values of it are None or empty (`Part`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Step(Part):
     def from_dict(cls, data: Json) -> Self:
         """Raises `DamagedRecord`."""
         take = Taker(data, "operators")
-        said = [text(take(key, str, needed=True)) for key in ("name", "exactness", "says")]
-        return cls(*said, take("settings", dict, {})).as_read(data)
+        name, exactness, says = (take(key, str, needed=True) for key in ("name", "exactness", "says"))
+        return cls(name, exactness, text(says), take("settings", dict, {})).as_read(data)
 
     @property
     def required(self) -> frozenset[str]:
@@ -72,7 +72,12 @@ class Planned(Part):
     def from_dict(cls, data: Json) -> Self:
         """Raises `DamagedRecord`."""
         take = Taker(data, "plan")
+        policy = take.data.get("head_policy")  # a size is a word or a number
         strict = {
+            "head_policy": text(policy) or take("head_policy", str if isinstance(policy, str) else int, ""),
+            "seed": take("seed", int),
+            "method": take("method", dict, {}),
+            "class_attention": take("class_attention", bool, False),
             "before": take.part("before", shape_of),
             "after": take.part("after", shape_of),
             "layers": take.several("layers", int),

@@ -13,6 +13,7 @@ from leansurgeon.cli import completion
 from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, WhichTower, mean, say
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.values import text
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def origin(inspection: Inspection) -> str:
             if preset
             else "no surgery.json, so not made by leansurgeon, or copied without it."
         )
-    steps = ", ".join(f"{step.name} ({step.exactness})" for step in record.plan.operators) or "no change"
+    steps = ", ".join(f"{text(step.name)} ({text(step.exactness)})" for step in record.plan.operators) or "no change"
     by = record.versions.get("leansurgeon", "?")
     return f"{record.source.name}, by leansurgeon {by} on {(record.created or '?')[:10]}: {steps}."
 
