@@ -225,7 +225,10 @@ def samples_of(begun: Opened, asked: SearchOptions, say: Say) -> Calibration:
         raise UsageError(
             "A search heals candidates on sample data, and there is none.", "Add --data FILES, or train with --recipe."
         )
-    return sample_data(begun.source, asked.data, task, asked.samples, asked.seeds[0], say)
+    from leansurgeon.measure.device import chosen
+
+    given = begun.source, asked.data, task, asked.samples, asked.seeds[0], say
+    return sample_data(*given, flag="--data", device=chosen(asked.device))
 
 
 def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:

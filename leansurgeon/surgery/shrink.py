@@ -88,7 +88,7 @@ def decide(
             outcome, calibration = calibrate_safely(steps, calibration, options, say)
     except Interrupted:
         raise
-    except LeanSurgeonError:
+    except Exception:
         kept.remove()  # it would end so again
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]

@@ -13,6 +13,7 @@ import pytest
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
+from leansurgeon.checkpoints.proof.prove import how_to_load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.load import load as load_anything
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -183,6 +184,28 @@ def test_a_result_of_a_version_with_other_files_goes_on_loading(ours, tmp_path, 
     monkeypatch.setattr(trust, "earlier", dict)
     with pytest.raises(UnsupportedModel):
         load(folder)
+
+
+def test_code_beside_a_modelling_file_of_ours_does_not_run(ours):
+    """transformers runs custom_generate, and classes that tokenizers name, of every folder that it may run code of."""
+    assert how_to_load(ours, as_documented=True)["trust"]
+    for name, text in (
+        ("custom_generate/generate.py", "raise SystemExit"),
+        ("tokenizer_config.json", '{"auto_map": {}}'),
+    ):
+        file = ours / name
+        file.parent.mkdir(exist_ok=True)
+        before = file.read_bytes() if file.exists() else None
+        file.write_text(text)
+        how = how_to_load(ours, as_documented=True)
+        assert "trust" not in how and how["module"] == "leansurgeon.models.decoupled_bert"
+        if before is None:
+            file.unlink()
+        else:
+            file.write_bytes(before)
+        if file.parent != ours:
+            file.parent.rmdir()
+    assert how_to_load(ours, as_documented=True)["trust"]
 
 
 def test_every_file_that_travels_is_known_and_so_are_those_of_before():

@@ -33,6 +33,14 @@ LOADERS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_ov
 # What transformers loads in the place of the weights that surgery reads: a file named in the config, and, where peft is
 # installed, adapters beside them, which may be a pickle.
 WEIGHTS_KEY, ADAPTER = "transformers_weights", "adapter_config.json"
+# What transformers runs of a folder that it may run code of, whatever config.json names.
+GENERATION = "custom_generate"
+BESIDE = (
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
 
 
 def allow(value: bool) -> bool:
@@ -77,6 +85,16 @@ def named_modules(config: Config) -> set[str]:
     values: list[Any] = list(remote.values()) if isinstance(remote, Mapping) else [remote] if remote else []
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     return {str(item).rpartition(".")[0] or str(item) for item in flat if item is not None}
+
+
+def brings_code(folder: Path) -> bool:
+    """Whether a library that may run code finds some beside what config.json names: a loop of generation, or classes
+    that the configs of tokenizers and processors name.
+    """
+    named = (folder / name for name in BESIDE)
+    return os.path.lexists(folder / GENERATION) or any(
+        file.is_file() and "auto_map" in jsonfile.read_object(file) for file in named
+    )
 
 
 def refuse_kernels(config: Config, folder: Path) -> None:

@@ -198,8 +198,8 @@ def run(
 def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
     """What `reload_check` needs beside the folder: the `class`, our `module` that has it (or registers its timm entry
     point), whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
-    modelling file was copied from this package a moment ago, to load it `as_documented`; and what the family says of
-    its inputs.
+    modelling file is one that this package has shipped, to load it `as_documented`, where nothing else in the folder
+    is code that the library would run then; and what the family says of its inputs.
 
     Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
     """
@@ -212,7 +212,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
         return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
     name = (trust.with_known_classes(config, architecture).get("architectures") or ["AutoModel"])[0]
     how: HowToLoad = {"class": name}
-    if architecture.code or (stem and as_documented):
+    if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True
     elif stem:
         how["module"] = f"leansurgeon.models.{stem}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Batch = dict[str, Tensor]
+PIECES = 4  # of the guard, which sets of layers are judged on one after the other
 
 
 def rows_of(batch: Batch) -> int:
@@ -66,3 +67,29 @@ def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     if len(every) < 2:
         return list(batches), list(batches)
     return pick(batches, every[::2]), pick(batches, every[1::2])
+
+
+def tokens_of(batch: Batch) -> int:
+    """Tokens of a batch; an image counts as 64."""
+    return batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
+
+
+def in_pieces(batches: list[Batch]) -> list[Batch]:
+    """The samples of some batches in at least PIECES batches, where there are so many samples. Neighbouring samples
+    may be alike, so every piece takes from all of its batch.
+    """
+    each = -(-PIECES // len(batches))
+    pieces = []
+    for batch in batches:
+        rows = np.arange(rows_of(batch))
+        whole = any(isinstance(v, Tensor) and v.dim() and len(v) != len(rows) for v in batch.values())
+        pieces += [batch] if whole else [some_rows(batch, rows[i::each]) for i in range(min(each, len(rows)))]
+    return pieces
+
+
+def some(batches: list[Batch], tokens: int | None) -> list[Batch]:
+    """Batches at equal spacing (sentences lie by length) that hold about so many tokens; an image counts as 64."""
+    sizes = [tokens_of(b) for b in batches]
+    if tokens is None or tokens >= sum(sizes):
+        return list(batches)
+    return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * tokens / sum(sizes))))]

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 U = TypeVar("U")
 
+RANDOM = "random tokens"  # as records name data that nobody named
 WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}  # what samples of a part are there to do
 
 

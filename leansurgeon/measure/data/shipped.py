@@ -24,7 +24,7 @@ from leansurgeon.measure.data.calibration import (
     open_calibration,
     window,
 )
-from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.measure.data.parts import RANDOM, Parts, told
 from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ def samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
                 return replace(data, name=NOVEL, says=words)
         return random_pairs(source, seed, writes)
     if knows_novel(source):
-        data = open_calibration(NOVEL, source, cache=cache, seed=seed)
-        return replace(data, says=f"a novel that comes with the package ({data.says})")
+        with suppress(UsageError):
+            data = open_calibration(NOVEL, source, cache=cache, seed=seed)
+            return replace(data, says=f"a novel that comes with the package ({data.says})")
     return random_windows(source, seed)
 
 
@@ -78,7 +79,7 @@ def random_windows(source: Source, seed: int) -> Calibration:
             lambda _, windows: [{"input_ids": ids, "labels": ids.clone()} for ids in windows]
         )
         task = tasks.make(head, {}) if head in KINDS else None
-    return made("random tokens", parts, task=task)
+    return made(parts, task=task)
 
 
 def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
@@ -95,7 +96,7 @@ def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
         return both | {"labels": labels} if writes else both
 
     parts = own.parted(rows, PAIRS, pairs.ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
-    return made("random tokens", parts, task=pairs.Seq2Seq() if writes else None)
+    return made(parts, task=pairs.Seq2Seq() if writes else None)
 
 
 def drawn(source: Source, rows: int, length: int, seed: int) -> torch.Tensor:
@@ -108,7 +109,7 @@ def drawn(source: Source, rows: int, length: int, seed: int) -> torch.Tensor:
     return torch.randint(size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def made(what: str, parts: Parts[list[dict[str, torch.Tensor]]], **rest: object) -> Calibration:
+def made(parts: Parts[list[dict[str, torch.Tensor]]], **rest: object) -> Calibration:
     """Calibration of these parts."""
     counts = told(parts.each(lambda _, batches: sum(map(own.rows_of, batches))))
-    return of_parts(own.NAME, f"{what}: {counts}", parts, digest=digest(parts), **rest)
+    return of_parts(RANDOM, f"{RANDOM}: {counts}", parts, digest=digest(parts), **rest)

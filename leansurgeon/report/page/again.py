@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from leansurgeon.measure.data.parts import RANDOM
 from leansurgeon.reading.values import text
 from leansurgeon.report import humans
 from leansurgeon.report.evidence.paper import printed
@@ -166,7 +167,8 @@ def shrink_command(cut: Cut) -> str:
     words += ["--heal-time", f"{method['heal_time']:g}s"] if method.get("heal_time") else []
     words += ["--fit", str(method["fit"])] if method.get("fit") else []
     words += ["--class-attention"] if cut.plan.class_attention else []
-    if (data := cut.record.decided.calibration) and (data.name or data.says):
+    data = cut.record.decided.calibration
+    if data and (data.name or data.says) and data.name != RANDOM:  # those come without --calibrate
         words += ["--calibrate", data.name or "DATA"]
         words += ["--calibration-samples", str(data.asked)] if data.asked else []
     return shlex.join([*words, *(["--seed", str(cut.plan.seed)] if cut.plan.seed else [])])  # a record may say anything

@@ -15,7 +15,7 @@ from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, divides_heads, ends, is_near, stages_of
 
 CHOICE, ALL = 3.0, 10.0
-LEAST = 10_240  # tokens; bounds on less data are as on so many, where seconds matter less than sets that are not tried
+LEAST = 40_960  # tokens; bounds on less data are as on so many: there sets that are not tried cost more than seconds
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 SMALLER = (0.5, 0.25)  # of all tokens: the trial's, where all sets would be too much for the bound
 
@@ -32,24 +32,20 @@ class Budget:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens to fit and to guard as blocks count them, of the guard's first batch, and of one batch to fit."""
+    """Tokens to fit and to guard as blocks count them, and of the guard's first batch."""
 
     fit: float
     guard: float
     first: float
-    batch: float = 0.0
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How a cut heals: refits at all, of a pre-norm model, so many attentions in a layer, so many steps of fitting for
-    every layer that is made.
-    """
+    """How a cut heals: refits at all, of a pre-norm model, so many attentions in a layer."""
 
     heals: bool = True
     pre_norm: bool = True
     attentions: int = 1
-    steps: int = 0
 
 
 def refitted(tokens: Tokens, effort: Effort, *, attention: bool = False) -> float:
@@ -96,8 +92,6 @@ def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: floa
             total += made_anew(plan, way.kept[j], tokens)
         if way.kept[j] in way.fused:
             total += 2 * (2 * tokens.first + tokens.fit + tokens.guard)
-        if effort.steps and j in changed:
-            total += 3 * effort.steps * tokens.batch + 3 * tokens.guard
     return total
 
 

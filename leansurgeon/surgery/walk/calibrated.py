@@ -26,6 +26,7 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
+from leansurgeon.measure.data.batches import tokens_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
@@ -37,7 +38,7 @@ from leansurgeon.surgery.walk import choose_layers, make_fused, projection
 from leansurgeon.surgery.walk.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
 from leansurgeon.surgery.walk.changes import divides_heads, is_near, ranges
-from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View, tokens_of
+from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View
 from leansurgeon.surgery.walk.grow import fit_locally
 from leansurgeon.surgery.walk.judge import judge
 from leansurgeon.surgery.walk.kept import edits_in
@@ -193,10 +194,11 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
     if criterion == "fuse":
         return make_fused.candidates(ground, view)
     if criterion in ("greedy", "leave-one-out"):
-        kept, rounds = choose_layers.by_output(
-            ground.teacher, ground.fill, batches, masks, before, after, period,
-            greedy=criterion == "greedy", say=ground.say,
-        )  # fmt: skip
+        with ground.unbounded():
+            kept, rounds = choose_layers.by_output(
+                ground.teacher, ground.fill, batches, masks, before, after, period,
+                greedy=criterion == "greedy", say=ground.say,
+            )  # fmt: skip
         drop_layers.refuse_misplaced(ground.source, ground.plan.init, kept)
         return [Candidate(kept, criterion)], {"rounds": rounds}
     evidence = choose_layers.measure_layers(

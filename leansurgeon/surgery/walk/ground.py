@@ -4,8 +4,8 @@ blocks are filled into, and the sample data that is looked at. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
-from leansurgeon.measure.data.batches import Batch, inner, rows_of, some_rows
+from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, some_rows, tokens_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.device import free_memory
 from leansurgeon.reading.jsonfile import JsonObject
@@ -40,7 +40,6 @@ from leansurgeon.surgery.walk.kept import Kept, Step
 
 Say = Callable[[str], None]
 PARTS = ("fit", "guard")
-PIECES = 4  # of the guard, which sets of layers are judged on one after the other
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
 SPANS = 0.6  # of the memory of a GPU beside what stands outside the blocks
@@ -138,6 +137,7 @@ class Ground:
         self.calibration, self.options, self.say = calibration, options or Options(), say
         self.earlier = 0.0  # block-tokens that an interrupted cut had done before its last step that was taken over
         self.taken = 0  # such steps
+        self.asked_for = 0.0  # block-tokens of what the user named, beside the bounds
         self.held_back: list[str] = []  # what the bounds on passes left out
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # how all skeletons take products
         self.device = torch.device(self.options.device)
@@ -246,14 +246,21 @@ class Ground:
         """Block-tokens that the whole cut may take (`Budget`)."""
         return self.bound(self.options.budget.whole)
 
-    @cached_property
+    @property
     def most_closed(self) -> float:
         """Block-tokens that choice and closed refit may take (`Budget`)."""
         return min(self.most, self.anew + self.bound(self.options.budget.choice))
 
     def bound(self, passes: float) -> float:
-        """Block-tokens of so many passes, over `LEAST` tokens at least."""
-        return passes * max(self.one_pass, self.plan.before.depth * LEAST)
+        """Block-tokens of so many passes, over `LEAST` tokens at least, beside what was asked for by name."""
+        return passes * max(self.one_pass, self.plan.before.depth * LEAST) + self.asked_for
+
+    @contextmanager
+    def unbounded(self) -> Iterator[None]:
+        """Work that the user has asked for by name (`--fit`, `--method greedy`) comes on top of the bounds."""
+        before = self.work
+        yield
+        self.asked_for += self.work - before
 
     @cached_property
     def anew(self) -> float:
@@ -265,10 +272,14 @@ class Ground:
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
         """Block-tokens that a candidate takes on these samples beside the source's own."""
         fit, guard = (self.tokens(batches[part]) for part in PARTS)
-        tokens = Tokens(fit, guard, self.tokens(batches["guard"][:1]), fit / len(batches["fit"]))
-        attentions = max(len(self.teacher.projections(layer)) for layer in range(self.teacher.depth))
-        effort = Effort(self.heals, self.source.architecture.norm == "pre", attentions, self.options.fit)
+        tokens = Tokens(fit, guard, self.tokens(batches["guard"][:1]))
+        effort = Effort(self.heals, self.source.architecture.norm == "pre", self.attentions)
         return cost(self.plan, way, tokens, effort, share)
+
+    @cached_property
+    def attentions(self) -> int:
+        """Attentions in one layer."""
+        return max(len(self.teacher.projections(layer)) for layer in range(self.teacher.depth))
 
     def tokens(self, batches: list[Batch]) -> float:
         """Tokens of some batches as blocks count them, on average over all layers."""
@@ -291,11 +302,12 @@ class Ground:
     def go_on_from(self, step: Step) -> None:
         """A step of an interrupted cut is taken over: its work counts, so that bounds allow what they would have."""
         self.earlier += step.work - self.work
+        self.asked_for = step.asked_for
         self.taken += 1
 
     def keep(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
         """Keep a finished step."""
-        self.options.kept.put(name, tensors, record, self.work)
+        self.options.kept.put(name, Step(tensors, record, self.work, self.asked_for))
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""
@@ -372,29 +384,3 @@ class Ground:
         """`wide_model` as a source of that shape, without its weights."""
         model = self.wide_model
         return replace(self.source, config=model.config(), architecture=model.architecture, specs=model.specs)
-
-
-def tokens_of(batch: Batch) -> int:
-    """Tokens of a batch; an image counts as 64."""
-    return batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
-
-
-def in_pieces(batches: list[Batch]) -> list[Batch]:
-    """The samples of some batches in at least PIECES batches, where there are so many samples. Neighbouring samples
-    may be alike, so every piece takes from all of its batch.
-    """
-    each = -(-PIECES // len(batches))
-    pieces = []
-    for batch in batches:
-        rows = np.arange(rows_of(batch))
-        whole = any(isinstance(v, Tensor) and v.dim() and len(v) != len(rows) for v in batch.values())
-        pieces += [batch] if whole else [some_rows(batch, rows[i::each]) for i in range(min(each, len(rows)))]
-    return pieces
-
-
-def some(batches: list[Batch], tokens: int | None) -> list[Batch]:
-    """Batches at equal spacing (sentences lie by length) that hold about so many tokens; an image counts as 64."""
-    sizes = [tokens_of(b) for b in batches]
-    if tokens is None or tokens >= sum(sizes):
-        return list(batches)
-    return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * tokens / sum(sizes))))]

@@ -28,7 +28,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import Plan
 
 RECORD, KEY = "record.json", "key.json"
-FORM = 2  # raised where steps of earlier versions mean something else
+FORM = 3  # raised where steps of earlier versions mean something else
 
 
 class Edits(Mapping[str, np.ndarray]):
@@ -65,12 +65,13 @@ def edits_in(place: Path | None, held: ExitStack) -> Edits:
 @dataclass(frozen=True)
 class Step:
     """Tensors in float32 by name, the numbers that go into the record, and the block-tokens of all that the cut had
-    done until then.
+    done until then, and those of them that are beside the bounds.
     """
 
     tensors: Arrays
     record: JsonObject
     work: float = 0.0
+    asked_for: float = 0.0
 
 
 class Kept:
@@ -95,19 +96,20 @@ class Kept:
             return None
         said = jsonfile.read_object(self.folder / name / RECORD)
         tensors = {t: np.load(self.folder / name / f"{i}.npy", mmap_mode="r") for i, t in enumerate(said["tensors"])}
-        return Step(tensors, said["record"], said["work"])
+        return Step(tensors, said["record"], said["work"], said["asked_for"])
 
-    def put(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject, work: float = 0.0) -> None:
-        """Keep a finished step; `work` are the block-tokens of all that was done so far."""
+    def put(self, name: str, step: Step) -> None:
+        """Keep a finished step."""
         if self.folder is None:
             return
         self.begin()
         aside = self.folder / f"{name}.{os.getpid()}.unfinished"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        for i, values in enumerate(tensors.values()):
+        for i, values in enumerate(step.tensors.values()):
             np.save(aside / f"{i}.npy", np.ascontiguousarray(values, np.float32))
-        (aside / RECORD).write_text(json.dumps({"tensors": list(tensors), "record": record, "work": work}))
+        told = {"record": step.record, "work": step.work, "asked_for": step.asked_for}
+        (aside / RECORD).write_text(json.dumps({"tensors": list(step.tensors)} | told))
         sync_tree(aside)
         shutil.rmtree(self.folder / name, ignore_errors=True)
         aside.rename(self.folder / name)

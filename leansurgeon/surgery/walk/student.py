@@ -192,7 +192,7 @@ class Student:
             guard = refitted and refitted.guard
         if options.fit and (cut or near):
             guard = None
-            with torch.enable_grad():
+            with torch.enable_grad(), self.ground.unbounded():
                 decided = replace(decided, fit=local_fit.fit_block(site, options.fit))
         outputs = self.outputs(guard)
         error = heal_block.error(site, site.guard, outputs["guard"])

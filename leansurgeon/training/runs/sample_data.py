@@ -55,7 +55,9 @@ def sample_data(
         try:
             return own.samples(opened, seed=seed, device=device, say=say)
         except UsageError as error:
-            hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
+            hint = "Give other data."
+            if flag == "--calibrate":
+                hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
             raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
     if named and pairs.has_two_stacks(opened):
         return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag)

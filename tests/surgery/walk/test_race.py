@@ -9,13 +9,14 @@ import torch
 from scipy import stats
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data.batches import in_pieces
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.walk import calibrated, race
 from leansurgeon.surgery.walk.budget import Budget
 from leansurgeon.surgery.walk.calibrated import calibrate
-from leansurgeon.surgery.walk.ground import Options, in_pieces
+from leansurgeon.surgery.walk.ground import Options
 from leansurgeon.surgery.walk.judge import Tally
 from tests.conftest import build
 from tests.surgery.walk.test_calibrated import image_batches, text_batches

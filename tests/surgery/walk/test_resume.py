@@ -15,7 +15,7 @@ from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit import heal_block
 from leansurgeon.surgery.shrink import carry_out, decide
 from leansurgeon.surgery.walk import choose_layers
-from leansurgeon.surgery.walk.kept import Kept, place_of
+from leansurgeon.surgery.walk.kept import Kept, Step, place_of
 from tests.surgery.walk.test_device import data
 
 
@@ -93,7 +93,7 @@ def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
 
 def test_steps_of_another_cut_are_not_taken(tmp_path):
     kept = Kept(tmp_path / "state", "a")
-    kept.put("step", {"x": np.arange(3, dtype=np.float32)}, {"number": 0.1})
+    kept.put("step", Step({"x": np.arange(3, dtype=np.float32)}, {"number": 0.1}))
     found = Kept(tmp_path / "state", "a", resume=True).get("step")
     assert found.record == {"number": 0.1} and found.tensors["x"].tolist() == [0, 1, 2]
     other = Kept(tmp_path / "state", "b", resume=True)
