@@ -1,7 +1,8 @@
 """What every part of the record is: a value whose fields are the keys of its object, written as it was read.
 
 What a field may hold follows from its type alone. A key that is missing, or holds something odd, gives the field's
-default, else what is empty of its type: a record is read to be shown and to go on with, and versions differ.
+default, else what is empty of its type; a list with an odd entry is empty as a whole. A record is read to be shown and
+to go on with, and versions differ.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Part:
     def as_dict(self) -> JsonObject:
         """As the file holds it."""
         if self.raw is not None:
-            return self.raw
+            return plain(self.raw)  # a copy: who changes what it is given changes no record
         document: JsonObject = {}
         for one, _ in kinds(type(self)):
             value = getattr(self, one.name)
@@ -91,12 +92,13 @@ def taken(kind: Any, value: Json) -> Any:
         readings = (taken(one, value) for one in inner if one is not type(None))
         return next((one for one in readings if one is not None), None)
     if form is tuple:
-        return tuple(one for item in items(value) if (one := taken(inner[0], item)) is not None)
+        known = tuple(taken(inner[0], item) for item in items(value))
+        return () if None in known else known  # what stands at a place means something there
     if form is dict:  # of any form
         return value if isinstance(value, dict) else None
     if form is not None:
-        known = value.items() if isinstance(value, Mapping) else ()
-        return {text(key): one for key, item in known if (one := taken(inner[1], item)) is not None}
+        named = value.items() if isinstance(value, Mapping) else ()
+        return {text(key): one for key, item in named if (one := taken(inner[1], item)) is not None}
     if kind in LEAVES:
         return LEAVES[kind](value)
     return kind.from_dict(value) if isinstance(value, Mapping) else None

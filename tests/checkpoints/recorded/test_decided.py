@@ -29,6 +29,7 @@ from leansurgeon.checkpoints.recorded.decided import (
     Trim,
     Verified,
 )
+from leansurgeon.checkpoints.recorded.part import Part, kinds
 
 DATA = SampleData("a.txt,b.txt", "2 files", "ab" * 32, {"fit": 8, "guard": 2}, (SampleData("a.txt", "", "cd", {}),), 8)
 TRIED = Tried((0, 2), "even", True, False, (), GuardScore(0.5, 0.25, 2.0, 0.25, pieces=2), left_out=True, data="part")
@@ -100,13 +101,39 @@ def test_what_was_read_goes_on_unchanged_until_it_is_changed(tmp_path):
     assert record.read(tmp_path).decided.as_dict() == kept.decided.as_dict() == later
 
 
+def test_what_is_handed_out_is_a_copy_at_every_level():
+    found = Decisions.from_dict(json.loads(TEXT))
+    given = found.as_dict()
+    given["candidates"][0]["kept"].append(9)
+    given["calibration"]["samples"].clear()
+    assert found.as_dict() == json.loads(TEXT) and found.candidates[0].as_dict() == TRIED.as_dict()
+
+
+@pytest.mark.parametrize("odd", [None, "x", float("inf"), [1]])
+def test_the_entries_of_a_list_keep_their_places_or_none_is_there(odd):
+    made = Decisions.from_dict({"healing": {"by_source": [0.1, odd, 0.3]}, "importance": {"by_head": [[1, odd], [2]]}})
+    assert made.healing.score.by_source == () and made.importance.by_head == ((), (2,))
+    assert Decisions.from_dict({"decisions": [{"layer": 1}, 7]}).decisions == ()
+
+
+def from_fields(value):
+    """The same, as if nothing of it had been read."""
+    if isinstance(value, Part):
+        return replace(value, **{one.name: from_fields(getattr(value, one.name)) for one, _ in kinds(type(value))})
+    return tuple(map(from_fields, value)) if isinstance(value, tuple) else value
+
+
 @pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [1], [[]], {"kept": 1}, [{"kept": "x"}], float("inf")])
 def test_nothing_odd_within_it_is_damage(odd):
     data = {key: odd for key in json.loads(TEXT)}
-    deep = {key: [{k: odd for k in ("kept", "refit", "fit", "spans", "from")}] for key in data}
-    for said in (data, deep, {"healing": data, "decisions": [data], "candidates": [data]}):
+    inside = ("kept", "refit", "fit", "spans", "from", "judged_by", "guard_error", "by_head")
+    deep = {key: [{k: odd for k in inside}] for key in data}
+    parts = {key: {k: odd for k in inside} for key in ("healing", "importance")}
+    for said in (data, deep, deep | parts, {"healing": data, "decisions": [data], "candidates": [data]}):
         made = SurgeryRecord.from_dict({"source": "m", "decided": said}).decided
-        assert made.as_dict() == said and all(c.score.judged_by is None for c in made.candidates)
+        assert made.as_dict() == said
+        anew = from_fields(made)
+        assert anew == made == Decisions.from_dict(json.loads(json.dumps(anew.as_dict(), allow_nan=False)))
 
 
 def test_what_is_no_object_is_damage():
