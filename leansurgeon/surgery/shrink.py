@@ -124,8 +124,8 @@ def carry_out(
     the proof and scores other starting points, which the record keeps.
 
     A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
-    and leaves no folder. `check=False` leaves the proof out, for an experiment that has proved the same shape with
-    another seed. `keep_unproved`: Ctrl-C during the proof keeps the result and raises `Interrupted`, which says so.
+    and leaves no folder. `check` False leaves the proof out. `keep_unproved`: Ctrl-C during the proof keeps the result
+    and raises `Interrupted`, which says so.
     """
     decided = plan if isinstance(plan, Decided) else Decided(plan)
     steps, source = decided.plan, decided.plan.source
