@@ -15,9 +15,9 @@ from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import behind_gap, divides_heads, ends, is_near, stages_of
 
 CHOICE, ALL = 3.0, 10.0
-LEAST = 40_960  # tokens; bounds on less data are as on so many: there sets that are not tried cost more than seconds
+LEAST = 16_384  # tokens, what a model writes itself; bounds on less data are as on so many
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
-SMALLER = (0.5, 0.25)  # of all tokens: the trial's, where all sets would be too much for the bound
+SMALLER = (0.5, 0.25)  # of the trial, where all sets on all of it would be too much for the bound
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
         teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
         room = after_trial(ground, chosen)
         chosen = finalists(race(ground, part, students, teacher, tried, room))
-        chosen += best_of_stages(ground, tried, chosen)
+        chosen += best_of_stages(ground, tried)
         for student in students:
             student.edits.close()
     contested = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": [c.as_dict() for c in tried]}
@@ -132,14 +132,14 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
     return chosen, evidence, tried
 
 
-def best_of_stages(ground: Ground, tried: Sequence[Tried], chosen: Sequence[Candidate]) -> list[Candidate]:
+def best_of_stages(ground: Ground, tried: Sequence[Tried]) -> list[Candidate]:
     """Where several stages lose layers, the best block of each together, which nobody has tried yet."""
     scores = {one.kept: one.score.judged_by for one in tried if one.criterion.startswith("block")}
     losing = [a.depth > b.depth for a, b in zip(ground.plan.before.stages, ground.plan.after.stages, strict=True)]
     if sum(losing) < 2 or not scores:
         return []
     kept = choose_layers.crossed(ranges(ground.plan.before), scores)
-    known = kept in scores or kept in [way.kept for way in chosen]
+    known = kept in [one.kept for one in tried]
     return [] if known or drop_layers.misplaced(ground.source, kept) else [Candidate(kept, "block of every stage")]
 
 
@@ -159,14 +159,14 @@ def affordable(ground: Ground, part: View, chosen: list[Candidate]) -> tuple[Vie
     sizes = {name: sum(map(tokens_of, getattr(ground.calibration, name))) for name in PARTS}
     for share in (None, *SMALLER):
         if share:
-            part = View.of(ground.calibration, {name: min(TRIAL[name], share * sizes[name]) for name in PARTS})
+            part = View.of(ground.calibration, {name: share * min(TRIAL[name], sizes[name]) for name in PARTS})
         walked = ground.teacher.depth * sum(ground.tokens(part.batches[name]) for name in PARTS)
         costs = [ground.cost(way, part.batches, 1 / len(part.batches["guard"])) for way in chosen]
         if walked + sum(costs) <= room:
             break
     begun = fitting(costs, room - walked)
     if share:
-        ground.held_back.append(f"sets of layers competed on at most {share:.0%} of the data")
+        ground.held_back.append(f"sets of layers competed on {share:.0%} of the usual part of the data")
     if len(begun) < len(chosen):
         ground.held_back.append(f"{len(chosen) - len(begun)} of {len(chosen)} sets of layers were not tried")
     return part, [chosen[i] for i in begun]
