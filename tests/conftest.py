@@ -200,6 +200,12 @@ def output(model, inputs):
 
 
 @pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    """Where sources lie is noted by their digests, and another process may make the same tiny model meanwhile."""
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
 def saved(tmp_path):
     """Builds a tiny model and saves it the library's way; returns (folder, model)."""
 

@@ -94,7 +94,7 @@ def test_paths_of_older_records_go_where_the_record_is_written_again(tmp_path):
     assert "/home/me" not in (tmp_path / "surgery.json").read_text()
 
 
-def test_the_source_is_found_by_its_digests(saved, tmp_path, monkeypatch):
+def test_the_source_is_found_by_its_digests(saved, tmp_path, monkeypatch, own_cache):
     folder, _ = saved("vit")
     assert leansurgeon("shrink", folder, "--heads", "8", "-o", tmp_path / "wide").returncode == 0
     origin = record.read(tmp_path / "wide").source

@@ -177,7 +177,7 @@ def test_other_classes_get_a_new_head_and_no_teacher(tmp_path):
     assert wrong.returncode == 2 and "review" in wrong.stderr and not (tmp_path / "other").exists()
 
 
-def test_a_source_that_is_gone_is_said(tmp_path):
+def test_a_source_that_is_gone_is_said(tmp_path, own_cache):
     import shutil
 
     source = strangers.model(tmp_path / "source", "llama")
