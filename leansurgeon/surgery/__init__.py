@@ -4,7 +4,7 @@ Three values follow each other: what a user wants (`plan.wanted`, and `plan.meth
 priced by `plan.costs`; it reads no weights and carries the result as `checkpoints.reshaped.Reshaped`), and what sample
 data has decided (`shrink.decide`), which `shrink.carry_out` writes and proves.
 
-    plan/    what is wanted, and one operator each: `operator` says what each promises
+    plan/    what is wanted; `operators/` says what each operator promises, and in which order they go
     layer/   mathematics of one layer: `canonical` (one form for every layout), splitting, trimming, balancing, fusing
     refit/   least squares and local fits of filled blocks; `block` holds the handles
     walk/    with sample data: `ground` (plan, teacher, samples), `student` (one candidate), `make_layer`, `make_fused`,

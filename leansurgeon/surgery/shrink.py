@@ -20,8 +20,8 @@ from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.progress import Say, silent
-from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
+from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.planning import Plan, keeping
 from leansurgeon.surgery.write.apply import apply
 from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
@@ -66,8 +66,8 @@ def decide(
         record = Decisions(calibration=calibration.recorded() if calibration else None)
         return Decided(steps, edits, record, calibration)
     from leansurgeon.surgery.walk.ground import Options
+    from leansurgeon.surgery.walk.guards import calibrate_safely
     from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
-    from leansurgeon.surgery.walk.safe import calibrate_safely
 
     kept = Kept()
     if output is not None:

@@ -21,7 +21,7 @@ from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
 from leansurgeon.measure.heads.sites import Site, sites, switched_off
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.heads import trim_map
+from leansurgeon.surgery.plan.operators.heads import trim_map
 from tests.conftest import build
 from tests.support.models.small_classifier import Rule, classifier
 

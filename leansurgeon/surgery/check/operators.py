@@ -23,7 +23,7 @@ from leansurgeon.shape import Stage
 from leansurgeon.surgery.check.patient import EXACT, Change, Patient, Unclear, Wrong, distance, opened, zeros_in
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import is_coarse, keeps_size
+from leansurgeon.surgery.plan.operators.head_dim import is_coarse, keeps_size
 from leansurgeon.surgery.plan.wanted import Wanted
 
 SPLIT = 1e-3  # a split without data goes through a singular value decomposition in fp32

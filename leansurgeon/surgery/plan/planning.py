@@ -21,14 +21,14 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import Flops, closed_form
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import SPACINGS, ParameterCount, Shape, Stage, nearest_divisible
-from leansurgeon.surgery.layer import canonical
-from leansurgeon.surgery.plan import balance, drop_layers, fresh, heads, mlp
+from leansurgeon.shape import SPACINGS, ParameterCount, Shape
 from leansurgeon.surgery.plan.class_attention import follow
-from leansurgeon.surgery.plan.drop_layers import Choice
-from leansurgeon.surgery.plan.method import LAYERS, Method, healing
+from leansurgeon.surgery.plan.method import Method, healing
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators import drop_layers
+from leansurgeon.surgery.plan.operators.base import Operator
+from leansurgeon.surgery.plan.operators.drop_layers import Choice
+from leansurgeon.surgery.plan.operators.order import operators
 from leansurgeon.surgery.plan.wanted import Target, Wanted, resolve
 
 
@@ -241,130 +241,6 @@ def refuse_new_output(source: Source, init: str) -> None:
             f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
             "Use --init fresh-attention, or --init transfer.",
         )
-
-
-def operators(
-    target: Reshaped, init: str, choice: Choice, method: Method, calibrated: bool, heads_by: str | None = None
-) -> tuple[Operator, ...]:
-    """The steps from the source to the target, in the order in which they are applied."""
-    source = target.source
-    if method.balance and init in ("fresh", "naive"):
-        balance.refuse_fresh(init)
-    if init == "fresh":
-        return (fresh.model_operator(preset=source.weights is None),)
-    steps, start = [], 0
-    stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
-    for number, (before, after) in enumerate(stages, 1):
-        of_stage = []
-        if after.depth < before.depth:
-            here = tuple(i - start for i in choice.kept if start <= i < start + before.depth)
-            of_stage.append(drop_layers.operator(before.depth, here, choice))
-        if after.head_dim != before.head_dim:
-            of_stage.append(other_head_dim(source, before, after, init, method, calibrated))
-        elif after.heads != before.heads:
-            if after.heads > before.heads and method.more == "split":
-                check_children(source)
-            of_stage.append(heads.operator(before, after, method.more, calibrated=calibrated, by=heads_by))
-        if after.mlp_dim != before.mlp_dim:
-            of_stage.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
-        steps += [step.in_stage(number) for step in of_stage] if len(stages) > 1 else of_stage
-        start += before.depth
-    kinds = {step.exactness for step in steps}
-    if "fresh" in kinds and (method.fit or LAYERS[method.layers]):
-        asked = "--fit" if method.fit else f"--method {method.layers}"
-        raise UsageError(f"{asked} needs heads that have learned something, and here q, k, v start afresh.")
-    needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
-    if needs_healing and healing(method.heal) != "none":
-        steps.append(HEAL)
-    if needs_healing and healing(method.heal) == "local":
-        steps += [LOCAL] if any(step.name == "drop-layers" for step in steps) else []
-        steps += [TOGETHER] if init == "transfer" and any(divided_in_full(*pair) for pair in stages) else []
-    if needs_healing and method.fit:
-        steps.append(
-            Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
-        )
-    if method.balance:
-        steps.append(balance.operator(source))
-    return tuple(steps)
-
-
-LOCAL = Operator(
-    "fit-locally", "near", "fit the blocks around every cut together, in a span that grows while the guard gains"
-)
-TOGETHER = Operator(
-    "fit-locally",
-    "near",
-    "fit blocks whose heads were divided together, in a span that grows while the guard gains",
-)
-SHORT = 8  # layers of a stage that are fitted together at most
-HEAL = Operator("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
-
-
-def divided_in_full(before: Stage, after: Stage) -> bool:
-    """Whether a stage keeps its layers, has all their heads divided, and is short enough to be fitted as one."""
-    return after.head_dim < before.head_dim and after.depth == before.depth <= SHORT
-
-
-def other_head_dim(
-    source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool
-) -> Operator:
-    """The operator for heads of another size. Raises `UsageError` where what the heads have learned would be lost
-    without the user having said so.
-    """
-    if init == "naive":
-        return heads.naive_operator(before, after)
-    if init == "fresh-attention" or not source.learned:
-        return fresh.attention_operator(before, after)
-    pair = f"{before.heads} heads of {before.head_dim} cannot become {after.heads} of {after.head_dim}"
-    afresh = "--init fresh-attention starts q, k, v afresh, --init fresh the whole model (the paper's way)."
-    if after.heads % before.heads:
-        near = nearest_divisible(after.heads, before.heads)
-        keep = "--head-dim keep adds or trims heads of the same size. " if keeps_size(source) else ""
-        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", keep + afresh)
-    if after.inner < before.inner:
-        least = -(-before.inner // after.heads)
-        raise UsageError(f"{pair}: together they cannot hold {before.inner} values; head_dim must be {least}.", afresh)
-    if before.kv_heads != before.heads:
-        raise UnsupportedModel(
-            f"{pair}: {before.heads} query heads share {before.kv_heads} key/value heads, which cannot be divided.",
-            "--head-dim keep makes more heads of the same size.",
-        )
-    check_canonical(source, pair, afresh)
-    if after.head_dim < before.head_dim and not (calibrated or method.uncalibrated):
-        raise UsageError(
-            f"{pair} without sample data: the weights alone do not say which part of a head's scores matters.",
-            f"Add --calibrate DATA; or accept less with --uncalibrated. {afresh}",
-        )
-    step = heads.split_operator(before, after, calibrated=calibrated)
-    if step.exactness == "exact" and is_coarse(source):  # q and k are rescaled, which such numbers round
-        step = replace(step, exactness="near", says=step.says + ", rounded to the weights' precision")
-    return step
-
-
-def keeps_size(source: Source) -> bool:
-    """Whether some family can hold heads of the same size whose number changes."""
-    return source.architecture.stores_head_dim or source.architecture.decoupled is not None
-
-
-def is_coarse(source: Source) -> bool:
-    """Whether attention weights are stored with fewer bits than fp32."""
-    entries = source.weights.entries
-    return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
-
-
-def check_canonical(source: Source, pair: str, afresh: str) -> None:
-    """Raises `UnsupportedModel` where the family's heads cannot become heads of another size."""
-    if reason := canonical.splittable(source):
-        raise UnsupportedModel(f"{pair}: {reason}", afresh)
-    if canonical.rotary(source):
-        also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
-        raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
-
-
-def check_children(source: Source) -> None:
-    """Raises `UnsupportedModel` where heads of the same size cannot have children (channel attention)."""
-    if reason := canonical.supported(source):
-        raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
 
 
 def models_along(target: Reshaped) -> list[Reshaped]:

@@ -31,7 +31,7 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
-from leansurgeon.surgery.plan import drop_layers
+from leansurgeon.surgery.plan.operators import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import check_finite, outputs_of
 from leansurgeon.surgery.walk import choose_layers, make_fused, projection

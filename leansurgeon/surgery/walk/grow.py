@@ -23,7 +23,7 @@ from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFi
 from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
-from leansurgeon.surgery.plan.planning import SHORT
+from leansurgeon.surgery.plan.operators.order import SHORT
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
 from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, WARMUP, Phase, fit_span
 from leansurgeon.surgery.walk.changes import divides_heads, ranges

@@ -20,8 +20,8 @@ from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
-from leansurgeon.surgery.plan import fresh, heads, mlp
-from leansurgeon.surgery.plan.heads import FRESH
+from leansurgeon.surgery.plan.operators import fresh, heads, mlp
+from leansurgeon.surgery.plan.operators.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
 
 # Roles whose new entries are drawn; those of all others are zero.

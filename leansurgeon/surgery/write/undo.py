@@ -34,9 +34,9 @@ from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.class_attention import follow
-from leansurgeon.surgery.plan.heads import FRESH
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators.base import Operator
+from leansurgeon.surgery.plan.operators.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.write.apply import Transfer
 

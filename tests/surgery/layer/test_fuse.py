@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.weights import Out, write
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.layer.canonical import pack, unpack
 from leansurgeon.surgery.layer.fuse_layers import choose_pairs, fuse, norms_of, pad, supported, take
-from leansurgeon.surgery.plan.drop_layers import Choice
+from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.planning import keeping, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from tests.checkpoints.test_skeleton import batches, make, of_layer, opened

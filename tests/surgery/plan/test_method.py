@@ -13,8 +13,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Stage, one_of_each
-from leansurgeon.surgery.plan import heads
 from leansurgeon.surgery.plan.method import Method, kept_numbers
+from leansurgeon.surgery.plan.operators import heads
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out, decide

@@ -8,7 +8,7 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.drop_layers import Choice, operator
+from leansurgeon.surgery.plan.operators.drop_layers import Choice, operator
 from leansurgeon.surgery.plan.wanted import key_value_heads, new_head_dim, number, ratios_per_stage
 
 

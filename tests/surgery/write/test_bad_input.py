@@ -130,7 +130,7 @@ def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
 
 
 def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_path, monkeypatch):
-    from leansurgeon.surgery.plan import fresh
+    from leansurgeon.surgery.plan.operators import fresh
 
     folder, _ = saved("llama")
     made = []

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leansurgeon.surgery.plan.heads import FRESH
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators.base import Operator
+from leansurgeon.surgery.plan.operators.heads import FRESH
 
 
 def strongest(incoming: list[np.ndarray], outgoing: np.ndarray, keep: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators.base import Operator
 
 PIECE = 1 << 18  # values (1 MiB)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import Stage, nearest_divisible
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators.base import Operator
 
 FRESH = -1  # in an index: this place holds nothing old
 

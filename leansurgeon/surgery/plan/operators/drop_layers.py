@@ -11,7 +11,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan.method import Method, kept_numbers
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators.base import Operator
 from leansurgeon.surgery.plan.wanted import Wanted, per_stage
 
 SPACED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.layer import balance, canonical
-from leansurgeon.surgery.plan.operator import Operator
+from leansurgeon.surgery.plan.operators.base import Operator
 
 
 def operator(source: Source) -> Operator:

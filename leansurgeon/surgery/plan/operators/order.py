@@ -1,0 +1,73 @@
+"""Which operators lead from one shape to another, in the order in which they are applied."""
+
+from __future__ import annotations
+
+from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.errors import UsageError
+from leansurgeon.shape import Stage
+from leansurgeon.surgery.plan.method import LAYERS, Method, healing
+from leansurgeon.surgery.plan.operators import balance, drop_layers, fresh, heads, mlp
+from leansurgeon.surgery.plan.operators.base import Operator
+from leansurgeon.surgery.plan.operators.drop_layers import Choice
+from leansurgeon.surgery.plan.operators.head_dim import check_children, other_head_dim
+
+LOCAL = Operator(
+    "fit-locally", "near", "fit the blocks around every cut together, in a span that grows while the guard gains"
+)
+TOGETHER = Operator(
+    "fit-locally",
+    "near",
+    "fit blocks whose heads were divided together, in a span that grows while the guard gains",
+)
+SHORT = 8  # layers of a stage that are fitted together at most
+HEAL = Operator("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
+
+
+def operators(
+    target: Reshaped, init: str, choice: Choice, method: Method, calibrated: bool, heads_by: str | None = None
+) -> tuple[Operator, ...]:
+    """The steps from the source to the target, in the order in which they are applied."""
+    source = target.source
+    if method.balance and init in ("fresh", "naive"):
+        balance.refuse_fresh(init)
+    if init == "fresh":
+        return (fresh.model_operator(preset=source.weights is None),)
+    steps, start = [], 0
+    stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
+    for number, (before, after) in enumerate(stages, 1):
+        of_stage = []
+        if after.depth < before.depth:
+            here = tuple(i - start for i in choice.kept if start <= i < start + before.depth)
+            of_stage.append(drop_layers.operator(before.depth, here, choice))
+        if after.head_dim != before.head_dim:
+            of_stage.append(other_head_dim(source, before, after, init, method, calibrated))
+        elif after.heads != before.heads:
+            if after.heads > before.heads and method.more == "split":
+                check_children(source)
+            of_stage.append(heads.operator(before, after, method.more, calibrated=calibrated, by=heads_by))
+        if after.mlp_dim != before.mlp_dim:
+            of_stage.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
+        steps += [step.in_stage(number) for step in of_stage] if len(stages) > 1 else of_stage
+        start += before.depth
+    kinds = {step.exactness for step in steps}
+    if "fresh" in kinds and (method.fit or LAYERS[method.layers]):
+        asked = "--fit" if method.fit else f"--method {method.layers}"
+        raise UsageError(f"{asked} needs heads that have learned something, and here q, k, v start afresh.")
+    needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
+    if needs_healing and healing(method.heal) != "none":
+        steps.append(HEAL)
+    if needs_healing and healing(method.heal) == "local":
+        steps += [LOCAL] if any(step.name == "drop-layers" for step in steps) else []
+        steps += [TOGETHER] if init == "transfer" and any(divided_in_full(*pair) for pair in stages) else []
+    if needs_healing and method.fit:
+        steps.append(
+            Operator("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit})
+        )
+    if method.balance:
+        steps.append(balance.operator(source))
+    return tuple(steps)
+
+
+def divided_in_full(before: Stage, after: Stage) -> bool:
+    """Whether a stage keeps its layers, has all their heads divided, and is short enough to be fitted as one."""
+    return after.head_dim < before.head_dim and after.depth == before.depth <= SHORT
