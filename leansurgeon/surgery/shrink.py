@@ -65,13 +65,15 @@ def decide(
         edits = SplitTensors(steps) if resizes_heads(steps) else {}
         record = Decisions(calibration=calibration.recorded() if calibration else None)
         return Decided(steps, edits, record, calibration)
+    from leansurgeon.measure.costs.precision import has_bf16
     from leansurgeon.surgery.walk.ground import Options
     from leansurgeon.surgery.walk.guards import calibrate_safely
     from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
 
     kept = Kept()
     if output is not None:
-        key = key_of(steps, calibration, {"device": device.split(":")[0]})
+        kind = device.split(":")[0]
+        key = key_of(steps, calibration, {"device": kind, "bf16": has_bf16(kind)})
         kept = opened_state(place_of(output), key, resume, say)
     options = Options(
         criterion=method.layers,

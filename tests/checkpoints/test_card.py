@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -289,6 +290,12 @@ def test_a_record_that_lacks_numbers_ends_no_training(odd, tmp_path):
         said = (tmp_path / "README.md").read_text()
         assert "Made from `org/name`" in said and "**drop-layers** (near)" in said and training.says[0] in said
         assert ("| parameters |" in said) == table
+
+
+def test_a_record_of_another_version_may_name_a_start_that_this_one_does_not_know(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "architectures": ["ViTModel"]}))
+    card.write_card(tmp_path, replace(recorded(), initialised="grown"), "lean", None)
+    assert "retrain it before use" in (tmp_path / "README.md").read_text()
 
 
 def test_a_cut_says_itself_without_the_numbers_that_its_record_lacks(tmp_path):

@@ -311,7 +311,7 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     return [
         f"Made from `{source.name}` by leansurgeon {by}: layers {numbers(plan.after, 'depth')}, "
         f"heads {numbers(plan.after, 'heads')}.",
-        NOTES["trained" if trained else made.initialised or "transfer"] + "\n",
+        NOTES.get("trained" if trained else made.initialised or "transfer", NOTES["transfer"]) + "\n",
         f"| | before | after |\n|---|---|---|\n{rows}",
         f"| parameters | {total[0]:,} | {total[1]:,} ({change:+.1f} %) |\n",
         done,

@@ -43,6 +43,7 @@ PARTS = ("fit", "guard")
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
 SPANS = 0.6  # of the memory of a GPU beside what stands outside the blocks
+SPAN = "span"  # what the step is called in which the longest one is kept
 AGREES = 0.03  # relative error of the source's last hidden states by products in bf16
 Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
@@ -173,12 +174,18 @@ class Ground:
 
     @cached_property
     def longest_span(self) -> int:
-        """Blocks that the memory of the GPU, or what is free of the host's, lets be trained together."""
+        """Blocks that the memory of the GPU, or what is free of the host's, lets be trained together; a cut that goes
+        on keeps to what was free when it began.
+        """
+        if step := self.options.kept.get(SPAN):
+            return step.record["blocks"]
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
         room = free_memory()  # what stands outside the blocks and the states are in it already
         if self.device.type == "cuda":
             room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
-        return int(SPANS * room / (4 * TRAINED * block))
+        longest = int(SPANS * room / (4 * TRAINED * block))
+        self.keep(SPAN, {}, {"blocks": longest})
+        return longest
 
     @property
     def outside(self) -> int:

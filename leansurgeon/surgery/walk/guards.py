@@ -29,11 +29,12 @@ def calibrate_safely(
     """The cut and the data that it was made on. Raises what `calibrate` raises."""
     if calibration.beside is None:
         return calibrated.calibrate(plan, calibration, options, say), calibration
+    tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
+    say(f"With so few samples of yours the cut is made {1 + len(tried)} times at most, each with others mixed in.")
     outcome = cut(plan, with_own(calibration, None, alone=True), options, say, "own")
     outcome.close()
     spent = spent_by(outcome)
     reach, steps = own_score(outcome), []
-    tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
     for number, rows in enumerate(tried):
         mix = with_own(calibration, rows)
         outcome = cut(plan, mix, options, say, f"mix-{rows}")

@@ -236,11 +236,16 @@ def foretell(ground: Ground) -> Foretold:
     )
     bounded = min(closed.tokens + ground.anew, ground.most_closed)
     grown = local.tokens - closed.tokens if lost else divided(ground, samples)
-    done = replace(local, tokens=min(bounded + grown, ground.most))
     rate = timed(ground) / REACHED
     slower = 1 if ground.is_exact else 2  # single precision beside products in bf16
     here = Card("here", rate, rate / slower, rate / slower / 2, inf, inf)
-    return Foretold(done.tokens / ground.one_pass, fit + guard, seconds(size_of(ground.source), done, samples, here))
+    size, tokens = size_of(ground.source), min(bounded + grown, ground.most)
+    took = seconds(size, replace(local, tokens=tokens), samples, here)
+    before = seconds(size, replace(local, tokens=bounded), samples, here)
+    if options.heal_time is not None and took - before > options.heal_time:  # the rest of the local fit is left out
+        tokens = bounded + (tokens - bounded) * options.heal_time / (took - before)
+        took = before + options.heal_time
+    return Foretold(tokens / ground.one_pass, fit + guard, took)
 
 
 def divided(ground: Ground, samples: Samples) -> float:

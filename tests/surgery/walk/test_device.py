@@ -19,6 +19,7 @@ from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.walk import ground
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Ground, Options
+from leansurgeon.surgery.walk.kept import Kept
 from tests.conftest import VISION
 from tests.support.pretend_gpu import plugged_in
 
@@ -143,6 +144,17 @@ def test_spans_fit_into_what_is_free_of_the_hosts_memory(saved, monkeypatch):
         outcome = calibrate(steps, data("gpt2"), Options(keep=(0, 1, 3), heal="local"))
         outcome.close()
         assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [fitted]
+
+
+def test_a_cut_that_goes_on_keeps_to_what_was_free_when_it_began(saved, monkeypatch, tmp_path):
+    steps = plan(open_source(str(saved("gpt2")[0])), Wanted(layers="3"), calibrated=True)
+
+    def longest(free: float, resume: bool) -> int:
+        monkeypatch.setattr(ground, "free_memory", lambda: free)
+        return Ground(steps, data("gpt2"), Options(kept=Kept(tmp_path / "kept", "key", resume=resume))).longest_span
+
+    first = longest(1e9, resume=False)
+    assert longest(1e6, resume=True) == first != longest(1e6, resume=False)
 
 
 def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):

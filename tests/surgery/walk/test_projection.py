@@ -15,8 +15,9 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.walk import calibrated, projection
 from leansurgeon.surgery.walk.calibrated import calibrate
-from leansurgeon.surgery.walk.ground import Options
+from leansurgeon.surgery.walk.ground import Ground, Options
 from leansurgeon.surgery.walk.projection import CARDS, KNOWN, Samples, project, work
+from tests.surgery.walk.test_device import data
 
 
 def test_known_models_have_their_published_parameters():
@@ -33,11 +34,11 @@ def test_the_work_is_what_a_cut_counts(heal, saved, monkeypatch):
         ids = (torch.randint(61, (4, tokens), generator=draws) for _ in range(count))
         return [{"input_ids": x, "labels": x} for x in ids]
 
-    data = Calibration("noise", "noise", "-", batches(8), batches(4), batches(1))
+    noise = Calibration("noise", "noise", "-", batches(8), batches(4), batches(1))
     trial = {"fit": 4 * 64, "guard": 2 * 64}
     monkeypatch.setattr(calibrated, "TRIAL", trial)
     steps = plan(source, Wanted(layers="6"), calibrated=True)
-    outcome = calibrate(steps, data, Options(heal=heal))
+    outcome = calibrate(steps, noise, Options(heal=heal))
     outcome.close()
     monkeypatch.setattr(projection, "FIRST", 64)
     monkeypatch.setattr(projection, "STEP_TOKENS", 64)  # a batch is a step
@@ -68,3 +69,20 @@ def test_the_command_says_that_it_is_a_projection(saved):
     told = run(app, ["plan", str(folder), "--layers", "3", "--calibrate"]).stdout
     assert "projection" in told and "H100" in told
     assert run(app, ["plan", str(folder), "--calibrate"]).exit_code != 0
+
+
+def test_a_limit_of_time_for_healing_is_foretold(saved, monkeypatch):
+    """At a rate of one operation a second the local fit alone takes days; of it, an hour is foretold."""
+    monkeypatch.setattr(projection, "timed", lambda ground: projection.REACHED)
+    steps = plan(open_source(str(saved("gpt2")[0])), Wanted(layers="3"), calibrated=True)
+    limits = {"closed": None, "none": 0.0, "hour": 3600.0, "whole": None, "enough": 1e15}
+    foretold = {
+        name: projection.foretell(
+            Ground(steps, data("gpt2"), Options(heal="closed" if name == "closed" else "local", heal_time=limit))
+        )
+        for name, limit in limits.items()
+    }
+    closed, none, hour, whole, enough = foretold.values()
+    assert whole.seconds - closed.seconds > 3600 and enough == whole
+    assert none.passes == pytest.approx(closed.passes) and none.passes < hour.passes < whole.passes
+    assert hour.seconds == pytest.approx(none.seconds + 3600)
