@@ -51,7 +51,7 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     if any(run.council.share(lambda: list(known))):
         made = replace(made, **known)
         _publish(run, made)
-    run.council.everywhere(lambda: cards(run.folder, run.loaded.folder, made) if run.main else None)
+    run.council.on_main(lambda: cards(run.folder, run.loaded.folder, made))
     run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
     run.trainer.accelerator.free_memory()
     return made
@@ -93,12 +93,11 @@ def _publish(run: Run, made: Summary) -> None:
     """Put the summary in its place. Called by all processes."""
 
     def write() -> None:
-        if run.main:
-            run.check_folder()
-            summary.write(run.folder, made)
-            checkpoint.remove(run.folder)
+        run.check_folder()
+        summary.write(run.folder, made)
+        checkpoint.remove(run.folder)
 
-    run.council.everywhere(write)
+    run.council.on_main(write)
 
 
 def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:

@@ -125,8 +125,6 @@ def saved(run: Run, name: str) -> None:
             tokenizer.save_pretrained(folder)
 
     def write() -> None:
-        if not run.main:
-            return
         run.check_folder()
         if name == runfolder.BEST:
             checkpoint.note_best(run.folder, None)  # between the two notes nobody knows what is there
@@ -134,7 +132,7 @@ def saved(run: Run, name: str) -> None:
         if name == runfolder.BEST:
             checkpoint.note_best(run.folder, run.history.done)
 
-    run.council.everywhere(write)
+    run.council.on_main(write)
 
 
 def save_checkpoint(run: Run) -> None:

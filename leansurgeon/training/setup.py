@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,9 +145,9 @@ def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace:
     """
     council = run.council
     if not start:
-        council.everywhere(lambda: _check_room(run) if run.main else None)
+        council.on_main(lambda: _check_room(run))
     try:
-        council.everywhere(lambda: _take(run, start, saved, replace) if run.main else None)
+        council.on_main(lambda: _take(run, start, saved, replace))
         run.place = runfolder.place_of(run.folder)
         if start:
             with guards.memory_explained(run.trainer.accelerator, lambda: guards.SMALLER):
@@ -329,7 +330,7 @@ def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: b
         names = ", ".join(path.name for path in later)
         run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
     for path in later:
-        runfolder.discard(path)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoint_free(folder: Path) -> bool:

@@ -131,14 +131,10 @@ class Run:
 
 def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
-    run.council.everywhere(lambda: run.check_folder() if run.main else None)
+    run.council.on_main(run.check_folder)
     run.log.sync()
-    rows = run.window.values()
-    history = run.history.as_dict() | {
-        "pending": rows,
-        "seconds": run.spent(),
-        "peak": max(run.history.peak, _peak(run)),
-    }
+    peak = max(run.history.peak, int(run.memory.bytes))
+    history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.spent(), "peak": peak}
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
     shared = {f"model.{name}": tensor for name, tensor in _weights(run.loaded.model).items()} | optimizer
     if run.trainer.average is not None:
@@ -226,10 +222,6 @@ def data_of(task: Task) -> dict[str, int]:
 def entry_of(task: Task) -> str | None:
     """Name of the prepared data, which holds a digest of all that it follows from; None where a task has none."""
     return getattr(task, "prepared_as", None)
-
-
-def _peak(run: Run) -> int:
-    return int(run.memory.bytes)
 
 
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -6,12 +6,12 @@ thread ahead of the GPU (not of tasks that seed the generators of the whole proc
 
 from __future__ import annotations
 
-import queue
 import signal
 import sys
-import threading
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,37 +185,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def ahead(source: Iterator[Any], depth: int) -> Iterator[Any]:
     """The items of `source`, made up to `depth` ahead in a thread; an exception there is raised here, at its place."""
-    items: queue.Queue = queue.Queue(maxsize=depth)
-    stop = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stop.is_set():
-            try:
-                items.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in source:
-                if not put((item, None)):
-                    return
-            put((None, StopIteration()))
-        except BaseException as error:  # handed over and raised by the consumer
-            put((None, error))
-
-    thread = threading.Thread(target=work, name="leansurgeon-data", daemon=True)
-    thread.start()
+    end = object()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="leansurgeon-data")
     try:
-        while True:
-            item, error = items.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
+        waiting = deque(thread.submit(next, source, end) for _ in range(depth))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, source, end))
             yield item
     finally:
-        stop.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)

@@ -80,9 +80,13 @@ class Council:
             raise _raised(*first) from failed
         return result
 
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """Do `work` on rank 0 alone; its error is raised on all."""
+        return self.everywhere(lambda: work() if self.rank == 0 else None)
+
     def share(self, work: Callable[[], Any]) -> Any:
         """What `work` gives on rank 0, on every process; its error is raised on all."""
-        made = self.everywhere(lambda: work() if self.rank == 0 else None)
+        made = self.on_main(work)
         if self.processes == 1:
             return made
         import torch.distributed as dist

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostOthers
+from leansurgeon.training.processes.signals import handled
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
 
@@ -76,18 +77,8 @@ def passing_on(folder: Path) -> Iterator[list[int]]:
             with suppress(OSError, ValueError):
                 os.kill(int(file.read_text()), number)
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {}
-    try:
-        for number in numbers:
-            before[number] = signal.signal(number, heard)
-    except ValueError:  # not in the main thread, where no signal arrives
-        pass
-    try:
+    with handled((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
         yield received
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
 
 
 def run_workers(processes: int, command: list[str]) -> bool:

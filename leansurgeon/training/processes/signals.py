@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,22 @@ class Stops:
 
 
 @contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `handler` have these signals for a while."""
+    before = {}
+    try:
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
+    except ValueError:  # not in the main thread, where no signal arrives
+        pass
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+
+@contextmanager
 def listening(stops: Stops) -> Iterator[None]:
     """Turn signals into wishes for a while. Processes forked meanwhile die of SIGTERM as usual."""
     owner = os.getpid()
@@ -85,17 +101,8 @@ def listening(stops: Stops) -> Iterator[None]:
             os._exit(128 + number)
         stops.heard(number, frame)
 
-    before = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            before[number] = signal.signal(number, heard)
-    except ValueError:  # not in the main thread, where no signal arrives
-        pass
-    try:
+    with handled((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
         yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
 
 
 @contextmanager
@@ -107,20 +114,12 @@ def raising(sentence: str) -> Iterator[None]:
     def heard(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    before = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            before[number] = signal.signal(number, heard)
-    except ValueError:  # not in the main thread, where no signal arrives
-        pass
-    try:
-        with insisting():
-            yield
-    except Terminated:
-        raise Stopped(sentence) from None
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
+    with handled((signal.SIGTERM, signal.SIGUSR1), heard):
+        try:
+            with insisting():
+                yield
+        except Terminated:
+            raise Stopped(sentence) from None
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import files, yamlfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
+from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, TrainingRecipe, merge
+from leansurgeon.training.recipe.settings import Train
 from leansurgeon.training.recipe.shipped import bases, shipped
 
 _HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."

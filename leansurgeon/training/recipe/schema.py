@@ -10,26 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from leansurgeon.training.recipe.durations import Counted, Duration, parse_duration
-from leansurgeon.training.recipe.settings import Eval, Optim, Schedule, Seed, Strict, Train
-
-__all__ = [
-    "Arm",
-    "Duration",
-    "Eval",
-    "ExperimentRecipe",
-    "Heads",
-    "Kappa",
-    "Measure",
-    "Optim",
-    "Recipe",
-    "Schedule",
-    "TaskChoice",
-    "Train",
-    "TrainingRecipe",
-    "merge",
-    "parse_duration",
-]
+from leansurgeon.training.recipe.durations import Counted
+from leansurgeon.training.recipe.settings import Seed, Strict, Train
 
 
 def _name(given: str) -> str:

@@ -21,6 +21,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leansurgeon.checkpoints.publish.durable import sync
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile, tensorfile
@@ -133,13 +134,12 @@ def write(
     aside = path.with_name(f".{path.name}.tmp")
 
     def begin() -> None:
-        if council.rank:
-            return
         with runfolder.explained(path):
             for left in path.parent.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
             aside.mkdir(parents=True)
-        check_room(path.parent, sum(t.nbytes for t in shared.values()) + council.processes * _bytes(own))
+        bytes_shared, bytes_own = (sum(t.nbytes for t in tensors.values()) for tensors in (shared, own))
+        check_room(path.parent, bytes_shared + council.processes * bytes_own)
 
     def fill() -> None:
         with runfolder.explained(path):
@@ -149,8 +149,6 @@ def write(
                 runfolder.write_text(aside / STATE, json.dumps(state))
 
     def finish() -> None:
-        if council.rank:
-            return
         with runfolder.explained(path):
             files = sorted(file for file in aside.iterdir() if file.is_file())
             told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files}
@@ -160,8 +158,9 @@ def write(
                 shutil.rmtree(old, ignore_errors=True)
 
     try:
-        for part in (begin, fill, finish):
-            council.everywhere(part)
+        council.on_main(begin)
+        council.everywhere(fill)
+        council.on_main(finish)
     except LeanSurgeonError:
         if council.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
@@ -257,16 +256,8 @@ def remove(run_dir: Path) -> None:
     shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
 
 
-def _bytes(tensors: dict[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(file)

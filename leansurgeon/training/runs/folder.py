@@ -305,7 +305,3 @@ def is_held(run_dir: Path) -> bool:
     except UsageError:
         return True
     return False
-
-
-def discard(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)

@@ -146,7 +146,6 @@ def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Pat
 def _read(path: Path) -> JsonObject | None:
     """The state of a checkpoint whose contents nobody has checked; None where it says nothing."""
     try:
-        state = checkpoint.read_state(path)
-        return state if isinstance(state["recipe"], dict) and isinstance(state["origin"], dict) else None
-    except (UsageError, KeyError):
+        return checkpoint.read_state(path)
+    except UsageError:
         return None

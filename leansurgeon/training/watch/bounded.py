@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from leansurgeon.progress import duration_text
+from leansurgeon.training.processes.signals import handled
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -30,12 +31,9 @@ def until(seconds: float) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise Enough(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
-    before = {number: signal.signal(number, end) for number in numbers}
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
+    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM), end):
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -10,7 +10,8 @@ from torch import nn
 from leansurgeon.errors import UsageError
 from leansurgeon.training import plan
 from leansurgeon.training.data import order
-from leansurgeon.training.recipe.schema import Train, parse_duration
+from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training.recipe.settings import Train
 from leansurgeon.training.update import optimizer
 from leansurgeon.training.update.schedule import lr_at
 
