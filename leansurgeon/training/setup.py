@@ -177,6 +177,8 @@ def make_trainer(
     basis.check(train, loaded, sharing=sharing)
     if train.identity:
         basis.add_identity(loaded, train.identity)
+    if train.sharpen != 1:
+        basis.sharpen(loaded, train.sharpen)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)

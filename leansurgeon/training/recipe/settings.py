@@ -174,6 +174,7 @@ class Train(Strict):
     lora: Lora | None = None
     basis: Basis | None = None
     identity: float = Field(default=0.0, ge=0)  # lambda of W_v + lambda I and W_o + lambda I before the first step
+    sharpen: float = Field(default=1.0, gt=0)  # W_q times this before the first step: attention less even, kappa lower
     new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
     sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None

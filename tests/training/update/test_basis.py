@@ -92,6 +92,31 @@ def test_the_identity_is_added_to_values_and_outputs_alone(loaded, family):
     assert all(torch.equal(value, state[n]) for n, value in model.model.state_dict().items() if n not in touched)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharper_attention_is_queries_times_a_factor(loaded, family):
+    """Every score is three times what it was, so a smaller scale of the scores gives the old outputs again."""
+    model, batch = loaded(family)
+    state = {name: value.clone() for name, value in model.model.state_dict().items()}
+    old = [copied(model, attention) for attention in attentions.of(model)]
+    with torch.no_grad():
+        before = model.forward(batch)
+        basis.sharpen(model, 3.0)
+        other = model.forward(batch)
+        for module in model.model.modules():
+            for name in ("scaling", "scale_attn_by"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, getattr(module, name) / 3)
+        again = model.forward(batch)
+    assert (other - before).abs().max() > 0.01 and (again - before).abs().max() < 1e-9 * before.std()
+    for matrices, attention in zip(old, attentions.of(model), strict=True):
+        after = attentions.matrices(model, attention)
+        assert after["q"] == pytest.approx(3 * matrices["q"])
+        assert all((after[name] == matrices[name]).all() for name in "kvo")
+    touched = {name.rpartition(".")[0] for attention in attentions.of(model) for name in attention.tensors}
+    left = {name: value for name, value in model.model.state_dict().items() if name.rpartition(".")[0] not in touched}
+    assert all(torch.equal(value, state[name]) for name, value in left.items())
+
+
 def test_a_head_without_full_rank_keeps_its_basis():
     left, right = np.ones((5, 2)), np.outer([1.0, 2.0], np.arange(4.0))
     pair = skew(left, right, 10)
@@ -141,6 +166,7 @@ def test_a_training_takes_another_basis_every_so_often(tmp_path):
     [
         ({"basis": {"kind": "balance"}, "ema": {}}, {"train.basis", "train.ema"}),
         ({"identity": 0.1, "lora": {"rank": 2}}, {"train.identity", "train.lora"}),
+        ({"sharpen": 2.0, "lora": {"rank": 2}}, {"train.sharpen", "train.lora"}),
     ],
 )
 def test_what_holds_the_weights_in_another_form_is_refused(loaded, more, named):
