@@ -3,14 +3,16 @@
     python examples/claim/compare.py runs            # Markdown on stdout
 
 For every task and question: the mean over seeds of the paired difference (pooled over the depths that were run) with
-its 95 % interval, the paired t-test, Holm's correction over all comparisons, and where statsmodels is installed the
-same difference by a mixed model (score by arm and depth, random intercept for the seed). Accuracy is in points, a loss
-in percent of what the second arm of the pair has; positive is better.
+its 95 % interval, the paired t-test, Holm's correction over all primary comparisons, and where statsmodels is installed
+the same difference by a mixed model (score by arm and depth, random intercept for the seed). Accuracy and variance are
+in points, a loss in percent of what the second arm of the pair has; positive is better. Then the secondary comparisons,
+whose p is not corrected, and the arms: score, parameters, kappa, and whether training had come to its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import warnings
@@ -22,18 +24,33 @@ import numpy as np
 from scipy import stats
 
 from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.folder import METRICS
 
 TASKS = ("claim-fashion", "claim-text", "claim-retrieval")
 QUESTIONS = (
     ("heads at equal parameters", "keep-4", "params-4"),
     ("heads at equal width", "split-4", "base"),
-    ("lower kappa at equal heads", "low-kappa", "base"),
-    ("higher kappa at equal heads", "high-kappa", "keep-4"),
+    ("lower kappa at equal heads", "sharp", "base"),
+    ("more heads at high kappa", "even", "keep-4"),
     ("half the depth for four times the heads", "keep-4", "base"),
 )
-DEPTHS = {QUESTIONS[-1][0]: (2, 4)}  # of the two arms; elsewhere both have the same
+SECONDARY = (
+    ("heads at equal inner width", "keep-4", "wide-4"),
+    ("wider heads at equal parameters", "wide-4", "params-4"),
+    ("heads at equal FLOPs", "keep-4", "flops-4"),
+    ("twice the heads", "keep-2", "base"),
+    ("twice the heads at equal width", "split-2", "base"),
+    ("more heads at high kappa beside few", "even", "params-4"),
+    ("balanced bases", "low-kappa", "base"),
+    ("skewed bases", "high-kappa", "keep-4"),
+    ("W + lambda I at the start", "low-kappa-start", "base"),
+    ("half the depth, equal parameters, old heads", "params-4", "base"),
+)
+DEPTHS = {QUESTIONS[-1][0]: (2, 4), SECONDARY[-1][0]: (2, 4)}  # of the two arms; elsewhere both have the same
 WORTH = {"points": 0.5, "%": 1.0}
-Scores = dict[tuple[str, int, int], float]  # by arm, depth and seed; higher is better
+UNITS = {"claim-fashion": "points", "claim-retrieval": "points", "claim-text": "%"}
+LOWER = ("claim-retrieval", "claim-text")  # is better: the share of the variance that is missed, the loss
+Scores = dict[tuple[str, int, int], float]  # by arm, depth and seed
 
 
 @dataclass(frozen=True)
@@ -57,18 +74,46 @@ class Difference:
         return "no" if abs(self.mean) + self.half <= worth else "undecided"
 
 
-def collected(workspace: Path) -> dict[str, tuple[Scores, bool]]:
-    """By task: the score of the last step of every finished run, and whether it is a share (accuracy)."""
-    found: dict[str, tuple[Scores, bool]] = {}
+@dataclass(frozen=True)
+class Run:
+    """One training: its score at the last step, and what the table of arms says of it."""
+
+    score: float
+    parameters: int
+    kappa: tuple[float, ...]  # median over layers of the median over samples: at the start, in the middle, at the end
+    falling: float  # by which share the mean loss of the last tenth of the steps is below that of the tenth before
+
+    @classmethod
+    def of(cls, folder: Path, score: float, parameters: int) -> Run:
+        """The run in a folder."""
+        rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+        kappa = tuple(
+            float(np.median([layer["median"] for layer in row["layers"]])) for row in rows if row["type"] == "kappa"
+        )
+        return cls(score, parameters, kappa, falling([row for row in rows if row["type"] == "train"]))
+
+
+def falling(rows: list[dict]) -> float:
+    """How much lower the loss is in the last tenth of the steps than in the one before, as a share of the latter."""
+    last = rows[-1]["step"]
+    before, end = (
+        float(np.mean([r["loss"] for r in rows if last * low < r["step"] <= last * (low + 0.1)])) for low in (0.8, 0.9)
+    )
+    return (before - end) / before
+
+
+def collected(workspace: Path) -> dict[str, dict[tuple[str, int, int], Run]]:
+    """By task: every finished run by arm, depth and seed."""
+    found: dict[str, dict[tuple[str, int, int], Run]] = {}
     for folder in sorted(workspace.glob("claim-*/*-s*")):
         run = summary.read_if_whole(folder)
         task = next((name for name in TASKS if folder.parent.name in (name, f"{name}-2", f"{name}-6")), None)
         if run is None or task is None or run.experiment is None or run.final is None:
             continue
-        metric = run.final.metric if run.task.percent or run.final.loss is None else run.final.loss
+        score = run.final.loss if task == "claim-text" else run.final.metric
         depth = sum(stage["depth"] for stage in run.model.shape["stages"])
-        scores, _ = found.setdefault(task, ({}, run.task.percent))
-        scores[run.experiment.arm, depth, run.experiment.seed] = metric
+        key = run.experiment.arm, depth, run.experiment.seed
+        found.setdefault(task, {})[key] = Run.of(folder, score, run.model.parameters)
     return found
 
 
@@ -86,36 +131,36 @@ def pairs(
     return found
 
 
-def compared(task: str, scores: Scores, percent: bool, question: tuple[str, str, str]) -> Difference | None:
+def compared(task: str, scores: Scores, question: tuple[str, str, str]) -> Difference | None:
     """One question on one task; None with fewer than two seeds."""
     name, first, second = question
     rows = pairs(scores, first, second, DEPTHS.get(name))
     by_seed = defaultdict(list)
     for seed, _, a, b in rows:
-        by_seed[seed].append(gain(a, b, percent))
+        by_seed[seed].append(gain(task, a, b))
     values = np.array([np.mean(of_seed) for of_seed in by_seed.values()])
     if len(values) < 2:
         return None
     error = values.std(ddof=1) / math.sqrt(len(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * error)
     p = float(stats.ttest_1samp(values, 0.0).pvalue) if error > 0 else float(values.mean() == 0)
-    unit = "points" if percent else "%"
-    return Difference(task, name, unit, len(values), float(values.mean()), half, p, mixed(rows, percent))
+    return Difference(task, name, UNITS[task], len(values), float(values.mean()), half, p, mixed(task, rows))
 
 
-def gain(score: float, other: float, percent: bool) -> float:
-    """By how much `score` is better than `other`: points of accuracy, or percent of the loss."""
-    return 100 * (score - other) if percent else 100 * (other - score) / other
+def gain(task: str, score: float, other: float) -> float:
+    """By how much `score` is better than `other`: points of accuracy or of the variance, or percent of the loss."""
+    better = other - score if task in LOWER else score - other
+    return 100 * better / (1.0 if UNITS[task] == "points" else other)
 
 
-def mixed(rows: list[tuple[int, int, float, float]], percent: bool) -> tuple[float, float] | None:
+def mixed(task: str, rows: list[tuple[int, int, float, float]]) -> tuple[float, float] | None:
     """The difference by statsmodels' `MixedLM`, and half its 95 % interval; None without statsmodels."""
     try:
         from statsmodels.regression.mixed_linear_model import MixedLM
     except ImportError:
         return None
     mean = float(np.mean([b for *_, b in rows]))
-    scale = 100.0 if percent else -100.0 / mean
+    scale = (-100.0 if task in LOWER else 100.0) / (1.0 if UNITS[task] == "points" else mean)
     score = np.array([scale * value for _, _, a, b in rows for value in (a, b)])
     arm = np.tile([1.0, 0.0], len(rows))
     depths = np.repeat([depth for _, depth, *_ in rows], 2)
@@ -140,8 +185,50 @@ def answer(verdicts: list[str]) -> str:
     return next((word for word in ("yes", "worse", "no") if verdicts.count(word) >= 2), "undecided")
 
 
+def asked(found: dict[str, Scores], questions: tuple[tuple[str, str, str], ...]) -> list[Difference]:
+    """Every question that some task has the runs for, task by task."""
+    answers = (compared(task, scores, question) for question in questions for task, scores in found.items())
+    return [one for one in answers if one is not None]
+
+
+def secondary(differences: list[Difference]) -> list[str]:
+    """Comparisons that decide nothing, as lines of Markdown."""
+    head = ["| secondary: question | task | seeds | difference | 95 % | p |", "|---|---|---|---|---|---|"]
+    return head + [
+        f"| {one.question} | {one.task.removeprefix('claim-')} | {one.seeds} | {one.mean:+.2f} {one.unit} "
+        f"| ± {one.half:.2f} | {one.p:.3g} |"
+        for one in differences
+    ]
+
+
+def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
+    """What every arm reached, as lines of Markdown: means over seeds, the standard deviation beside the score."""
+    lines = [
+        "| task | layers | arm | seeds | score | parameters | κ: start, middle, end | last tenth |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for task, runs in found.items():
+        for arm, depth in dict.fromkeys((arm, depth) for arm, depth, _ in runs):
+            these = [run for (a, d, _), run in runs.items() if (a, d) == (arm, depth)]
+            scores = np.array([run.score for run in these])
+            spread = scores.std(ddof=1) if len(these) > 1 else math.nan
+            percent = task != "claim-text"
+            score = (
+                f"{100 * scores.mean():.2f} ± {100 * spread:.2f} %"
+                if percent
+                else f"{scores.mean():.4f} ± {spread:.4f}"
+            )
+            kappa = ", ".join(f"{np.mean(each):,.0f}" for each in zip(*(r.kappa for r in these), strict=True)) or "–"
+            fell = np.mean([run.falling for run in these])
+            lines.append(
+                f"| {task.removeprefix('claim-')} | {depth} | {arm} | {len(these)} | {score} "
+                f"| {these[0].parameters:,} | {kappa} | {-100 * fell:+.1f} % |"
+            )
+    return lines
+
+
 def table(differences: list[Difference]) -> list[str]:
-    """The comparisons as lines of Markdown, and what they answer."""
+    """The primary comparisons as lines of Markdown, and what they answer."""
     corrected = holm([one.p for one in differences])
     lines = [
         "| question | task | seeds | difference | 95 % | p (Holm) | mixed model | |",
@@ -163,16 +250,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workspace", type=Path)
     found = collected(parser.parse_args().workspace)
-    differences = [
-        one
-        for question in QUESTIONS
-        for task, (scores, percent) in found.items()
-        if (one := compared(task, scores, percent, question)) is not None
-    ]
+    scores = {task: {key: run.score for key, run in runs.items()} for task, runs in found.items()}
+    differences = asked(scores, QUESTIONS)
     if not differences:
         print("No claim-* recipe was run here with two seeds: leansurgeon run claim-retrieval", file=sys.stderr)
         return 2
-    print("\n".join(table(differences)))
+    print("\n".join([*table(differences), "", *secondary(asked(scores, SECONDARY)), "", *arms(found)]))
     return 0
 
 

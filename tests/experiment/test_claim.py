@@ -5,6 +5,7 @@ are to make the real ones.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -26,7 +27,11 @@ compare = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = compare
 spec.loader.exec_module(compare)
 
-ARMS = ("base", "keep-4", "params-4", "split-4", "low-kappa", "high-kappa")
+ARMS = ("base", "keep-4", "params-4", "split-4", "sharp", "even")
+KAPPA = [
+    {"type": "kappa", "step": s, "layers": [{"median": k + s}, {"median": 3 * k + s}]} for s in (0, 60) for k in (5.0,)
+]
+LOSSES = [{"type": "train", "step": s, "loss": 2.0 if s <= 54 else 1.9} for s in range(6, 66, 6)]
 
 
 def workspace(folder: Path, gains: dict[str, float]) -> tuple[Path, dict]:
@@ -41,22 +46,25 @@ def workspace(folder: Path, gains: dict[str, float]) -> tuple[Path, dict]:
                 run = folder / name / f"{arm}-s{seed}"
                 run.mkdir(parents=True)
                 made = Summary(
-                    model=Model(shape={"stages": [{"depth": depth}]}),
+                    model=Model(shape={"stages": [{"depth": depth}]}, parameters=1000),
                     task=Task("fashion-mnist", "accuracy", percent=True),
                     final=Scores(0.5, score),
                     experiment=Part(name=name, arm=arm, seed=seed),
                 )
                 summary.write(run, made)
+                (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in KAPPA + LOSSES))
                 if name != "other":
                     said[arm, depth, seed] = score
     return folder, said
 
 
 def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypatch):
-    runs, said = workspace(tmp_path / "runs", {"keep-4": 2.0, "low-kappa": 0.01, "high-kappa": 2.0})
-    found = compare.collected(runs)
-    assert found == {"claim-fashion": (said, True)}
-    made = [compare.compared("claim-fashion", said, True, question) for question in compare.QUESTIONS]
+    runs, said = workspace(tmp_path / "runs", {"keep-4": 2.0, "sharp": 0.01, "even": 2.0})
+    found = compare.collected(runs)["claim-fashion"]
+    assert {key: run.score for key, run in found.items()} == said
+    one = found["base", 4, 0]
+    assert (one.parameters, one.kappa) == (1000, (10.0, 70.0)) and one.falling == pytest.approx(0.05)
+    made = [compare.compared("claim-fashion", said, question) for question in compare.QUESTIONS]
     for one, (name, first, second) in zip(made, compare.QUESTIONS, strict=True):
         depths = [(2, 4)] if name in compare.DEPTHS else [(2, 2), (4, 4)]
         a, b = (
@@ -75,17 +83,22 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
     monkeypatch.setattr(sys, "argv", ["compare.py", str(runs)])
     assert compare.main() == 0
     out = capsys.readouterr().out
-    assert out.count("| fashion | 8 |") == 5 and f"{made[0].mean:+.2f} points" in out
+    assert out.count("| fashion | 8 |") == 5 + 2 and f"{made[0].mean:+.2f} points" in out  # even and params beside few
+    assert out.count("| 1,000 | 10, 70 | -5.0 % |") == 2 * len(ARMS)
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     assert compare.main() == 2
 
 
 def test_a_loss_is_better_when_it_is_lower():
-    scores = {("low-kappa", 4, s): 0.9 + s / 100 for s in range(4)} | {("base", 4, s): 1.0 + s / 90 for s in range(4)}
-    found = compare.compared("claim-text", scores, False, compare.QUESTIONS[2])
+    scores = {("sharp", 4, s): 0.9 + s / 100 for s in range(4)} | {("base", 4, s): 1.0 + s / 90 for s in range(4)}
+    found = compare.compared("claim-text", scores, compare.QUESTIONS[2])
     ratio = [100 * (1 - (0.9 + s / 100) / (1 + s / 90)) for s in range(4)]
     assert found.mean == pytest.approx(np.mean(ratio)) and found.mean > 9
-    assert compare.compared("claim-text", scores, False, compare.QUESTIONS[0]) is None
+    assert compare.compared("claim-text", scores, compare.QUESTIONS[0]) is None
+    points = compare.compared("claim-retrieval", scores, compare.QUESTIONS[2])
+    missed = [100 * (1 + s / 90 - 0.9 - s / 100) for s in range(4)]
+    assert (points.unit, points.mean) == ("points", pytest.approx(np.mean(missed)))
+    assert points.mixed[0] == pytest.approx(points.mean, abs=0.02)
 
 
 def test_two_of_three_tasks_answer():

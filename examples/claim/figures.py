@@ -1,0 +1,92 @@
+"""The figures of examples/results/claim.md, drawn with the report's engine from the runs of the claim-* recipes.
+
+    python examples/claim/figures.py runs examples/results/figures
+
+One for the primary differences, and one for every task in which kappa was measured: score against kappa, arm by arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compare import QUESTIONS, TASKS, WORTH, Difference, Run, asked, collected
+
+from leansurgeon.report.charts.forms import Chart, Point, Series, lines
+from leansurgeon.report.charts.palette import LIGHT
+from leansurgeon.report.charts.scales import PERCENT, PLAIN, Axis
+
+SHOWN = ("base", "keep-4", "params-4", "split-4", "sharp", "even", "wide-4")
+APART = 0.12  # of a question: how far the marks of two tasks stand from each other
+KAPPA = "median κ of a layer at the end of training"
+
+
+def differences(made: list[Difference]) -> Chart:
+    """Every primary difference with its interval, in units of what counts (0.5 points, 1 % of the loss)."""
+    series = [
+        Series(
+            task.removeprefix("claim-"),
+            tuple(
+                Point(number + (place - 1) * APART, *(end / WORTH[one.unit] for end in ends(one)))
+                for number, (question, *_) in enumerate(QUESTIONS, 1)
+                for one in made
+                if (one.task, one.question) == (task, question)
+            ),
+            style=place,
+            joined=False,
+        )
+        for place, task in enumerate(TASKS)
+    ]
+    says = "; ".join(f"Q{number} {question}" for number, (question, *_) in enumerate(QUESTIONS, 1))
+    drawing = lines(series, Axis("question", PLAIN), Axis("difference in thresholds", PLAIN))
+    return Chart("claim-differences", "What each question found, with 95 % intervals", says, drawing)
+
+
+def ends(one: Difference) -> tuple[float, float, float]:
+    """A difference and the ends of its interval."""
+    return one.mean, one.mean - one.half, one.mean + one.half
+
+
+def by_kappa(task: str, runs: dict[tuple[str, int, int], Run], depth: int = 4) -> Chart | None:
+    """The score of every arm at one depth against kappa at the end; None where kappa was not measured."""
+    series = []
+    for style, arm in enumerate(SHOWN):
+        these = [run for (name, layers, _), run in runs.items() if (name, layers) == (arm, depth) and run.kappa]
+        if these:
+            scores, kappa = np.array([run.score for run in these]), np.mean([run.kappa[-1] for run in these])
+            spread = scores.std(ddof=1) if len(these) > 1 else 0.0
+            point = Point(float(kappa), float(scores.mean()), *(float(scores.mean() + s * spread) for s in (-1, 1)))
+            series.append(Series(arm, (point,), style, joined=False))
+    name = task.removeprefix("claim-")
+    label = "loss, nats a character" if name == "text" else "top-1 accuracy"
+    drawing = lines(series, Axis(KAPPA, PLAIN, log=True), Axis(label, PLAIN if name == "text" else PERCENT))
+    title = f"{name}, {depth} layers: score and κ of every arm"
+    says = "Means over seeds; the bar is one standard deviation to each side."
+    return drawing and Chart(f"claim-{name}-kappa", title, says, drawing)
+
+
+def main() -> int:
+    """Write the figures as SVG; exit code 2 where there is nothing to draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("folder", type=Path)
+    asked_for = parser.parse_args()
+    found = collected(asked_for.workspace)
+    made = asked({task: {key: run.score for key, run in runs.items()} for task, runs in found.items()}, QUESTIONS)
+    if not made:
+        print("No claim-* recipe was run here with two seeds: leansurgeon run claim-retrieval", file=sys.stderr)
+        return 2
+    asked_for.folder.mkdir(parents=True, exist_ok=True)
+    for chart in (differences(made), *(by_kappa(task, runs) for task, runs in found.items())):
+        if chart is not None:
+            drawing = chart.drawing.properties(title=chart.title, background=LIGHT["ground"])
+            drawing.save(str(asked_for.folder / f"{chart.key}.svg"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
