@@ -173,9 +173,9 @@ def _batches(place: Path) -> Splits:
         parts = []
         for name in names:
             if name in contents:
-                parts.append(_python(contents[name], f"{place}: {name}"))
+                parts.append(_python(contents.pop(name), f"{place}: {name}"))
             elif f"{name}.bin" in contents:
-                parts.append(_binary(contents[f"{name}.bin"], f"{place}: {name}.bin"))
+                parts.append(_binary(contents.pop(f"{name}.bin"), f"{place}: {name}.bin"))
             else:
                 raise UsageError(f"CIFAR-10 in {place} is not complete: {name} is missing.", BY_HAND)
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
