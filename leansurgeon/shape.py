@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import accumulate
 
 from leansurgeon.errors import UsageError
 
@@ -51,6 +52,16 @@ class Shape:
     @property
     def depth(self) -> int:
         return sum(stage.depth for stage in self.stages)
+
+    @property
+    def spans(self) -> list[range]:
+        """The layers of every stage, counted through all stages."""
+        ends = accumulate(stage.depth for stage in self.stages)
+        return [range(end - stage.depth, end) for end, stage in zip(ends, self.stages, strict=True)]
+
+    def stage_of(self, layer: int) -> int:
+        """The number of the stage that a layer belongs to."""
+        return next(number for number, span in enumerate(self.spans) if layer in span)
 
     def with_(self, **changes: int) -> Shape:
         """The same shape with a number changed in every stage."""
@@ -130,13 +141,12 @@ def evenly_per_stage(before: Shape, after: Shape, period: int = 1, spacing: str 
     """The kept layers by one of `SPACINGS`, counted through all stages. Layers that alternate are kept in groups of
     `period`, so that layer j of the result does what layer j of such a model does.
     """
-    kept, start = [], 0
-    for now, wanted in zip(before.stages, after.stages, strict=True):
+    kept: list[int] = []
+    for now, span, wanted in zip(before.stages, before.spans, after.stages, strict=True):
         needed = -(-wanted.depth // period)
         # What is left over at the end is no whole group: only a result that ends in the same way has a place for it.
         rest = now.depth % period and (wanted.depth % period == now.depth % period or needed > now.depth // period)
         groups = SPACINGS[spacing](now.depth // period + bool(rest), needed)
-        layers = [start + group * period + i for group in groups for i in range(period)]
+        layers = [span.start + group * period + i for group in groups for i in range(period)]
         kept += layers[: wanted.depth]
-        start += now.depth
     return tuple(kept)

@@ -105,7 +105,7 @@ def test_no_tf32_while_measuring_nor_in_training():
     before = precision.forbid_tf32()
     precision.allow("medium", True)
     try:
-        for quiet in (sites.at_rest(torch.nn.Linear(1, 1), torch.device("cpu")), precision.full_fp32()):
+        for quiet in (precision.at_rest(torch.nn.Linear(1, 1), torch.device("cpu")), precision.full_fp32()):
             with quiet:
                 assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
             assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", True)

@@ -86,11 +86,7 @@ class Weights:
 
     def raw(self, name: str) -> np.ndarray:
         """The bits of a tensor in the numpy type of `RAW` (bf16 as uint16)."""
-        entry = self.entries[name]
-        with entry.file.open("rb") as file:
-            file.seek(entry.start)
-            data = np.fromfile(file, RAW[entry.dtype], prod(entry.shape))
-        return data.reshape(entry.shape)
+        return bits(self.entries[name])
 
     def float32(self, name: str) -> np.ndarray:
         """A floating tensor as float32."""
@@ -100,6 +96,14 @@ class Weights:
         """Whether a tensor is free of NaN and infinity; what is no floating number is."""
         dtype = self.entries[name].dtype
         return dtype not in FLOATS or bool(np.isfinite(to_float32(self.raw(name), dtype)).all())
+
+
+def bits(entry: Entry) -> np.ndarray:
+    """The bits of a tensor in a file, in the numpy type of `RAW`."""
+    with entry.file.open("rb") as file:
+        file.seek(entry.start)
+        data = np.fromfile(file, RAW[entry.dtype], prod(entry.shape))
+    return data.reshape(entry.shape)
 
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -141,6 +145,10 @@ class Out:
     def nbytes(self) -> int:
         """Size of the tensor in the file, in bytes."""
         return prod(self.shape) * RAW[self.dtype].itemsize
+
+    def float32(self) -> np.ndarray:
+        """What will be written, as float32."""
+        return to_float32(self.make() if self.make else bits(self.entry), self.dtype)
 
 
 def write(folder: Path, tensors: Iterable[Out], shard_bytes: int = SHARD_BYTES) -> list[Path]:

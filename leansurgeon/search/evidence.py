@@ -9,8 +9,6 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints import digests
@@ -25,9 +23,6 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
 from leansurgeon.training.runs.folder import write_json
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
 
 SAMPLES = 64  # for kappa, as in a recipe
 VERSION = 2  # how samples are chosen: what an older state has measured, here or in a search's folder, is not taken up
@@ -100,12 +95,8 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
             folder = place / "model"
             carry_out(plan(source, Wanted(), seed), folder, check=False)
         loaded = load(folder, tower=of_section(source.architecture.section)).alone()
-        # Not `loaded.forward`, which wants logits: encoders without a head have kappa, too.
-        runs = SimpleNamespace(
-            model=loaded.model, projections=loaded.projections, forward=lambda batch: outputs(loaded, batch)
-        )
         guard = thin(data.guard, SAMPLES)  # sentences lie by their length
-        figures = kappa.measure_blocks(runs, guard, data.mask, SAMPLES)
+        figures = kappa.measure_blocks(kappa.headless(loaded), guard, data.mask, SAMPLES)
     per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in figures["layers"]]
     return merged(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
 
@@ -138,12 +129,3 @@ def influences(source: Source, data: Calibration) -> list[float]:
         return choose_layers.measure_layers(
             teacher, fill, data.guard, masks, source.shape, source.shape, answers
         ).influence
-
-
-def outputs(loaded: Loaded, batch: dict[str, Any]) -> Any:
-    """Logits, or the last hidden states of a model without a head."""
-    inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
-    if loaded.architecture.library == "timm":
-        return loaded.model(inputs["pixel_values"])
-    output = loaded.model(**inputs)
-    return output.logits if "logits" in output else output[0]

@@ -23,11 +23,11 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
+from leansurgeon.measure.data.inputs import answer
 from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.search.evidence import outputs
 from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
@@ -142,7 +142,7 @@ def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score
     sums: Any = None
     samples = 0
     for batch in batches:
-        score = data.task.score(outputs(loaded, batch), batch)
+        score = data.task.score(answer(loaded, batch), batch)
         parts = [float(value) for value in score[:4]]
         extra = None if score.extra is None else score.extra.double().numpy()
         sums = (parts, extra) if sums is None else ([a + b for a, b in zip(sums[0], parts, strict=True)],

@@ -198,6 +198,11 @@ def predicts_words(data: Calibration | None) -> bool:
     return data is not None and data.task is not None and data.task.head in ("causal-lm", "masked-lm")
 
 
+def kind_of(data: Calibration | None) -> str:
+    """How `prove` reads what a model says of the data: as a causal language model, or as it stands."""
+    return "causal-lm" if data is not None and data.task is not None and data.task.head == "causal-lm" else "plain"
+
+
 def proved(decided: Decided, folder: Path) -> Proof:
     """The proof; a result that knows something is compared with its source, near ones only on real data, which a whole
     model of several towers does not run on.
@@ -205,13 +210,12 @@ def proved(decided: Decided, folder: Path) -> Proof:
     steps, data, source = decided.plan, decided.calibration, decided.plan.source
     data = data if whole_runs(source.architecture.section, source.config) else None
     compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)
-    causal = data is not None and data.task is not None and data.task.head == "causal-lm"
     return prove(
         folder,
         steps.parameters_after.total,
         source=source.folder if compare else None,
         batches=data.heldout if compare and data else None,
-        kind="causal-lm" if causal else "plain",
+        kind=kind_of(data),
         exact=steps.exactness == "exact",
         families=(steps.architecture, source.architecture),
         origin=source.folder if source.learned else None,

@@ -20,7 +20,9 @@ from leansurgeon.shape import Shape
 
 @dataclass(frozen=True)
 class Step(Part):
-    """One operator; `exactness` is exact, near or fresh."""
+    """One operator. `exactness`: "exact" leaves the function of what it touches unchanged, "near" approximates it,
+    "fresh" forgets it.
+    """
 
     name: str
     exactness: str

@@ -186,17 +186,9 @@ def time_contenders(
     rows = []
     for (contender, bench), timings in zip(taking_part, times, strict=True):
         ratios = [a / b for a, b in zip(timings["step"].seconds, times[0]["step"].seconds, strict=True)]
-        of_first = speed.Timing.of(ratios)
-        rows.append(
-            BenchRow(
-                contender,
-                sum(p.numel() for p in bench.model.parameters()),
-                timings,
-                0,
-                units,
-                (of_first.low, of_first.median, of_first.high),
-            )
-        )
+        of_first, parameters = speed.Timing.of(ratios), sum(p.numel() for p in bench.model.parameters())
+        against_first = (of_first.low, of_first.median, of_first.high)
+        rows.append(BenchRow(contender, parameters, timings, 0, units, against_first))
     # Memory last and one by one: a peak is that of the model that is alone on the device.
     peaks = speed.peaks(benches, say)
     return [replace(row, peak=peak) for row, peak in zip(rows, peaks, strict=True)], skipped

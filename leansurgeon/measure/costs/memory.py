@@ -271,14 +271,11 @@ def use_buckets(parameters: list[torch.nn.Parameter], hooks: Hooks) -> None:
     """
     import torch
 
-    def move(bucket: torch.Tensor) -> Any:
-        def hook(parameter: torch.nn.Parameter) -> None:
-            parameter.grad = bucket
-
-        return hook
+    def move(bucket: torch.Tensor, parameter: torch.nn.Parameter) -> None:
+        parameter.grad = bucket
 
     for parameter in parameters:
-        hooks.gradient(parameter, move(torch.empty_like(parameter).detach()))
+        hooks.gradient(parameter, functools.partial(move, torch.empty_like(parameter).detach()))
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:

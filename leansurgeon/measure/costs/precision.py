@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 NARROW = 256  # below this width products in bf16 gain nothing on a CPU
 
@@ -38,6 +39,19 @@ def full_fp32() -> Iterator[None]:
         yield
     finally:
         allow(*before)
+
+
+@contextmanager
+def at_rest(model: nn.Module, device: torch.device, half: torch.dtype | None = None) -> Iterator[None]:
+    """Eval mode, no TF32, no autocast (or one of `half`); every module's mode is put back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with full_fp32(), torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def has_bf16(device: str) -> bool:

@@ -25,10 +25,14 @@ def some_rows(batch: Batch, chosen: slice | np.ndarray) -> Batch:
     return {k: v[chosen] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in batch.items()}
 
 
+def on(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device."""
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+
+
 def first_rows(batch: Batch, most: int, device: torch.device) -> Batch:
     """At most `most` samples of a batch, on `device`."""
-    cut = some_rows(batch, slice(most))
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in cut.items()}
+    return on(some_rows(batch, slice(most)), device)
 
 
 def pick(batches: Sequence[Batch], chosen: np.ndarray) -> list[Batch]:

@@ -230,16 +230,18 @@ def from_task(
     parts, counts = rows.each(read), told(rows.each(lambda _, chosen: len(chosen)))
     source_of = task.describe().get("source", name)
     says = f"{source_of}: {counts} ({'windows of ' + str(tokens) + ' tokens' if tokens else 'samples'})"
-    used = digest(parts)  # of the samples, whether the model's head can score them or not
-    if not scores(task, source):
-        task = None
-        parts = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
-    return of_parts(spell_task(name, options), says, parts, digest=used, task=task, asked=samples)
+    made = of_parts(spell_task(name, options), says, parts, task, samples)
+    if scores(task, source):
+        return made
+    bare = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
+    return replace(made, task=None, **dict(bare.items()))  # its digest is still that of the samples with labels
 
 
-def of_parts(name: str, says: str, parts: Parts[list[Batch]], **rest: Any) -> Calibration:
-    """Calibration that has these parts; `rest` are its other fields."""
-    return Calibration(name, says, fit=parts.fit, guard=parts.guard, heldout=parts.heldout, **rest)
+def of_parts(
+    name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None, asked: int | None = None
+) -> Calibration:
+    """Calibration that has these parts."""
+    return Calibration(name, says, digest(parts), parts.fit, parts.guard, parts.heldout, task, asked)
 
 
 def for_samples(usual: Parts[int], samples: int | None) -> Parts[int]:
@@ -344,19 +346,17 @@ def from_lines(names: list[str], source: Source, samples: int | None, seed: int)
     """Sentences one by one, as an encoder without a language-modelling head sees them: padded, with special tokens."""
     from leansurgeon.tasks.text import corpus, vocab
 
-    data = corpus.find(names, "text")
-    vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
+    data, tokenizer = corpus.find(names, "text"), vocab.own(source.folder)
     lines = of_documents(data.whole())
     wanted = for_samples(LINES, samples)
     held = min(wanted.heldout, len(lines) // 5)
     order = np.random.default_rng([seed, 3]).permutation(len(lines))
     rows = choose(len(lines) - held, held, wanted, seed, "text")
     inner, outer = order[held:], order[:held]
-    tokenizer = vocab.load(source.folder)
     texts = rows.each(lambda part, chosen: [lines[i] for i in (outer if part == "heldout" else inner)[chosen]])
     parts = texts.each(lambda _, some: tokenised(some, tokenizer, source))
     says = f"{', '.join(data.names)}: {told(texts.each(lambda _, some: len(some)))} (sentences)"
-    return of_parts("lines", says, parts, digest=digest(parts), asked=samples)
+    return of_parts("lines", says, parts, asked=samples)
 
 
 def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:

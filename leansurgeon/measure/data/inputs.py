@@ -5,6 +5,7 @@ Imports torch inside functions; the sizes are read from the config without it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config
@@ -13,6 +14,8 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     import torch
+
+    from leansurgeon.checkpoints.model import Loaded
 
 LONGEST = 1024  # tokens, where a model would take more and nobody says how many
 
@@ -103,6 +106,17 @@ def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor
     if isinstance(said, tuple):
         return said[0]
     return said.logits if "logits" in said else said.last_hidden_state
+
+
+def answer(loaded: Loaded, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Logits of a batch, or the last hidden states where the model has no head; labels and what a task notes for itself
+    stay out.
+    """
+    given = {key: value for key, value in batch.items() if key != "labels" and not key.startswith("_")}
+    if loaded.architecture.library == "timm":
+        return loaded.model(given["pixel_values"])
+    said = loaded.model(**given)
+    return said.logits if "logits" in said else said[0]
 
 
 def loss(logits: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from leansurgeon.measure.data.batches import rows_of, thin
-from leansurgeon.measure.data.calibration import LINES, TOKENS, Batch, Calibration, images_wanted
+from leansurgeon.measure.data.calibration import LINES, TOKENS, Batch, Calibration, images_wanted, without_labels
 from leansurgeon.measure.data.parts import WORDS
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def mixed(sources: Sequence[Calibration]) -> Calibration:
         most = max(s.asked or usual(s, part) if part == "fit" else max(usual(s, part), 1) for s in sources)
         counts[part] = evenly_filled(rows, min(sum(rows), most))
         each = [thin(getattr(s, part), count) for s, count in zip(sources, counts[part], strict=True)]
-        parts[part] = [batch if alike else unlabelled(batch) for batch in in_turns(each)]
+        parts[part] = [batch if alike else without_labels(batch) for batch in in_turns(each)]
         if part == "guard":
             guards = tuple(in_turns([[i] * len(batches) for i, batches in enumerate(each)]))
     names = [s.name for s in sources]
@@ -94,8 +94,3 @@ def in_turns(sources: Sequence[Sequence[T]]) -> Iterator[T]:
     """The first batch of each source, then the second of each, and so on."""
     for turn in zip_longest(*sources):
         yield from (one for one in turn if one is not None)
-
-
-def unlabelled(batch: Batch) -> Batch:
-    """The batch without labels."""
-    return {key: value for key, value in batch.items() if key != "labels"}

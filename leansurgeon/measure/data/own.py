@@ -33,7 +33,6 @@ from leansurgeon.measure.data.calibration import (
     Batch,
     Calibration,
     chunks,
-    digest,
     head_of,
     of_parts,
     only_length,
@@ -52,7 +51,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-NAME = "own"  # what --calibrate calls them
+    from leansurgeon.tasks import Task
+
+NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
 LEAST = 8  # windows; fewer say too little
@@ -89,8 +90,13 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
         from leansurgeon import tasks
 
         task = tasks.make(head, {})  # scores; it has no data of its own
+    return made(NAME, says, parts, task)
+
+
+def made(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
+    """Calibration of parts that were made, not read; what it says of itself ends in their sizes."""
     counts = told(parts.each(lambda _, batches: sum(map(rows_of, batches))))
-    return of_parts(NAME, f"{says}: {counts}", parts, digest=digest(parts), task=task)
+    return of_parts(name, f"{says}: {counts}", parts, task)
 
 
 # -- what a model says ----------------------------------------------------------------------------
@@ -161,8 +167,7 @@ def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]
         written(model, first_tokens(source, number, drawing, chance), length, drawing, chance)
         for number in pieces(rows, max(1, CACHE // each))
     ]
-    windows = parted(torch.cat(whole), counts, max(1, 2048 // length))
-    return windows.each(lambda _, some: [{"input_ids": ids, "labels": ids.clone()} for ids in some])
+    return their_own_labels(torch.cat(whole), counts)
 
 
 def affordable(source: Source, counts: Parts[int], length: int, device: str) -> Parts[int]:
@@ -214,8 +219,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     from leansurgeon.tasks.base import IGNORED
     from leansurgeon.tasks.text import vocab
 
-    vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
-    tokenizer = vocab.load(source.folder)
+    tokenizer = vocab.own(source.folder)
     if tokenizer.mask_token_id is None:
         raise UsageError(f"The tokenizer of {source.name} has no mask token.")
     length = only_length(source) or min(LINE_TOKENS, window(source))
@@ -261,17 +265,10 @@ def sentences(source: Source, seed: int) -> Parts[list[Batch]]:
     MiniLM with twice the heads has a cosine of 0.979 to the source on sentences of the Brown corpus after random
     tokens, 0.991 after the novel, and 0.917 by its weights alone.
     """
-    from leansurgeon.tasks.text import corpus, vocab
-
-    noise = random_tokens(source, seed)
-    try:
-        vocab.key_of("model", None, source.folder)
-    except UsageError:  # no tokenizer
+    noise, known = random_tokens(source, seed), novel(source)
+    if known is None:
         return noise
-    tokenizer = vocab.load(source.folder)
-    lines = of_documents(corpus.find("austen", "text").whole())
-    if not reads(tokenizer, lines[:READ]):
-        return noise
+    tokenizer, lines = known
     order = iter(np.random.default_rng([seed, 4]).permutation(len(lines)))
 
     def both(part: str, count: int) -> list[Batch]:
@@ -280,6 +277,20 @@ def sentences(source: Source, seed: int) -> Parts[list[Batch]]:
         return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
 
     return LINES.each(both)
+
+
+def novel(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
+    """The model's tokenizer and the sentences of the novel that comes with the package; None where there is none, or it
+    does not know the novel's words.
+    """
+    from leansurgeon.tasks.text import corpus, vocab
+
+    try:
+        vocab.key_of("model", None, source.folder)
+    except UsageError:  # no tokenizer
+        return None
+    tokenizer, lines = vocab.load(source.folder), of_documents(corpus.find(NOVEL, "text").whole())
+    return (tokenizer, lines) if reads(tokenizer, lines[:READ]) else None
 
 
 def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
@@ -291,15 +302,18 @@ def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
 
 def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
     """Rows of any tokens, for encoders that predict none."""
+    ids = drawn(source, total(LINES), only_length(source) or min(LINE_TOKENS, window(source)) // 2, seed)
+    return parted(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
+
+
+def drawn(source: Source, rows: int, length: int, seed: int) -> Tensor:
+    """(rows, length) tokens, each as likely as any other. Raises `UsageError` for models that read none."""
     import torch
 
-    config = source.architecture.flat(source.config)
-    if not isinstance(config.get("vocab_size"), int):
+    size = source.architecture.flat(source.config).get("vocab_size")
+    if not isinstance(size, int):
         raise UsageError(f"{source.name} takes neither tokens nor images.")
-    length = only_length(source) or min(LINE_TOKENS, window(source)) // 2
-    rows = total(LINES)
-    ids = torch.randint(config["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(seed))
-    return parted(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
+    return torch.randint(size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def images(source: Source, seed: int) -> Parts[list[Batch]]:
@@ -337,6 +351,12 @@ def pieces(rows: int, most: int) -> Iterator[int]:
 def total(counts: Parts[int]) -> int:
     """Of all parts."""
     return sum(count for _, count in counts.items())
+
+
+def their_own_labels(windows: Tensor, counts: Parts[int]) -> Parts[list[Batch]]:
+    """Windows of text (N, T) by part, as a causal model is called with them."""
+    batches = parted(windows, counts, max(1, 2048 // windows.shape[1]))
+    return batches.each(lambda _, some: [{"input_ids": ids, "labels": ids.clone()} for ids in some])
 
 
 def parted(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:

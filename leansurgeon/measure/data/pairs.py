@@ -17,7 +17,7 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import IGNORED, Batch, Calibration, choose, chunks, digest, of_parts
+from leansurgeon.measure.data.calibration import IGNORED, Batch, Calibration, choose, chunks, of_parts
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.tasks.text.sentences import sentences
 
@@ -71,8 +71,7 @@ def open_pairs(
     words = [word for word in spec.split(",") if word]
     if not words:
         raise UsageError(f"{flag} names no data.", "Give FILE.tsv with input<TAB>answer on every line, or text files.")
-    vocab.key_of("model", None, source.folder)  # refuses a folder without a tokenizer
-    tokenizer = vocab.load(source.folder)
+    tokenizer = vocab.own(source.folder)
     given = all(word.endswith(".tsv") for word in words)
     files = [Path(word) for word in words] if given else text_files.find(words)
     text = "\n".join(text_files.read(file) for file in files)
@@ -93,7 +92,7 @@ def open_pairs(
     parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
     says = f"{', '.join(f.name for f in files)}: {told(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
-    return of_parts(kind, says, parts, digest=digest(parts), task=Seq2Seq())
+    return of_parts(kind, says, parts, Seq2Seq())
 
 
 def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase, flag: str = "--data") -> Iterator[Pair]:

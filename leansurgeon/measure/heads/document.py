@@ -177,14 +177,9 @@ def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> np
         "worse": sum(row["change"] > 0 for row in matter),
         "better": sum(row["change"] < 0 for row in matter),
         "lower_without": int((deltas < 0).sum()),
-        "spearman": pruning.spearman(document_importance(document), deltas),
+        "spearman": pruning.spearman(values, deltas),
     }
     return deltas
-
-
-def document_importance(document: HeadsDocument) -> np.ndarray:
-    """The importance of all heads as the document holds it."""
-    return np.concatenate([entry["importance"] for entry in document["attentions"]])
 
 
 def curves(bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, options: Options) -> Curves:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
-from leansurgeon.measure.data.batches import rows_of
-from leansurgeon.measure.heads.judge import Batch, Labelled, Unlabelled, on
-from leansurgeon.measure.heads.sites import Site, at_rest, heads_of, hooked, split
+from leansurgeon.measure.costs.precision import at_rest
+from leansurgeon.measure.data.batches import Batch, on, rows_of
+from leansurgeon.measure.heads.judge import Labelled, Unlabelled
+from leansurgeon.measure.heads.sites import Site, heads_of, hooked, split
 from leansurgeon.progress import track
 
 REDUCTIONS = ("sample", "token", "batch")
@@ -54,7 +55,8 @@ def importance(
         rows = len(slopes[0])
         samples += rows
         for sums, slope in zip(total, slopes, strict=True):
-            sums += reduced(slope.cpu().double(), reduction).numpy()
+            slope = slope.cpu().double()
+            sums += (slope.sum((0, 1)).abs() if reduction == "batch" else slope.abs().sum((0, 1))).numpy()
     if not samples:
         raise LeanSurgeonError("Importance needs at least one sample.")
     scores = np.concatenate(total) / samples
@@ -95,13 +97,6 @@ def slopes_of_batch(
         slopes_BTH = (heads_of(x.detach(), site, rows).to(kind) * heads_of(g, site, rows)).sum(-1)
         by_site.append(slopes_BTH if per_token else slopes_BTH.sum(1, keepdim=True))
     return by_site
-
-
-def reduced(slopes_BTH: Tensor, reduction: str) -> Tensor:
-    """Sum over the batch's samples, (H,), the absolute value taken where the convention says."""
-    if reduction == "batch":
-        return slopes_BTH.sum((0, 1)).abs()
-    return slopes_BTH.abs().sum((0, 1))
 
 
 def normalised(values: np.ndarray, sites: Sequence[Site]) -> np.ndarray:

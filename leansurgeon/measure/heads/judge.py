@@ -21,14 +21,16 @@ import torch
 from torch import Tensor
 
 from leansurgeon.errors import Diverged
-from leansurgeon.measure.heads.sites import Site, at_rest, switched_off
+from leansurgeon.measure.costs.precision import at_rest
+from leansurgeon.measure.data import inputs
+from leansurgeon.measure.data.batches import Batch, on
+from leansurgeon.measure.heads.sites import Site, switched_off
 from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
-Batch = dict[str, Tensor]
 TEXT = ("causal-lm", "masked-lm", "seq2seq")
 
 
@@ -81,12 +83,7 @@ class Unlabelled:
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, values): the model's output, pooled over real tokens, as a unit vector."""
-        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
-        if self.loaded.architecture.library == "timm":
-            output = self.loaded.model(inputs["pixel_values"])
-        else:
-            output = self.loaded.model(**inputs)
-            output = output.logits if "logits" in output else output[0]
+        output = inputs.answer(self.loaded, batch)
         if output.dim() == 3:
             mask = batch.get("attention_mask")
             weight = torch.ones(output.shape[:2]) if mask is None else mask
@@ -174,11 +171,6 @@ class HeadScorer:
             raise Diverged("The loss of a held-out sample is NaN or infinite, so heads cannot be judged by it.")
         answers = None if right[0] is None else torch.cat(right).cpu().numpy()
         return Scores(values, answers)
-
-
-def on(batch: Batch, device: torch.device) -> Batch:
-    """The batch on a device."""
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
 def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | Unlabelled:

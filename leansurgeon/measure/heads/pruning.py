@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
+from leansurgeon.measure.data.batches import Batch
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import TEXT, Batch, HeadScorer, Labelled, Scores, judge_of
+from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, Scores, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.hooks import Hooks
-from leansurgeon.measure.costs.precision import full_fp32
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
@@ -65,24 +65,13 @@ def sites(loaded: Loaded) -> list[Site]:
     index = 0
     for s, stage in enumerate(shape.stages):
         blocks = arch.blocks(s)
+        # One key/value head for all cannot go; then single heads can.
+        shared = stage.heads // stage.kv_heads if stage.kv_heads > 1 else 1
         for layer in range(stage.depth):
             for group in range(len(blocks.projection)):
                 kind = kind_of(s, group) if stacks else "self" if not group else f"self {group + 1}"
-                places.append(
-                    Site(
-                        next(names),
-                        kind,
-                        s,
-                        layer,
-                        index,
-                        group,
-                        stage.heads,
-                        stage.head_dim,
-                        # One key/value head for all cannot go; then single heads can.
-                        stage.heads // stage.kv_heads if stage.kv_heads > 1 else 1,
-                        blocks.in_step(group),
-                    )
-                )
+                at, size = (s, layer, index, group), (stage.heads, stage.head_dim)
+                places.append(Site(next(names), kind, *at, *size, shared, blocks.in_step(group)))
             index += 1
     return places
 
@@ -121,16 +110,13 @@ def count(places: Sequence[Site]) -> int:
 def hooked(model: nn.Module, places: Sequence[Site], change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
     """`change(i, x)` sees what enters projection i and may give something in its place."""
 
-    def hook_of(i: int) -> Callable:
-        def hook(_module: nn.Module, args: tuple) -> tuple | None:
-            new = change(i, args[0])
-            return None if new is None else (new, *args[1:])
-
-        return hook
+    def hook(i: int, _module: nn.Module, args: tuple) -> tuple | None:
+        new = change(i, args[0])
+        return None if new is None else (new, *args[1:])
 
     with Hooks() as hooks:
         for i, site in enumerate(places):
-            hooks.before(model.get_submodule(site.module), hook_of(i))
+            hooks.before(model.get_submodule(site.module), partial(hook, i))
         yield
 
 
@@ -149,16 +135,3 @@ def switched_off(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> 
 
     with hooked(model, [places[i] for i in cut], change):
         yield
-
-
-@contextmanager
-def at_rest(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, no autocast, no TF32; every module's mode is put back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with full_fp32(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -12,10 +12,10 @@ the weights and of the Jacobian.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from torch import Tensor
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.hooks import Hooks
-from leansurgeon.measure.costs.precision import full_fp32
+from leansurgeon.measure.costs.precision import at_rest
+from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.batches import first_rows, rows_of
 from leansurgeon.measure.kappa.figures import (
     Conditioning,
@@ -35,6 +36,9 @@ from leansurgeon.measure.kappa.figures import (
     summarise,
 )
 from leansurgeon.measure.kappa.spectrum import conditioning
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
 
 # (batch, tokens) with True at real tokens, None where all are; a list where stacks of layers read different tokens.
 Mask = Tensor | None | list[Tensor | None]
@@ -55,6 +59,17 @@ class Measured(Protocol):
     def forward(self, batch: dict[str, Tensor]) -> object:
         """One pass over a batch; what comes out is not looked at."""
         ...
+
+
+def headless(loaded: Loaded, done: Callable[[], None] = lambda: None) -> Measured:
+    """The model without its wish for logits: encoders without a head have kappa, too. Each pass calls `done`."""
+
+    def forward(batch: dict[str, Tensor]) -> Tensor:
+        done()
+        return inputs.answer(loaded, batch)
+
+    parts = {name: getattr(loaded, name) for name in ("model", "architecture", "config", "projections")}
+    return SimpleNamespace(**parts, forward=forward)
 
 
 def measure_blocks(
@@ -86,7 +101,8 @@ def measure_blocks(
     listener = _Listener(loaded.projections)
     taken = 0
     device = next(loaded.model.parameters()).device
-    with measuring(loaded.model, device, half), Hooks() as hooks:
+    # Not inference_mode: buffers that a model caches in its forward (rotary tables) must stay usable in training.
+    with torch.no_grad(), at_rest(loaded.model, device, half), Hooks() as hooks:
         for layer, name in enumerate(loaded.projections):
             hooks.after(loaded.model.get_submodule(name), partial(listener.hear, layer))
         for batch in batches:
@@ -157,21 +173,6 @@ def capped(layer: LayerKappa, forward: str) -> bool:
     """Whether a half-precision forward has made a layer's kappa too small to be taken as measured."""
     limit, shown = ceiling(forward), layer["median"] or layer["median_lower_bound"] or 0.0
     return limit is not None and shown > limit
-
-
-@contextmanager
-def measuring(model: torch.nn.Module, device: torch.device, half: torch.dtype | None = None) -> Iterator[None]:
-    """Eval mode, no gradients, no TF32, no autocast (or one of `half`); everything as it was afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    autocast = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
-    try:
-        # Not inference_mode: buffers that a model caches in its forward (rotary tables) must stay usable in training.
-        with torch.no_grad(), full_fp32(), autocast:
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def fit(block: Tensor, mask: Tensor | None, rows: int, name: str) -> tuple[Tensor, Tensor | None]:

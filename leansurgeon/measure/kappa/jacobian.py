@@ -31,9 +31,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from leansurgeon.hooks import Hooks
+from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
 from leansurgeon.measure.kappa.attentions import AttentionModule
-from leansurgeon.measure.kappa.blocks import Mask, Measured, measuring, of_layer
+from leansurgeon.measure.kappa.blocks import Mask, Measured, of_layer
 from leansurgeon.measure.kappa.figures import JacobianKappa
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor
 
@@ -62,7 +63,8 @@ def jacobian(
     device = next(loaded.model.parameters()).device
     rows: list[list[tuple[float, int, bool]]] = [[] for _ in modules]
     taken = 0
-    with measuring(loaded.model, device), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward mode
+    quiet = sdpa_kernel(SDPBackend.MATH)  # fused kernels have no forward mode
+    with torch.no_grad(), at_rest(loaded.model, device), quiet:
         for batch in batches:
             for i in range(min(rows_of(batch), samples - taken)):
                 one = first_rows(some_rows(batch, slice(i, i + 1)), 1, device)

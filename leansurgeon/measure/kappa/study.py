@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads import sites
 from leansurgeon.measure.kappa import invariant, jacobian
-from leansurgeon.measure.kappa.blocks import Mask
+from leansurgeon.measure.kappa.blocks import Mask, headless
 from leansurgeon.measure.kappa.figures import ModelKappa
 from leansurgeon.progress import Say, phase, silent
 
@@ -42,36 +39,6 @@ class DataNamed(TypedDict):
     name: str
     says: str
     sha256: str
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A loaded model whose passes are counted, and which may have no head."""
-
-    loaded: Loaded
-    done: Callable[[], None]
-
-    @property
-    def model(self) -> torch.nn.Module:
-        return self.loaded.model
-
-    @property
-    def architecture(self) -> Architecture:
-        return self.loaded.architecture
-
-    @property
-    def config(self) -> Config:
-        return self.loaded.config
-
-    @property
-    def projections(self) -> list[str]:
-        return self.loaded.projections
-
-    def forward(self, batch: Batch) -> object:
-        """Whatever the model says of a batch."""
-        self.done()
-        inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
-        return self.model(batch["pixel_values"]) if self.architecture.library == "timm" else self.model(**inputs)
 
 
 def study(
@@ -100,7 +67,7 @@ def study(
 
     say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
     with phase("forward passes", passes, "passes/s") as advance:
-        watched = _Watched(loaded, advance)
+        watched = headless(loaded, advance)
         figures = invariant.measure_invariants(watched, batches, mask, size, probes=probes, half=HALVES[precision])
     for layer, kind in zip(figures["layers"], kinds, strict=True):
         layer["kind"] = kind

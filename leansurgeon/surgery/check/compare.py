@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from tabulate import tabulate
 
-from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison
@@ -20,9 +19,11 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
+from leansurgeon.surgery.check.judged import on_data
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import predicts_words
 from leansurgeon.surgery.write.apply import apply
 
 
@@ -59,25 +60,17 @@ def refuse_unlearned(source: Source, init: str) -> None:
 
 def scored(steps: Plan, calibration: Calibration) -> Comparison:
     """Write the plan to a scratch folder and compare its outputs with the source's."""
-    causal = calibration.task is not None and calibration.task.head == "causal-lm"
     with scratch() as place:
         folder = place / "model"
         folder.mkdir()
         apply(steps, folder)
-        proof = prove(
-            folder,
-            steps.parameters_after.total,
-            source=steps.source.folder,
-            batches=calibration.heldout,
-            kind="causal-lm" if causal else "plain",
-            families=(steps.architecture, steps.source.architecture),
-        )
-    return proof.compared
+        total = steps.parameters_after.total
+        return on_data(calibration, steps.source, folder, total, calibration.heldout, steps.architecture)
 
 
 def table(starts: Mapping[str, Comparison], calibration: Calibration) -> str:
     """The starting points as a person compares them, the source first."""
-    language = calibration.task is not None and calibration.task.head in ("causal-lm", "masked-lm")
+    language = predicts_words(calibration)
     rows = [of_comparison(name, compared, language) for name, compared in starts.items()]
     source = dict.fromkeys(rows[0], "") | of_source("source", starts["best"], language)
     return tabulate([source, *rows], headers="keys", disable_numparse=True, stralign="right")

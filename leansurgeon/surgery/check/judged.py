@@ -14,21 +14,27 @@ from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import Comparison, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.surgery.shrink import predicts_words
+from leansurgeon.surgery.shrink import kind_of
 
 if TYPE_CHECKING:
+    from leansurgeon.architectures.base import Architecture
     from leansurgeon.measure.data.calibration import Batch, Calibration
 
 
 def on_data(
-    data: Calibration, source: Source, folder: Path, parameters: int, batches: Sequence[Batch] | None = None
+    data: Calibration,
+    source: Source,
+    folder: Path,
+    parameters: int,
+    batches: Sequence[Batch] | None = None,
+    family: Architecture | None = None,
 ) -> Comparison:
     """The outputs of the model in `folder`, which has so many parameters, against those of its source, on `batches` of
-    the data (None: all that nothing was fitted on). Raises what `prove` raises.
+    the data (None: all that nothing was fitted on). `family` is that of the model, where it is known. Raises what
+    `prove` raises.
     """
-    causal = predicts_words(data) and data.task.head == "causal-lm"
-    batches, kind = batches or [*data.guard, *data.heldout], "causal-lm" if causal else "plain"
-    families = (None, source.architecture)
+    batches, families = batches or [*data.guard, *data.heldout], (family, source.architecture)
+    kind = kind_of(data)
     return prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
 
 

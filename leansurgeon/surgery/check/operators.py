@@ -179,15 +179,14 @@ def dropped_layers(patient: Patient) -> str:
     """Without a layer (a whole period where layers alternate) the model answers as if the layer passed its input on:
     the one in the middle of every stage, and the first.
     """
-    period, stages = patient.arch.period, patient.source.shape.stages
+    period = patient.arch.period
     tried, reasons = [], []
     for name, place in (("middle", lambda n: n // 2), ("first", lambda n: 0)):
-        gone, start = [], 0
-        for stage in stages:
-            groups = stage.depth // period
-            at = start + place(groups) * period
-            gone += range(at, at + period) if groups > 1 else ()
-            start += stage.depth
+        gone: list[int] = []
+        for span in patient.source.shape.spans:
+            groups = len(span) // period
+            at = place(groups) * period
+            gone += span[at : at + period] if groups > 1 else ()
         if not gone:
             raise Unclear("Every stage has one layer only.")
         try:

@@ -138,11 +138,9 @@ class Patient:
         outs = []
         for spec in self.source.specs:
             entry = self.weights.entries[spec.name]
+            out = Out(spec.name, entry.dtype, entry.shape, entry)
             new = change(spec, self.weights.raw(spec.name))
-            same = new is None
-            outs.append(
-                Out(spec.name, entry.dtype, entry.shape, entry if same else None, None if same else lambda new=new: new)
-            )
+            outs.append(out if new is None else replace(out, entry=None, make=lambda new=new: new))
         folder.mkdir(parents=True, exist_ok=True)
         write(folder, outs)
         (folder / "config.json").write_text(json.dumps(self.source.config))

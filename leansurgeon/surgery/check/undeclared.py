@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from leansurgeon.architectures.base import Architecture
     from leansurgeon.architectures.infer.differences import Level
     from leansurgeon.architectures.infer.library import Library
+    from leansurgeon.checkpoints.source import Source
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class FamilyCheck:
 
 
 EQUAL = 1e-4
+BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
 
 
 def split_name(name: str) -> tuple[str, dict[str, Any]]:
@@ -85,7 +88,8 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
 
 def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
-    from leansurgeon.architectures.infer.library import class_name, quietly
+    from leansurgeon.architectures.infer.explore import built
+    from leansurgeon.architectures.infer.library import Library, Unbuildable, class_name, quietly, reason, whole
 
     started = time.monotonic()
     model_type, flags = split_name(name)
@@ -93,49 +97,40 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Family
         cls = class_name(model_type)
         if cls is None:
             return FamilyCheck(name, why="transformers has no model for it")
-        row = _checked(name, model_type, cls, flags, tower, drawn)
-    return FamilyCheck(**(row.as_dict() | {"seconds": round(time.monotonic() - started, 1)}))
+        try:
+            full = whole({"model_type": model_type, "architectures": [cls]} | flags)
+            library = Library.of(full)
+            small, _ = built(library, full)
+        except (Unbuildable, *BROKEN) as error:
+            row = FamilyCheck(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
+        else:
+            row = in_scratch(name, cls, partial(through_the_product, name, library, small, tower, drawn))
+    return replace(row, seconds=round(time.monotonic() - started, 1))
 
 
-def _checked(
-    name: str, model_type: str, cls: str, flags: Mapping[str, Any], tower: str | None, drawn: Drawn
-) -> FamilyCheck:
-    from leansurgeon.architectures.infer.explore import built
-    from leansurgeon.architectures.infer.library import Library, Unbuildable, reason, whole
+def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> FamilyCheck:
+    """The row that `product` gives in a folder of its own; whatever is raised there ends in the row."""
+    from leansurgeon.architectures.infer.library import reason
 
-    try:
-        full = whole({"model_type": model_type, "architectures": [cls]} | dict(flags))
-        library = Library.of(full)
-        small, _ = built(library, full)
-    except (Unbuildable, LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        return FamilyCheck(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
+    row = FamilyCheck(name, cls, built=True)
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-            return through_the_product(name, library, small, Path(scratch), tower, drawn)
+            return product(Path(scratch))
     except LeanSurgeonError as error:
-        said = " ".join(str(error).split())
-        return FamilyCheck(name, cls, built=True, refused=dict.fromkeys(("depth", "heads", "mlp_dim"), ""), why=said)
+        refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
+        return replace(row, refused=refused, why=" ".join(str(error).split()))
     except Exception as error:  # a defect of ours; the table shows it
-        return FamilyCheck(name, cls, built=True, why=f"defect: {reason(error)}")
+        return replace(row, why=f"defect: {reason(error)}")
 
 
 def through_the_product(
-    name: str,
-    library: Library,
-    small: dict[str, Any],
-    scratch: Path,
-    tower: str | None = None,
-    drawn: Drawn = USUAL,
+    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: Drawn, scratch: Path
 ) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     from leansurgeon.architectures.infer import cuts, inputs
     from leansurgeon.architectures.infer.differences import levels
-    from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
+    from leansurgeon.architectures.infer.library import Unbuildable
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.surgery.plan.method import Method
-    from leansurgeon.surgery.plan.planning import plan
-    from leansurgeon.surgery.plan.wanted import Wanted
-    from leansurgeon.surgery.shrink import carry_out
 
     stages, _ = levels(library, small)
     if len(stages) == 1 and not stages[0].lists:
@@ -154,14 +149,35 @@ def through_the_product(
     if len(stages) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
         layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
         stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
-    refused = refusals(arch)
-    row = FamilyCheck(
-        name, library.cls.__name__, True, bool(architectures.declared(small)), refused, bool(arch.decoupled)
-    )
-    keep = kept(arch, small, shape) if "depth" not in refused else None
-    asked = wanted_numbers(shape, arch, refused)
+    declared = bool(architectures.declared(small))
+    row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
+    example = partial(inputs.example, model, small, drawn.seed)
+    return compared(row, source, small, model, stages, example, partial(by_plain_library, model))
+
+
+def compared(
+    row: FamilyCheck,
+    source: Source,
+    config: Mapping[str, Any],
+    model: torch.nn.Module,
+    levels: Sequence[Level],
+    example: Callable[[], Mapping[str, Any]],
+    load: Callable[[Path, Architecture], torch.nn.Module],
+) -> FamilyCheck:
+    """The row with what was asked of the product, and how far the outputs of its cut, which `load` gives, are on an
+    `example` from those of `model` cut by hand. The cut stands beside the source.
+    """
+    from leansurgeon.architectures.infer.library import difference, outputs
+    from leansurgeon.surgery.plan.method import Method
+    from leansurgeon.surgery.plan.planning import plan
+    from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.surgery.shrink import carry_out
+
+    arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
+    keep = kept(arch, config, shape) if "depth" not in row.refused else None
+    asked = wanted_numbers(shape, arch, row.refused)
     if not keep and not asked:
-        return FamilyCheck(**(row.as_dict() | {"why": "nothing may change"}))
+        return replace(row, why="nothing may change")
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
     try:
         made = plan(source, Wanted(**asked), method=method)
@@ -169,23 +185,22 @@ def through_the_product(
         if not {"heads", "mlp_dim"} <= asked.keys():
             raise
         asked = {key: value for key, value in asked.items() if key != "mlp_dim"}
-        row = replace(row, refused=dict(row.refused) | {"mlp_dim": f"beside heads: {error.message}"})
+        row = replace(row, refused={**row.refused, "mlp_dim": f"beside heads: {error.message}"})
         made = plan(source, Wanted(**asked), method=method)
-    carry_out(made, scratch / "cut", check=False)
-    given = inputs.example(model, small, seed=drawn.seed)
-    theirs = outputs(by_plain_library(model, scratch / "cut", made.architecture), given)
+    carry_out(made, folder, check=False)
+    given = example()
+    theirs = outputs(load(folder, made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
-    by_hand = by_hooks(model, stages, shape, gone, given)
-    ask = asked | ({"keep": keep} if keep else {})
-    return FamilyCheck(**(row.as_dict() | {"asked": ask, "difference": difference(by_hand, theirs)}))
+    by_hand = by_hooks(model, levels, shape, gone, given)
+    return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 
 def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
     """All layers but the second and the last but one of each stage; where they alternate, all but the second group; of
     those where others listen, all but the first.
     """
-    layers, start, period = [], 0, arch.period
-    for number, stage in enumerate(shape.stages):
+    layers, period = [], arch.period
+    for number, (stage, span) in enumerate(zip(shape.stages, shape.spans, strict=True)):
         least = arch.stay[number] if arch.stay else 0
         gone = {max(1, least), stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
         gone = gone if period == 1 else {i for i in range(stage.depth) if i // period == 1 and stage.depth > 2 * period}
@@ -194,8 +209,7 @@ def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int
             move_taps(arch.taps, (dict(arch.flat(dict(small))), dict(small)), left, stage.depth)
         except UsageError:
             left = list(range(1, stage.depth))
-        layers += [start + i for i in left]
-        start += stage.depth
+        layers += [span[i] for i in left]
     return layers
 
 
@@ -243,10 +257,8 @@ def by_hooks(
     from leansurgeon.architectures.infer import cuts
     from leansurgeon.architectures.infer.library import outputs
 
-    start = 0
     with ExitStack() as stack:
-        for level, stage in zip(levels, shape.stages, strict=False):
-            here = [i - start for i in gone if start <= i < start + stage.depth]
+        for level, span in zip(levels, shape.spans, strict=False):
+            here = [i - span.start for i in gone if i in span]
             stack.enter_context(cuts.passed_over(model, level, here))
-            start += stage.depth
         return outputs(model, given)

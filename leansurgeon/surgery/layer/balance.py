@@ -17,8 +17,9 @@ Shape letter: D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays, Out, from_float32, to_float32
+from leansurgeon.checkpoints.weights import Arrays, Out, from_float32
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
 from leansurgeon.reading.jsonfile import JsonObject
@@ -135,27 +136,22 @@ class Balanced:
         for spec in inside(target.specs):
             self.by_layer.setdefault(spec.layer, []).append(spec)
         self.layer_of = {spec.name: layer for layer, specs in self.by_layer.items() for spec in specs}
-        self.names = {id(entry): name for name, entry in self.source.weights.entries.items()}
         self.now: tuple[int, dict[str, Array]] = (-1, {})
         self.record: dict[str, Any] = {}
 
     def tensors(self) -> list[Out]:
         """The tensors to write, those of balanced layers made anew."""
         return [
-            replace(out, entry=None, make=self.maker(out)) if out.name in self.layer_of else out
+            replace(out, entry=None, make=partial(self.tensor, out)) if out.name in self.layer_of else out
             for out in self.outs.values()
         ]
 
-    def maker(self, out: Out) -> Callable[[], Array]:
-        """A function that makes this tensor; a layer is balanced when its first tensor is asked for."""
-
-        def make() -> Array:
-            layer = self.layer_of[out.name]
-            if self.now[0] != layer:
-                self.now = (layer, self.made(layer))
-            return from_float32(self.now[1].pop(out.name), out.dtype)
-
-        return make
+    def tensor(self, out: Out) -> Array:
+        """This tensor, balanced; a layer is balanced when its first tensor is asked for."""
+        layer = self.layer_of[out.name]
+        if self.now[0] != layer:
+            self.now = (layer, self.made(layer))
+        return from_float32(self.now[1].pop(out.name), out.dtype)
 
     def made(self, layer: int) -> Arrays:
         """The balanced tensors of a layer by name, in float32."""
@@ -163,7 +159,7 @@ class Balanced:
         stage = self.target.shape.stages[specs[0].stage]
         pieces: dict[str, Array] = {}
         for spec in specs:
-            values = self.held(spec.name)
+            values = self.outs[spec.name].float32()
             if not np.isfinite(values).all():
                 raise Diverged(f"'{spec.name}' holds NaN or infinity, so it cannot be balanced.")
             pieces |= canonical.to_pieces(spec, values, stage)
@@ -174,10 +170,3 @@ class Balanced:
             like = canonical.to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
             tensors[spec.name] = canonical.to_file(spec, {key: getattr(attention, key) for key in like}, like)
         return tensors
-
-    def held(self, name: str) -> Array:
-        """A tensor before it is balanced, in float32."""
-        out = self.outs[name]
-        if out.make is not None:
-            return to_float32(out.make(), out.dtype)
-        return self.source.weights.float32(self.names[id(out.entry)])

@@ -26,7 +26,6 @@ from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.method import Method, healing
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold
 from leansurgeon.surgery.plan.operators import drop_layers
-from leansurgeon.surgery.plan.operators.base import Operator
 from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.operators.order import operators
 from leansurgeon.surgery.plan.wanted import Target, Wanted, resolve
@@ -45,7 +44,7 @@ class Plan:
     method: Method
     calibrated: bool
     layers: tuple[int, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[Step, ...]
     parameters_before: ParameterCount
     parameters_after: ParameterCount
     saved_by: dict[str, int]
@@ -114,7 +113,7 @@ class Plan:
             self.before,
             self.after,
             self.layers,
-            tuple(Step(one.name, one.exactness, one.says, one.settings) for one in self.operators),
+            self.operators,
             self.exactness,
             self.parameters_before.as_dict(),
             self.parameters_after.as_dict(),

@@ -58,10 +58,11 @@ def seen_at(module: nn.Module, run: Callable[[], object]) -> Tensor:
 
 
 @contextmanager
-def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let a module return `change(output)` while the context lasts."""
+def changed_output(module: nn.Module | None, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let a module, if there is one, return `change(output)` while the context lasts."""
     with Hooks() as hooks:
-        hooks.after(module, lambda _m, _a, out: change(out))
+        if module is not None:
+            hooks.after(module, lambda _m, _a, out: change(out))
         yield
 
 
@@ -120,9 +121,7 @@ def way_back(*modules: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def reach(
-    module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None = None, seed: int = 0
-) -> Tensor | None:
+def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None = None) -> Tensor | None:
     """By which factor (D,) the output of `module` reaches the output of the block, or None where it is no plain sum.
 
     It is 1 in a pre-norm block, the layer scale where there is one, and None where a norm stands behind (post-norm).
@@ -131,12 +130,9 @@ def reach(
     way counts.
     """
     held: list[Tensor] = []
-    if freeze is not None:
-        with changed_output(freeze, lambda out: held.append(out) or out):
-            calm = run()
-    else:
+    with changed_output(freeze, lambda out: held.append(out) or out):
         calm = run()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shaken: list[Tensor] = []
 
     def shake(out: Tensor) -> Tensor:
@@ -145,12 +141,8 @@ def reach(
         shaken.append(torch.randn(out.shape, generator=generator).to(out) * size)
         return out + shaken[-1]
 
-    with changed_output(module, shake):
-        if freeze is not None:
-            with changed_output(freeze, lambda _: held[0]):
-                moved = run() - calm
-        else:
-            moved = run() - calm
+    with changed_output(module, shake), changed_output(freeze, lambda _: held[0]):
+        moved = run() - calm
     if len(shaken) != 1 or shaken[0].numel() != moved.numel():
         return None
     d = moved.shape[-1]

@@ -156,18 +156,15 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
     """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
     the block.
     """
-    refit = heal.refit(
-        refit_sums(site, site.fit, module, scale), refit_sums(site, site.guard, module, scale), site.ridges
-    )
+    restore = way_back(module)
+    refit = refit_projection(site, module, scale)
     record = refit.recorded()
     if refit.kept:
-        before, restore = refit.before, way_back(module)
-        add_to(module, refit.weight, refit.bias)
         after = error(site, site.guard)
-        if after >= before:
+        kept = after < refit.before
+        if not kept:
             restore()
-        kept = after < before
-        record = replace(record, kept=kept, block_before=round(before, 6), block_after=round(after, 6))
+        record = replace(record, kept=kept, block_before=round(refit.before, 6), block_after=round(after, 6))
     return record
 
 
@@ -200,7 +197,9 @@ def absorb(site: BlockFit, closing: Norm) -> Healed | None:
     fit, _ = norm_moments(site, site.fit, down, norm, closing)
     guard, plain = norm_moments(site, site.guard, down, norm, closing, outputs=True)
     before = error(site, site.guard, plain)
-    set_norm(norm, closing)
+    norm.weight.data.copy_(closing.gain)
+    if norm.bias is not None:
+        norm.bias.data.copy_(closing.shift)
     refit = heal.refit(fit, guard, site.ridges)
     add_to(down, refit.weight, refit.bias)
     healed = site.guard.stream.run(site.layer, site.guard.hidden)
@@ -215,13 +214,6 @@ def absorb(site: BlockFit, closing: Norm) -> Healed | None:
         block_after=round(after, 6),
     )
     return Healed(record, before, healed if kept else plain)
-
-
-def set_norm(module: nn.LayerNorm, norm: Norm) -> None:
-    """Put gain and shift into the module, in place."""
-    module.weight.data.copy_(norm.gain)
-    if module.bias is not None:
-        module.bias.data.copy_(norm.shift)
 
 
 def norm_moments(

@@ -37,7 +37,7 @@ from leansurgeon.surgery.refit.block import check_finite, outputs_of
 from leansurgeon.surgery.walk import choose_layers, make_fused, projection
 from leansurgeon.surgery.walk.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
-from leansurgeon.surgery.walk.changes import divides_heads, is_near, ranges
+from leansurgeon.surgery.walk.changes import divides_heads, is_near
 from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View
 from leansurgeon.surgery.walk.grow import fit_locally
 from leansurgeon.surgery.walk.judge import judge
@@ -138,7 +138,7 @@ def best_of_stages(ground: Ground, tried: Sequence[Tried]) -> list[Candidate]:
     losing = [a.depth > b.depth for a, b in zip(ground.plan.before.stages, ground.plan.after.stages, strict=True)]
     if sum(losing) < 2 or not scores:
         return []
-    kept = choose_layers.crossed(ranges(ground.plan.before), scores)
+    kept = choose_layers.crossed(ground.plan.before.spans, scores)
     known = kept in [one.kept for one in tried]
     return [] if known or drop_layers.misplaced(ground.source, kept) else [Candidate(kept, "block of every stage")]
 
@@ -222,7 +222,7 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
 
 def check_kept(kept: tuple[int, ...], before: Shape, after: Shape) -> None:
     """Raises `UsageError` where a list of layers does not give the planned shape."""
-    counts = [sum(i in kept for i in stage) for stage in ranges(before)]
+    counts = [sum(i in kept for i in stage) for stage in before.spans]
     wanted = [stage.depth for stage in after.stages]
     if counts != wanted or len(kept) != sum(wanted) or list(kept) != sorted(set(kept)):
         raise UsageError(f"The layers {list(kept)} give {counts} a stage, and the plan wants {wanted}.")

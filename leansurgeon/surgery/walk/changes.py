@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.plan.planning import Plan
 
 
-def ranges(shape: Shape) -> list[range]:
-    """The layers of every stage, counted through all stages."""
-    ends = list(accumulate(stage.depth for stage in shape.stages))
-    return [range(end - stage.depth, end) for end, stage in zip(ends, shape.stages, strict=True)]
-
-
-def stage_number(shape: Shape, layer: int) -> int:
-    """The stage that a layer belongs to."""
-    return next(s for s, stage in enumerate(ranges(shape)) if layer in stage)
-
-
 def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:
     """The stage of a source layer, before and after."""
-    number = stage_number(plan.before, layer)
+    number = plan.before.stage_of(layer)
     return plan.before.stages[number], plan.after.stages[number]
 
 
@@ -41,7 +28,7 @@ def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
     """The kept layers that are the first of their stage in the result and not in the source: no kept layer stands
     before the gap that could take over what went, so these have to.
     """
-    firsts = [(stage.start, next((i for i in kept if i in stage), stage.start)) for stage in ranges(before)]
+    firsts = [(stage.start, next((i for i in kept if i in stage), stage.start)) for stage in before.spans]
     return {first for start, first in firsts if first > start}
 
 
@@ -50,7 +37,7 @@ def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
     stage.
     """
     last = []
-    for stage in ranges(before):
+    for stage in before.spans:
         here = [i for i in kept if i in stage]
         last += [following - 1 for following in [*here[1:], stage.stop]] if here else []
     return last

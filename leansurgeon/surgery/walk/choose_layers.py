@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import pi
 
 import torch
@@ -27,7 +27,6 @@ from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
-from leansurgeon.surgery.walk.changes import ranges
 
 Masks = Sequence[Tensor | None]
 BLOCKS = 40  # contiguous blocks that are tried at most
@@ -52,25 +51,6 @@ class Evidence:
         return {"influence": [round(v, 6) for v in self.influence], "angle": angles, "lost_per_stage": self.lost}
 
 
-@dataclass
-class Sums:
-    """A mean over tokens in the making."""
-
-    total: float = 0.0
-    count: int = 0
-    values: list[float] = field(default_factory=list)
-
-    def add(self, values: Tensor) -> None:
-        """Add values to the sum, in float64."""
-        self.total += float(values.double().sum())
-        self.count += values.numel()
-
-    @property
-    def mean(self) -> float:
-        """Mean of all values added, 0 without any."""
-        return self.total / max(1, self.count)
-
-
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine of every token's vectors in float64; of two zeros it is 1."""
     a, b = a.double(), b.double()
@@ -90,7 +70,7 @@ def measure_layers(
     """One pass of the source over `batches`, one block in memory, and the hidden states of as many layers as a stage
     is to lose. `answers` are the masks of what a decoder beside an encoder reads, where it has other ones.
     """
-    stages = ranges(before)
+    stages = before.spans
     lost = [a.depth - b.depth for a, b in zip(before.stages, after.stages, strict=True)]
     influence: list[float] = []
     angle: dict[tuple[int, int], float] = {}
@@ -128,11 +108,12 @@ def turn(a: Tensor, b: Tensor) -> Tensor:
 
 
 def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[Tensor], masks: Masks) -> float:
-    """Mean of `what` over the real tokens of all batches."""
-    sums = Sums()
+    """Mean of `what` over the real tokens of all batches, in float64; 0 without any."""
+    total, count = 0.0, 0
     for x, y, mask in zip(a, b, masks, strict=True):
-        sums.add(what(flat(x, mask), flat(y, mask)))
-    return sums.mean
+        values = what(flat(x, mask), flat(y, mask))
+        total, count = total + float(values.double().sum()), count + values.numel()
+    return total / max(1, count)
 
 
 def groups_of(stage: range, period: int) -> list[tuple[int, ...]]:
@@ -292,7 +273,7 @@ def by_output(
             "Leave-one-out and greedy choices compare hidden states of one size, and this model has stages.",
             "Use --method influence or angular.",
         )
-    stage = ranges(before)[0]
+    stage = before.spans[0]
     kept, rounds = list(stage), []
     to_go = (before.depth - after.depth) // period
     while to_go:

@@ -150,7 +150,6 @@ class Ground:
         # BERT's classes are causal where their config makes them decoders.
         arch = self.source.architecture
         self.causal = arch.causal or bool(arch.flat(self.source.config).get("is_decoder"))
-        self.names = {id(entry): name for name, entry in self.source.weights.entries.items()}
         self.by_layer: dict[int | None, list[TensorSpec]] = {}
         for spec in self.source.specs:
             self.by_layer.setdefault(spec.layer, []).append(spec)
@@ -325,9 +324,9 @@ class Ground:
         tensors = {spec.name: self.source.weights.float32(spec.name) for spec in self.by_layer[layer]}
         (skeleton or self.teacher).fill(layer, tensors)
 
-    def beside(self, model: Reshaped, layers: tuple[int, ...] | None = None) -> Skeleton:
-        """A skeleton of another shape that shares with the teacher what stands outside the blocks."""
-        skeleton = self.skeleton_of(model.config(layers), model.architecture)
+    def beside(self, config: Config, architecture: Architecture) -> Skeleton:
+        """A skeleton that shares with the teacher what stands outside the blocks."""
+        skeleton = self.skeleton_of(config, architecture)
         skeleton.share_outer(self.teacher)
         return skeleton
 
@@ -335,7 +334,7 @@ class Ground:
         """A skeleton of the result. One serves all candidates, unless the config lists something for every layer."""
         key = kept if self.target.architecture.per_layer else ()
         if key not in self.results:
-            self.results[key] = self.beside(self.target, kept)
+            self.results[key] = self.beside(self.target.config(kept), self.target.architecture)
         return self.results[key]
 
     def lend(self, skeleton: Skeleton, at: int, layer: int, tensors: Callable[[], Arrays]) -> None:
@@ -357,9 +356,7 @@ class Ground:
     @cached_property
     def workshop(self) -> Skeleton:
         """The source once more, its blocks for those who change them."""
-        skeleton = self.skeleton_of(self.source.config, self.source.architecture)
-        skeleton.share_outer(self.teacher)
-        return skeleton
+        return self.beside(self.source.config, self.source.architecture)
 
     @cached_property
     def wide_model(self) -> Reshaped:
@@ -384,7 +381,7 @@ class Ground:
     @cached_property
     def wide(self) -> Skeleton:
         """A skeleton of `wide_model`, its blocks empty."""
-        return self.beside(self.wide_model)
+        return self.beside(self.wide_model.config(), self.wide_model.architecture)
 
     @cached_property
     def wide_source(self) -> Source:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from leansurgeon.progress import track
 from leansurgeon.surgery.plan.operators.order import SHORT
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
 from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, WARMUP, Phase, fit_span
-from leansurgeon.surgery.walk.changes import divides_heads, ranges
+from leansurgeon.surgery.walk.changes import divides_heads
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
 from leansurgeon.surgery.walk.judge import judge
 from leansurgeon.surgery.walk.kept import Edits
@@ -56,7 +56,7 @@ def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Gro
     """
     cuts = [j for j, (start, end) in enumerate(zip(kept, until, strict=True)) if start != end or start in gaps]
     all_marks: list[Mark] = []
-    for stage in ranges(ground.plan.after):
+    for stage in ground.plan.after.spans:
         here = [j for j in cuts if j in stage]
         for first, following in pairwise([*here, stage.stop]):
             all_marks.append(growing(first, following - 1))
@@ -283,8 +283,7 @@ def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
 
 def slices(sizes: list[int]) -> list[slice]:
     """Consecutive slices of these lengths."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:

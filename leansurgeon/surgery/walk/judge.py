@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import GuardScore
-from leansurgeon.measure.data.batches import Batch
+from leansurgeon.measure.data.batches import Batch, on
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.walk.ground import Ground, View
 
@@ -41,7 +41,7 @@ def tell(
         for student, tally in zip(students, tallies, strict=True):
             logits = output(student, b)
             labelled = teacher.predicts and not regression and classes_of(logits, batch)
-            score = ground.calibration.score(logits, moved(batch, logits.device)) if labelled else None
+            score = ground.calibration.score(logits, on(batch, logits.device)) if labelled else None
             if score is not None and said is None:
                 said = torch.log_softmax(flat(target, mask).float(), -1)
             tally.add(logits, target, mask, score, said)
@@ -50,11 +50,6 @@ def tell(
 def output(stream: Stream, b: int) -> Tensor:
     """What the model says for one batch; logits of all batches at once would not fit in memory."""
     return stream.head(b, stream.hidden[b])
-
-
-def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on a device."""
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
 def classes_of(logits: Tensor, batch: Batch) -> bool:

@@ -18,9 +18,9 @@ from leansurgeon.surgery.refit import block
 from leansurgeon.surgery.refit.heal_block import BlockFit
 from leansurgeon.surgery.walk import choose_layers
 from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import ranges, stage_number, stages_of
+from leansurgeon.surgery.walk.changes import stages_of
 from leansurgeon.surgery.walk.ground import Ground, View
-from leansurgeon.surgery.walk.make_layer import Made, halves, trim
+from leansurgeon.surgery.walk.make_layer import Made, trim
 
 
 def check(before: Stage, after: Stage) -> None:
@@ -42,7 +42,7 @@ def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
     """Source layers `kept` and `kept` + 1 in one, for the block at `site`: all tensors of that block."""
     source, plan, skeleton = ground.source, ground.plan, ground.wide
     before, after = stages_of(plan, kept)
-    norms = fuse_layers.norms_of(source, stage_number(plan.before, kept))
+    norms = fuse_layers.norms_of(source, plan.before.stage_of(kept))
     fused = fuse_layers.fuse(canonical.unpack(source, kept), canonical.unpack(source, kept + 1), norms)
     skeleton.fill(kept, canonical.pack(fused, ground.wide_model, kept))
     streams = view.standing(skeleton)
@@ -53,14 +53,10 @@ def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
     o, down = skeleton.projections(kept)[0], skeleton.mlp_down(kept)
     if after.kv_heads < len(groups):
         size = before.heads // before.kv_heads * before.head_dim
-        trimmed, note = trim(work, o, size, after.kv_heads, 1, freeze=down)
-        block.add_to(o, *halves(trimmed.change, o))
-        groups = trimmed.kept
+        groups, note = trim(work, o, size, after.kv_heads, 1, freeze=down)
         made = replace(made, heads_trimmed=replace(note, kept=tuple(groups)))
     if after.mlp_dim < len(units):
-        trimmed, note = trim(work, down, 1, after.mlp_dim, 1)
-        block.add_to(down, *halves(trimmed.change, down))
-        units = trimmed.kept
+        units, note = trim(work, down, 1, after.mlp_dim, 1)
         made = replace(made, units_trimmed=note)
     wide = ground.wide_source
     layer = canonical.unpack_arrays(skeleton.read(kept), wide, [s for s in wide.specs if s.layer == kept])
@@ -102,7 +98,7 @@ def candidates(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]
     fuse_layers.norms_of(ground.source)  # a reason against it is said before long work
     errors = pair_errors(ground, view)
     fused: list[int] = []
-    for stage, after in zip(ranges(plan.before), plan.after.stages, strict=True):
+    for stage, after in zip(plan.before.spans, plan.after.stages, strict=True):
         fused += fuse_layers.choose_pairs(errors, stage, len(stage) - after.depth)
     kept = tuple(i for i in range(plan.before.depth) if i - 1 not in fused)
     evidence = {"pair_errors": [None if e == float("inf") else round(e, 6) for e in errors]}

@@ -21,7 +21,7 @@ from leansurgeon.shape import Shape
 from leansurgeon.surgery.layer import canonical, split_heads, trim_units
 from leansurgeon.surgery.refit import block, heal, heal_block
 from leansurgeon.surgery.refit.heal_block import BlockFit, Samples
-from leansurgeon.surgery.walk.changes import divides_heads, stage_number, stages_of
+from leansurgeon.surgery.walk.changes import divides_heads, stages_of
 from leansurgeon.surgery.walk.ground import Ground, Lesson
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
@@ -68,16 +68,13 @@ def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[
         made = replace(made, tensors=tensors, split=note)
     elif after.heads < before.heads and after.head_dim == before.head_dim:
         shared = 1 if fixed is not None or before.kv_heads == before.heads else before.kv_heads
-        trimmed_here, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
-        block.add_to(o, *halves(trimmed_here.change, o))
-        trimmed = replace(note, kept=tuple(trimmed_here.kept))
-        left = (solved("o", o, trimmed_here.kept, before.head_dim),)
-        made = replace(made, heads=trimmed_here.kept, solved=left, heads_trimmed=trimmed)
+        heads, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
+        left = (solved("o", o, heads, before.head_dim),)
+        made = replace(made, heads=heads, solved=left, heads_trimmed=replace(note, kept=tuple(heads)))
     if after.mlp_dim < before.mlp_dim:
-        trimmed_here, note = trim(work, down, 1, after.mlp_dim, 1)
-        block.add_to(down, *halves(trimmed_here.change, down))
-        left = (*made.solved, solved("down", down, trimmed_here.kept, 1))
-        made = replace(made, units=trimmed_here.kept, solved=left, units_trimmed=note)
+        units, note = trim(work, down, 1, after.mlp_dim, 1)
+        left = (*made.solved, solved("down", down, units, 1))
+        made = replace(made, units=units, solved=left, units_trimmed=note)
     shop.empty(kept)
     return made
 
@@ -99,12 +96,6 @@ def solved(role: str, module: nn.Module, kept: list[int], group: int) -> Solved:
     return Solved(role, block.weight_of(module)[:, at].clone(), bias)
 
 
-def halves(change: Tensor, module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """A change (I [+ 1], O) as that of the weight (O, I) and of the bias."""
-    inputs = block.weight_of(module).shape[1]
-    return change[:inputs].T.float(), change[inputs].float() if module.bias is not None else None
-
-
 def trim(
     work: BlockFit,
     module: nn.Module,
@@ -113,9 +104,10 @@ def trim(
     shared: int,
     freeze: nn.Module | None = None,
     fixed: list[int] | None = None,
-) -> tuple[trim_units.Trimmed, Trim]:
-    """The best of several ridges by the guard, with the remaining columns re-solved or left as they are. `fixed` are
-    the groups that stay, where they are chosen already.
+) -> tuple[list[int], Trim]:
+    """Trim a projection in place, by the best of several ridges on the guard, the remaining columns re-solved or left
+    as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, and the
+    numbers.
     """
     scale = block.reach(module, work.first, freeze=freeze)
     sums = [trim_sums(work, part, module, scale) for part in (work.fit, work.guard)]
@@ -131,9 +123,11 @@ def trim(
         for solved, way in ((True, trimmed), (False, replace(trimmed, change=plain))):
             if (now := sums[1].error(way.change)) < error or best is None:
                 error, best, chosen = now, way, (ridge, solved)
+    inputs = old.shape[1]
+    block.add_to(module, best.change[:inputs].T.float(), None if module.bias is None else best.change[inputs].float())
     tokens = max(1.0, sums[1].tokens)
     errors = (round((each / tokens) ** 0.5, 6) for each in (sums[1].error(), error))
-    return best, Trim(*chosen, *errors)
+    return best.kept, Trim(*chosen, *errors)
 
 
 def trim_sums(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
@@ -159,7 +153,7 @@ def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -
     makes up for what earlier layers have lost; else towards what the parent gives for the same inputs.
     """
     source, plan = ground.source, ground.plan
-    number = stage_number(plan.before, kept)
+    number = plan.before.stage_of(kept)
     layer = canonical.unpack(source, kept)
     made, note = split_heads.activation_aware(
         layer.attention,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import MadeLayer
-from leansurgeon.checkpoints.weights import Arrays, to_float32
+from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.surgery.refit import heal_block, local_fit
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
@@ -78,14 +78,7 @@ class Student:
 
     def tensors(self, layer: int) -> Arrays:
         """The tensors of a new layer as `apply` would write them without calibration."""
-        tensors = {}
-        for name in self.names[layer]:
-            out = self.outs[name]
-            if out.make is not None:
-                tensors[name] = to_float32(out.make(), out.dtype)
-            else:
-                tensors[name] = self.ground.source.weights.float32(self.ground.names[id(out.entry)])
-        return tensors
+        return {name: self.outs[name].float32() for name in self.names[layer]}
 
     def measured_heads(self, layer: int) -> list[int] | None:
         """The heads that a source layer keeps by measured importance; None where the plan leaves them open."""
@@ -107,8 +100,7 @@ class Student:
             self.keep_split()
         else:
             self.cut |= cut
-            made = cut or near or self.heals(cut, near)
-            outputs = self.heal(lesson, kept, cut, near) if made else self.pass_through()
+            outputs = self.heal(lesson, kept, cut, near) if self.makes else self.pass_through()
         self.faithful = outputs is lesson.outputs
         if self.at >= self.last_healed:
             self.streams.pop("fit", None)

@@ -4,9 +4,9 @@ built one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class Transfer:
         template, old = self.template(target), self.plan.layers[target.layer]
         if template in self.by_layer[old]:
             return self.by_layer[old][template]
-        first = sum(stage.depth for stage in self.plan.before.stages[: target.stage])
+        first = self.plan.before.spans[target.stage].start
         return replace(self.by_layer[first][template], layer=old)
 
     def copy(self, target: TensorSpec, spec: TensorSpec) -> Out:
@@ -112,7 +112,7 @@ class Transfer:
         """A block's tensor: edited, copied, fresh or gathered from the old one."""
         entry = self.weights.entries[spec.name]
         if target.name in self.edits:
-            return Out(target.name, entry.dtype, target.shape, make=self.edited(target, entry.dtype))
+            return Out(target.name, entry.dtype, target.shape, make=partial(self.edited, target, entry.dtype))
         if self.plan.init == "naive" and target.shape == entry.shape:
             return self.copy(target, spec)
         if index.fresh_attention and (
@@ -124,32 +124,28 @@ class Transfer:
                     f"'{target.name}' should come from the source's heads, and nothing says how.",
                     "This is an error of leansurgeon itself; --init fresh-attention starts q, k, v afresh.",
                 )
-            return Out(target.name, entry.dtype, target.shape, make=self.all_fresh(target, entry.dtype))
+            return Out(target.name, entry.dtype, target.shape, make=partial(self.all_fresh, target, entry.dtype))
         if index.fresh_attention and target.role == "o":  # of the same size: its columns belong to no head any more
             return self.copy(target, spec)
         if all(index.same(axis) for axis in spec.axes):
             return self.copy(target, spec)
-        return Out(target.name, entry.dtype, target.shape, make=self.gathered(target, spec, entry.dtype, index))
+        make = partial(self.gathered, target, spec, entry.dtype, index)
+        return Out(target.name, entry.dtype, target.shape, make=make)
 
-    def edited(self, target: TensorSpec, dtype: str) -> Callable[[], np.ndarray]:
-        """A function that makes the tensor the walk has edited, in `dtype`."""
-        return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], dtype=np.float32), dtype)
+    def edited(self, target: TensorSpec, dtype: str) -> np.ndarray:
+        """The tensor that the walk has edited, in `dtype`."""
+        return from_float32(np.ascontiguousarray(self.edits[target.name], dtype=np.float32), dtype)
 
-    def gathered(self, target: TensorSpec, spec: TensorSpec, dtype: str, index: LayerIndex) -> Callable[[], np.ndarray]:
+    def gathered(self, target: TensorSpec, spec: TensorSpec, dtype: str, index: LayerIndex) -> np.ndarray:
         """Old entries at their new places; the others drawn or zero."""
-
-        def make() -> np.ndarray:
-            """Old rows and columns in their new places, fresh values in the added ones."""
-            picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
-            fresh_at = [np.flatnonzero(pick == FRESH) for pick in picks]
-            new = self.background(target, dtype, fresh_at)
-            places = [np.flatnonzero(pick != FRESH) for pick in picks]
-            if target.role == "head_mix":  # old heads hear nothing of new ones
-                new[places[0]] = 0
-            move(new, places, self.weights.raw(spec.name), [p[at] for p, at in zip(picks, places, strict=True)])
-            return new
-
-        return make
+        picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
+        fresh_at = [np.flatnonzero(pick == FRESH) for pick in picks]
+        new = self.background(target, dtype, fresh_at)
+        places = [np.flatnonzero(pick != FRESH) for pick in picks]
+        if target.role == "head_mix":  # old heads hear nothing of new ones
+            new[places[0]] = 0
+        move(new, places, self.weights.raw(spec.name), [p[at] for p, at in zip(picks, places, strict=True)])
+        return new
 
     def background(self, target: TensorSpec, dtype: str, fresh_at: list[np.ndarray]) -> np.ndarray:
         """A tensor whose new places (by axis) hold what new entries start with, and the others anything."""
@@ -168,21 +164,17 @@ class Transfer:
             start += len(values)
         return new
 
-    def all_fresh(self, target: TensorSpec, dtype: str) -> Callable[[], np.ndarray]:
-        """A function that makes the tensor anew: norms of q and k one, other vectors zero, matrices normal."""
-
-        def make() -> np.ndarray:
-            if target.new is not None:
-                values = np.full(target.shape, target.new, np.float32)
-            elif target.role in QK_NORMS:
-                values = np.ones(target.shape, np.float32)
-            elif len(target.shape) == 1:
-                values = np.zeros(target.shape, np.float32)
-            else:
-                values = self.drawn(target)
-            return from_float32(values, dtype)
-
-        return make
+    def all_fresh(self, target: TensorSpec, dtype: str) -> np.ndarray:
+        """The tensor made anew: norms of q and k one, other vectors zero, matrices normal."""
+        if target.new is not None:
+            values = np.full(target.shape, target.new, np.float32)
+        elif target.role in QK_NORMS:
+            values = np.ones(target.shape, np.float32)
+        elif len(target.shape) == 1:
+            values = np.zeros(target.shape, np.float32)
+        else:
+            values = self.drawn(target)
+        return from_float32(values, dtype)
 
     def drawn(self, target: TensorSpec) -> np.ndarray:
         """New entries with the library's standard deviation."""
@@ -286,8 +278,8 @@ class LayerIndex:
         if not self.t.source.architecture.blocks(self.stage).in_step(self.group):
             return heads.strength(self.matrix("o", "q", last=True), self.before.heads)
         if (self.stage, self.group) not in self.t.strengths:
-            start = sum(stage.depth for stage in self.t.plan.before.stages[: self.stage])
-            kept = [i for i in self.t.plan.layers if start <= i < start + self.before.depth]
+            span = self.t.plan.before.spans[self.stage]
+            kept = [i for i in self.t.plan.layers if i in span]
             strengths = [heads.strength(self.matrix("o", "q", last=True, layer=i), self.before.heads) for i in kept]
             self.t.strengths[self.stage, self.group] = np.sum(strengths, axis=0)
         return self.t.strengths[self.stage, self.group]

@@ -40,10 +40,7 @@ class SplitTensors(Mapping[str, np.ndarray]):
     def made(self, layer: int) -> Arrays:
         """The layer's attention tensors with split heads, by name."""
         old = canonical.unpack(self.source, self.plan.layers[layer])
-        stage, left = 0, layer
-        while left >= self.plan.after.stages[stage].depth:
-            left -= self.plan.after.stages[stage].depth
-            stage += 1
+        stage = self.plan.after.stage_of(layer)
         after = self.plan.after.stages[stage]
         form = split_heads.exact if after.head_dim >= old.attention.head_dim else split_heads.weights_only
         gain = None if canonical.scale_is_derived(self.source) else 1.0

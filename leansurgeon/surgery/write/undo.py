@@ -8,8 +8,9 @@ was trained or edited after surgery is refused even where its record does not sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,6 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators.base import Operator
 from leansurgeon.surgery.plan.operators.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.write.apply import Transfer
@@ -73,26 +73,23 @@ class Undo:
         if all(index.same(axis) for axis in spec.axes):
             return Out(spec.name, entry.dtype, entry.shape, entry=entry)
         picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
-        return Out(spec.name, entry.dtype, spec.shape, make=self.gathered(spec, picks))
+        return Out(spec.name, entry.dtype, spec.shape, make=partial(self.gathered, spec, picks))
 
-    def gathered(self, spec: TensorSpec, picks: list[np.ndarray]) -> Callable[[], np.ndarray]:
-        """The old entries, taken from where `picks` (the old place of every new entry, by axis) has put them."""
-
-        def make() -> np.ndarray:
-            """The first copy of every old entry; UsageError where training has changed the others."""
-            new = self.source.weights.raw(spec.name)
-            firsts = [
-                [int(np.flatnonzero(pick == i)[0]) for i in range(n)] for pick, n in zip(picks, spec.shape, strict=True)
-            ]
-            old = new[np.ix_(*firsts)]
-            if not untouched(new, old, picks, spec.role):
-                raise UsageError(
-                    f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
-                    "A model that was trained after surgery cannot be undone; take the source itself.",
-                )
-            return old
-
-        return make
+    def gathered(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
+        """The old entries, of each its first copy, taken from where `picks` (the old place of every new entry, by axis)
+        has put them. Raises `UsageError` where training has changed the others.
+        """
+        new = self.source.weights.raw(spec.name)
+        firsts = [
+            [int(np.flatnonzero(pick == i)[0]) for i in range(n)] for pick, n in zip(picks, spec.shape, strict=True)
+        ]
+        old = new[np.ix_(*firsts)]
+        if not untouched(new, old, picks, spec.role):
+            raise UsageError(
+                f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
+                "A model that was trained after surgery cannot be undone; take the source itself.",
+            )
+        return old
 
 
 def untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
@@ -192,14 +189,14 @@ def undoable(source: Source) -> SurgeryRecord:
     return record
 
 
-def inverse(step: Step) -> Operator:
+def inverse(step: Step) -> Step:
     """The step that takes back an exact one."""
     says = {
         "add-heads": "take the added heads away",
         "split-heads": "join the children of every head",
         "widen-mlp": "take the added MLP units away",
     }[step.name]
-    return Operator(UNDO + step.name, "exact", says, dict(step.settings))
+    return Step(UNDO + step.name, "exact", says, dict(step.settings))
 
 
 # -- carry out and verify --------------------------------------------------------------------------

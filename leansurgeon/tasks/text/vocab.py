@@ -124,6 +124,12 @@ def load(folder: Path) -> PreTrainedTokenizerBase:
         raise UsageError(f"The tokenizer in {folder} cannot be read: {reason}") from error
 
 
+def own(folder: Path | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model in a folder. Raises UsageError where it has none, or a damaged one."""
+    key_of("model", None, folder)
+    return load(folder)
+
+
 def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
     """A long text in pieces of at most about `size` characters, cut behind line ends where there are any."""
     start = 0

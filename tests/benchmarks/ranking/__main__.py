@@ -28,7 +28,7 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.search.evidence import outputs
+from leansurgeon.measure.data.inputs import answer
 from leansurgeon.search.heals import Heals, task_score
 from leansurgeon.search.score import Score, kendall_tau
 from leansurgeon.search.space import Budget, Candidate, Space, enumerate_shapes
@@ -86,10 +86,10 @@ def distil(student, teacher, data: Calibration, how: Healing) -> None:
     optimizer = torch.optim.AdamW(student.model.parameters(), RATE, weight_decay=0.0)
     pace = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.no_grad():
-        said = [outputs(teacher, batch).log_softmax(-1) for batch in data.fit]
+        said = [answer(teacher, batch).log_softmax(-1) for batch in data.fit]
     for _ in range(how.epochs):
         for i in torch.randperm(len(data.fit), generator=order).tolist():
-            logs = outputs(student, data.fit[i]).log_softmax(-1)
+            logs = answer(student, data.fit[i]).log_softmax(-1)
             loss = torch.nn.functional.kl_div(logs, said[i], log_target=True, reduction="none").sum(-1).mean()
             optimizer.zero_grad()
             loss.backward()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.layer import balance, canonical
-from leansurgeon.surgery.plan.operators.base import Operator
 
 
-def operator(source: Source) -> Operator:
+def operator(source: Source) -> Step:
     """The operator for a source. Raises `UnsupportedModel` where its heads have no bases of their own, or where its
     numbers are too coarse to stay the same function.
     """
@@ -24,9 +24,4 @@ def operator(source: Source) -> Operator:
     also = ", and of queries and keys" if balance.free_scores(source) else "; queries and keys keep theirs"
     why = "" if balance.free_scores(source) else f" ({balance.why_not_scores(source)})"
     says = f"another basis for values and outputs of every head, as well conditioned as can be{also}{why}"
-    return Operator("balance", "exact", says, {"scores": balance.free_scores(source)})
-
-
-def refuse_fresh(init: str) -> None:
-    """Raises `UsageError`: what starts afresh has no function that a change of basis could keep."""
-    raise UsageError(f"--balance keeps what a model computes, and --init {init} forgets it.", "Leave --balance out.")
+    return Step("balance", "exact", says, {"scores": balance.free_scores(source)})

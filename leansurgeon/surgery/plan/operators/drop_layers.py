@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leansurgeon.architectures.limits import move_taps
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan.method import Method, kept_numbers
-from leansurgeon.surgery.plan.operators.base import Operator
 from leansurgeon.surgery.plan.wanted import Wanted, per_stage
 
 SPACED = {
@@ -30,20 +30,11 @@ class Choice:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def starts(shape: Shape) -> list[int]:
-    """The number of the first layer of every stage."""
-    return [sum(stage.depth for stage in shape.stages[:i]) for i in range(len(shape.stages))]
-
-
 def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -> Choice:
     """The layers that stay where no data is asked."""
     named = kept_numbers(method.keep)
     if named is not None:
-        groups = [
-            {start + j for j in range(first, min(first + period, stage.depth))}
-            for stage, start in zip(before.stages, starts(before), strict=True)
-            for first in range(0, stage.depth, period)
-        ]
+        groups = [set(span[first : first + period]) for span in before.spans for first in range(0, len(span), period)]
         if any(group & set(named) and not group <= set(named) for group in groups):
             raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
         return Choice(named, "as listed")
@@ -58,15 +49,14 @@ def misplaced(source: Source, kept: Sequence[int]) -> str | None:
 
 def tied_to_the_start(source: Source, kept: Sequence[int]) -> str | None:
     """Other parts of some models speak to the first layers by their numbers, which therefore all stay."""
-    start, arch = 0, source.architecture
-    for stage, least in zip(source.shape.stages, arch.stay, strict=False):
-        gone = next((i for i in range(least) if start + i not in kept), None)
+    arch = source.architecture
+    for span, least in zip(source.shape.spans, arch.stay, strict=False):
+        gone = next((layer for layer in span[:least] if layer not in kept), None)
         if gone is not None:
             return (
-                f"Layer {start + gone} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot "
-                "move, since what enters there is told by their number."
+                f"Layer {gone} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot move, since "
+                "what enters there is told by their number."
             )
-        start += stage.depth
     return None
 
 
@@ -85,11 +75,10 @@ def without_room(source: Source, kept: Sequence[int]) -> str | None:
     """A layer that becomes the first of its stage loses a tensor where the first has none (ModernBERT's has no norm
     before its attention).
     """
-    start = 0
     if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
         return None
-    for number, stage in enumerate(source.shape.stages):
-        first = next((i for i in kept if start <= i < start + stage.depth), start)
+    for number, span in enumerate(source.shape.spans):
+        start, first = span.start, next((i for i in kept if i in span), span.start)
         template = source.architecture.blocks(number).layer
         held = {
             layer: {spec.name.replace(template.format(i=layer - start), "", 1): spec.name for spec in specs}
@@ -101,7 +90,6 @@ def without_room(source: Source, kept: Sequence[int]) -> str | None:
                 f"Layer {first} would become the first of its stage, and there {source.architecture.name} has no place "
                 f"for '{lost}'."
             )
-        start += stage.depth
     return None
 
 
@@ -115,13 +103,12 @@ def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
 
 def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
     """As many layers of each stage, the first ones among them, the rest as they are; None where that is not enough."""
-    chosen, start = [], 0
-    for number, stage in enumerate(source.shape.stages):
-        here = [i for i in kept if start <= i < start + stage.depth]
-        least = range(start, start + max(1, source.architecture.stay[number] if source.architecture.stay else 0))
+    chosen: list[int] = []
+    for number, span in enumerate(source.shape.spans):
+        here = [i for i in kept if i in span]
+        least = span[: max(1, source.architecture.stay[number] if source.architecture.stay else 0)]
         rest = [i for i in here if i not in least]
         chosen += sorted([*least, *rest[len(rest) - (len(here) - len(least)) :]]) if len(here) >= len(least) else here
-        start += stage.depth
     return None if misplaced(source, chosen) else chosen
 
 
@@ -132,10 +119,7 @@ def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
         return wanted
     if named[-1] >= shape.depth:
         raise UsageError(f"--keep {method.keep}: the model has the layers 0 to {shape.depth - 1}.")
-    counts, start = [], 0
-    for stage in shape.stages:
-        counts.append(sum(start <= i < start + stage.depth for i in named))
-        start += stage.depth
+    counts = [sum(i in span for i in named) for span in shape.spans]
     if 0 in counts:
         raise UsageError(f"--keep {method.keep} leaves no layer of stage {counts.index(0) + 1}.")
     if wanted.layers is not None and per_stage(wanted.layers, [s.depth for s in shape.stages], "--layers") != counts:
@@ -143,14 +127,14 @@ def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
     return replace(wanted, layers=",".join(map(str, counts)))
 
 
-def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Operator:
+def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Step:
     """The step that drops the layers not kept, or fuses each with the one before."""
     dropped = [i for i in range(depth) if i not in kept]
     if choice.criterion == "fuse":
         pairs = [[i - 1, i] for i in dropped]
         says = f"fuse {plural(len(pairs), 'pair')} of layers, each into one: {', '.join(f'{a}+{b}' for a, b in pairs)}"
-        return Operator("fuse-layers", "near", says, {"pairs": pairs, "kept": list(kept), "evidence": choice.evidence})
-    return Operator(
+        return Step("fuse-layers", "near", says, {"pairs": pairs, "kept": list(kept), "evidence": choice.evidence})
+    return Step(
         "drop-layers",
         "near",
         f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}",

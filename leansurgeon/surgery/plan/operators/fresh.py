@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.operators.base import Operator
 
 PIECE = 1 << 18  # values (1 MiB)
 
@@ -32,9 +32,9 @@ def pieces(
         yield values
 
 
-def attention_operator(before: Stage, after: Stage) -> Operator:
+def attention_operator(before: Stage, after: Stage) -> Step:
     """The step that starts q, k and v anew."""
-    return Operator(
+    return Step(
         "fresh-attention",
         "fresh",
         f"start q, k, v afresh: {before.heads} heads of {before.head_dim} cannot become "
@@ -43,7 +43,7 @@ def attention_operator(before: Stage, after: Stage) -> Operator:
     )
 
 
-def model_operator(preset: bool) -> Operator:
+def model_operator(preset: bool) -> Step:
     """The step that starts the whole model anew."""
     says = "the preset has no weights" if preset else "nothing of the source's weights is kept"
-    return Operator("fresh", "fresh", f"initialise the whole model by the library's own rules; {says}")
+    return Step("fresh", "fresh", f"initialise the whole model by the library's own rules; {says}")

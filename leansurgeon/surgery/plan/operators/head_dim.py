@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Stage, nearest_divisible
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.operators import fresh, heads
-from leansurgeon.surgery.plan.operators.base import Operator
 
 
-def other_head_dim(
-    source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool
-) -> Operator:
+def other_head_dim(source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool) -> Step:
     """The operator for heads of another size. Raises `UsageError` where what the heads have learned would be lost
     without the user having said so.
     """

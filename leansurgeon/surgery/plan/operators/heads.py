@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import Stage, nearest_divisible
-from leansurgeon.surgery.plan.operators.base import Operator
 
 FRESH = -1  # in an index: this place holds nothing old
 
@@ -78,33 +78,33 @@ def check_split(before: Stage, after: Stage) -> None:
 
 def operator(
     before: Stage, after: Stage, more: str = "add", *, calibrated: bool = False, by: str | None = None
-) -> Operator:
+) -> Step:
     """`by` says in words what chooses the heads that stay."""
     settings = {"before": before.heads, "after": after.heads, "head_dim": after.head_dim, "kv_heads": after.kv_heads}
     if after.heads > before.heads and more == "split":
         check_split(before, after)
         shared = "" if before.kv_heads == before.heads else f"; the {before.kv_heads} key/value heads stay"
         says = f"split every head into {after.heads // before.heads}, which share its output columns{shared}"
-        return Operator("split-heads", "exact", says, settings)
+        return Step("split-heads", "exact", says, settings)
     if after.heads > before.heads:
         shared = "" if before.kv_heads == before.heads else f", the {before.kv_heads} key/value heads stay"
         says = f"add {plural(after.heads - before.heads, 'head')} of {after.head_dim} with zero output columns{shared}"
-        return Operator("add-heads", "exact", says, settings)
+        return Step("add-heads", "exact", says, settings)
     by = by or ("of most use on the calibration data" if calibrated else "with the largest output projection")
-    return Operator("trim-heads", "near", f"keep the {plural(after.heads, 'head')} {by}", settings)
+    return Step("trim-heads", "near", f"keep the {plural(after.heads, 'head')} {by}", settings)
 
 
-def split_operator(before: Stage, after: Stage, *, calibrated: bool) -> Operator:
+def split_operator(before: Stage, after: Stage, *, calibrated: bool) -> Step:
     """Heads become several of another size (`split_heads`)."""
     settings = {"before": [before.heads, before.head_dim], "after": [after.heads, after.head_dim]}
     pair = f"{before.heads} heads of {before.head_dim} become {after.heads} of {after.head_dim}"
     if after.head_dim >= before.head_dim:
-        return Operator("split-heads", "exact", f"{pair}, each with the scores of its parent", settings)
+        return Step("split-heads", "exact", f"{pair}, each with the scores of its parent", settings)
     by = "fitted to the calibration data" if calibrated else "from the weights alone"
-    return Operator("split-heads", "near", f"{pair}, {by}", settings | {"calibrated": calibrated})
+    return Step("split-heads", "near", f"{pair}, {by}", settings | {"calibrated": calibrated})
 
 
-def naive_operator(before: Stage, after: Stage) -> Operator:
+def naive_operator(before: Stage, after: Stage) -> Step:
     """The step that only writes other numbers of heads into the config."""
     says = f"call {before.heads} heads of {before.head_dim} {after.heads} of {after.head_dim}, as a config edit does"
-    return Operator("naive", "near", says, {"before": before.heads, "after": after.heads})
+    return Step("naive", "near", says, {"before": before.heads, "after": after.heads})

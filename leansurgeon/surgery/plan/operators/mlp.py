@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from leansurgeon.surgery.plan.operators.base import Operator
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.surgery.plan.operators.heads import FRESH
 
 
@@ -29,10 +29,10 @@ def widen(before: int, after: int) -> np.ndarray:
     return index
 
 
-def operator(before: int, after: int, *, calibrated: bool = False) -> Operator:
+def operator(before: int, after: int, *, calibrated: bool = False) -> Step:
     """The step that trims or widens the MLP from `before` to `after` units."""
     settings = {"before": before, "after": after}
     if after < before:
         by = "that matter most on the calibration data" if calibrated else "with the largest weights"
-        return Operator("trim-mlp", "near", f"keep the {after} of {before} MLP units {by}", settings)
-    return Operator("widen-mlp", "exact", f"add {after - before} MLP units with zero output", settings)
+        return Step("trim-mlp", "near", f"keep the {after} of {before} MLP units {by}", settings)
+    return Step("widen-mlp", "exact", f"add {after - before} MLP units with zero output", settings)
