@@ -92,9 +92,9 @@ def heads(
         raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
     where = destination(push, public=public)
     if plots is not None:
-        from leansurgeon.report.charts.render import check
+        from leansurgeon.report.places import check_folder
 
-        check(plots)
+        check_folder(plots)
     from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.tables.heads import describe
 

@@ -40,9 +40,9 @@ def report(
     from leansurgeon.commands import report as command
 
     if plots is not None:
-        from leansurgeon.report.charts.render import check
+        from leansurgeon.report.places import check_folder
 
-        check(plots)
+        check_folder(plots)
     collected = command.report(paths or [], workspace)
     for problem in collected.problems:
         typer.echo(f"skipped: {problem}", err=True)

@@ -115,7 +115,7 @@ def search(
     """
     mean(tower)
     from leansurgeon.checkpoints import digests
-    from leansurgeon.report.charts.render import check as check_plots
+    from leansurgeon.report.places import check_folder
     from leansurgeon.search.space import Budget, Space
 
     budget = Budget.parse(params, memory, latency)
@@ -139,7 +139,7 @@ def search(
         device=device,
     )
     if plots:
-        check_plots(plots)
+        check_folder(plots)
     with digests.early(None if dry_run else source):
         begun = command.begin(source, space, budget, asked)
         if dry_run:

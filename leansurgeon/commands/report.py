@@ -70,17 +70,22 @@ class Report:
 
     def html(self, file: str | Path) -> Path:
         """Write everything into one page."""
+        from leansurgeon.report.places import check_file
+
+        path = Path(file)
+        check_file(path)  # before altair is imported
         from leansurgeon.report.page.page import write
 
-        write(Path(file), self.sections, self.collection)
-        return Path(file)
+        write(path, self.sections, self.collection)
+        return path
 
     def plots(self, folder: str | Path) -> list[Path]:
         """Write the charts as SVG, PNG and PDF; returns the files. Raises `UsageError` for a folder that cannot be."""
-        from leansurgeon.report.charts.files import draw
-        from leansurgeon.report.charts.render import check
+        from leansurgeon.report.places import check_folder
 
-        check(Path(folder))
+        check_folder(Path(folder))
+        from leansurgeon.report.charts.files import draw
+
         return list(draw(Path(folder), self.sections))
 
 

@@ -12,7 +12,7 @@ from leansurgeon.search.verdict import pareto
 
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
-    """`search.svg`, `.png` and `.pdf` in a folder that `report.charts.render.check` has made."""
+    """`search.svg`, `.png` and `.pdf` in a folder that `report.places.check_folder` has made."""
     return save(picture(outcome), folder / "search")
 
 

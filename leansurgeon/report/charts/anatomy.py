@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from leansurgeon.report.charts.forms import Chart, data, finished
 from leansurgeon.report.charts.palette import LIGHT
@@ -12,9 +14,6 @@ from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import count
 from leansurgeon.report.rows.rows import Section
 from leansurgeon.shape import Shape
-
-if TYPE_CHECKING:
-    import altair as alt
 
 STAYS, GOES, NEW = "stays", "is cut out", "new heads"
 COLOURS = {STAYS: LIGHT["c0"], GOES: LIGHT["line"], NEW: LIGHT["c1"]}
@@ -84,8 +83,6 @@ def says(cut: Cut) -> str:
 
 def drawing(cut: Cut) -> alt.LayerChart:
     """The source above, the result below, and a line from each layer that stays to the one that it becomes."""
-    import altair as alt
-
     before, after = heads_of(cut.plan.before), heads_of(cut.plan.after)
     unit = min(UNIT, TALL / max(*before, *after))
     source = Block(before, 0.0, ABOVE, unit)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import altair as alt
 
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
 from leansurgeon.report.charts.scales import Axis, dodged, log_ticks, ticks
 from leansurgeon.report.humans import plain_small
-
-if TYPE_CHECKING:
-    import altair as alt
 
 WIDTH, HEIGHT = 360, 180
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif'
@@ -77,8 +76,6 @@ class Chart:
 
 def data(rows: Sequence[dict[str, Any]]) -> alt.Data:
     """Rows as inline Vega-Lite data, so that a drawing needs no file beside it."""
-    import altair as alt
-
     return alt.Data(values=list(rows))
 
 
@@ -86,8 +83,6 @@ def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> Channels:
     """The channels colour, dash and shape, each name with its style, and one legend under the drawing: of marks where
     there are some, else of lines.
     """
-    import altair as alt
-
     domain = [name for name, _ in names]
     widest = max(map(len, domain), default=0) * ABOUT + 36
     columns = max(1, int(WIDTH // widest))
@@ -132,8 +127,6 @@ def lines(
     """Series as lines, points, or both; None without a point. A logarithmic axis becomes linear where a value is not
     positive.
     """
-    import altair as alt
-
     series = [s for s in series if s.points]
     if not series:
         return None
@@ -184,8 +177,6 @@ def rows_of(series: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
 
 def seam(broken: Broken, up: alt.Y) -> list[alt.Chart]:
     """The dashed line at which the scale changes, and its words."""
-    import altair as alt
-
     at = alt.Chart(data([{"y": broken.at}]))
     words = at.mark_text(align="right", dy=10 if broken.better_up else -7, color=LIGHT["quiet"], fontSize=10)
     return [
@@ -196,8 +187,6 @@ def seam(broken: Broken, up: alt.Y) -> list[alt.Chart]:
 
 def ranges(rows: list[dict[str, Any]], place: dict[str, Any], colour: alt.Color) -> list[alt.Chart]:
     """Error bars, and bands where a series asks for them."""
-    import altair as alt
-
     layers = []
     for band in (True, False):
         some = [row for row in rows if row["band"] is band and row["low"] != row["high"]]
@@ -211,8 +200,6 @@ def ranges(rows: list[dict[str, Any]], place: dict[str, Any], colour: alt.Color)
 
 def joined(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
     """One line chart over the rows marked `joined`; empty where there is none to draw."""
-    import altair as alt
-
     some = [row for row in rows if row["joined"]]
     if not some:
         return []
@@ -222,8 +209,6 @@ def joined(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, 
 
 def points(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
     """Marks, hollow where the value is only a bound."""
-    import altair as alt
-
     layers = []
     for bound in (False, True):
         some = [row for row in rows if row["mark"] and row["bound"] is bound]
@@ -237,8 +222,6 @@ def points(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, 
 
 def in_two_pieces(values: Sequence[float], broken: Broken) -> tuple[alt.Scale, list[float]]:
     """A vertical scale in two pieces that meet where it is broken, and its ticks."""
-    import altair as alt
-
     low, high, at = min(values), max(values), broken.at
     if broken.better_up:
         domain, heights = [low, at, high + 0.06 * (high - at)], [1.0, 0.8, 0.0]
@@ -259,8 +242,6 @@ def stacked(
 
     `labels` stand at the right end of each bar, `units` turns the number of a part into text.
     """
-    import altair as alt
-
     if not any(sum(values) > 0 for _, values in rows):
         return None
     pieces, ends = [], []
@@ -286,8 +267,6 @@ def cells(rows: Sequence[tuple[str, Sequence[float | None]]], across: str, down:
     """A map of numbers from 0 on, fuller is larger, with a name before every row; None (or less than 0) is crossed
     out.
     """
-    import altair as alt
-
     known = [v for _, row in rows for v in row if v is not None and v >= 0]
     high, total = max(known, default=0.0) or 1.0, sum(known) or 1.0
     made: list[dict[str, Any]] = []
@@ -317,8 +296,6 @@ def cells(rows: Sequence[tuple[str, Sequence[float | None]]], across: str, down:
 
 def finished(drawing: alt.LayerChart, height: int = HEIGHT) -> alt.LayerChart:
     """Size, fonts and quiet colours; `render` turns those into the page's own."""
-    import altair as alt
-
     quiet = {"labelColor": LIGHT["quiet"], "titleColor": LIGHT["quiet"], "gridColor": LIGHT["line"]}
     quiet |= {"domainColor": LIGHT["line"], "tickColor": LIGHT["line"], "labelFontSize": 11, "titleFontSize": 11}
     legend = {"labelColor": LIGHT["text"], "labelFontSize": 11, "symbolStrokeWidth": 2, "rowPadding": 3}

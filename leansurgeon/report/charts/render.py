@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.report.charts.forms import Chart
+from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.report.charts.palette import LIGHT
 
 if TYPE_CHECKING:
     import altair as alt
+
+    from leansurgeon.report.charts.forms import Chart
 
 FORMATS = ("svg", "png", "pdf")
 SVG = "http://www.w3.org/2000/svg"
@@ -53,18 +53,6 @@ def drawn(drawing: alt.LayerChart) -> str:
     file = io.StringIO()
     drawing.save(file, format="svg")
     return file.getvalue()
-
-
-def check(directory: Path) -> None:
-    """Make the folder for pictures. Raises `UsageError` where `directory` is no place for files, before any work."""
-    above = next(folder for folder in (directory, *directory.parents) if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        why = "cannot be written to" if above.is_dir() else "is a file"
-        raise UsageError(f"--plots {directory} cannot be made: {above} {why}.", "Choose another folder.")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--plots {directory} cannot be made: {error.strerror}.", "Choose another folder.") from None
 
 
 def save(chart: Chart, stem: Path) -> list[Path]:

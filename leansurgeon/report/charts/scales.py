@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import altair as alt
 
 from leansurgeon.report.humans import plain_small
-
-if TYPE_CHECKING:
-    import altair as alt
 
 APART = 9  # units between points that would lie on each other
 # Labels of ticks as Vega writes them.
@@ -39,16 +37,12 @@ class Axis:
 
     def scale(self) -> alt.Scale:
         """A scale that holds every value, with a little room at both ends."""
-        import altair as alt
-
         return (
             alt.Scale(type="log", nice=False, padding=10) if self.log else alt.Scale(zero=False, nice=False, padding=10)
         )
 
     def axis(self, values: Sequence[float] | None = None) -> alt.Axis:
         """Altair's axis with ticks at `values`, or about five of the library's choice."""
-        import altair as alt
-
         given = {"values": list(values)} if values is not None else {"tickCount": 5}
         given |= {"tickMinStep": 1} if self.labels == WHOLE else {}
         return alt.Axis(labelExpr=self.labels, labelOverlap="greedy", labelFlush=False, **given)

@@ -6,7 +6,8 @@ A row has one look in all of them. A new chart is a function here, and its name 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+
+import altair as alt
 
 from leansurgeon.report import humans
 from leansurgeon.report.charts.anatomy import of_cuts
@@ -19,9 +20,6 @@ from leansurgeon.report.evidence.kappa import LayerKappa
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.by_heads import sweep
 from leansurgeon.report.rows.rows import PARTS, Row, Section
-
-if TYPE_CHECKING:
-    import altair as alt
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (

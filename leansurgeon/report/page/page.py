@@ -21,6 +21,7 @@ from leansurgeon.report.page import again, bench, cut, results
 from leansurgeon.report.page.blocks import Block, Part, words
 from leansurgeon.report.page.style import style
 from leansurgeon.report.page.tiles import Tile, name_of, tiles, under_the_name
+from leansurgeon.report.places import check_file
 from leansurgeon.report.rows.rows import Section
 from leansurgeon.report.verdict import sentences, verdicts, warnings
 from leansurgeon.training.runs.folder import write_text
@@ -73,12 +74,7 @@ def write(path: Path, sections: Sequence[Section], collection: Collection) -> No
 
     Raises `UsageError` where that is no place for a file.
     """
-    if path.is_dir():
-        raise UsageError(f"--html {path}: that is a folder.", f"Name a file, such as {path / 'report.html'}.")
-    if path.exists() and not path.is_file():  # a page that is put in its place would replace /dev/null itself
-        raise UsageError(f"--html {path}: that is no ordinary file.", "Name a file, such as report.html.")
-    if not path.parent.is_dir():
-        raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
+    check_file(path)
     try:
         write_text(Path(os.path.realpath(path)), page(sections, collection))
     except UsageError as error:
