@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.recorded.planned import Planned
-from leansurgeon.checkpoints.recorded.taker import NAME, DamagedRecord, Taker
+from leansurgeon.checkpoints.recorded.taker import NAME, NO_KEY, DamagedRecord, Strict, Taker
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.reading.values import text
@@ -31,10 +31,13 @@ TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of we
 
 
 @dataclass(frozen=True)
-class Both:
+class Both(Strict):
     """One number of the source and of the result, on the same samples; the difference lies between `low` and `high`
     with 95 % (None: not known).
     """
+
+    WHERE = "compared"
+    OPTIONAL = ("low", "high")
 
     source: float
     result: float
@@ -43,14 +46,17 @@ class Both:
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class Embeddings(Strict):
     """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples; rank correlation of
     the similarities of all pairs, and the share of the `nearest` samples of each that are kept (None: not known).
     """
 
+    WHERE = "embeddings"
+    OPTIONAL = ("low", "high")
+
     cosine: float
     first_percentile: float
-    samples: int
+    samples: int = 0
     rank_correlation: float | None = None
     nearest_kept: float | None = None
     nearest: int | None = None
@@ -59,12 +65,14 @@ class Embeddings:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Strict):
     """Outputs of a result against its source's on the same inputs; where that could not be `done`, `why`.
 
     `data` is "noise" or "held-out data"; `rows` outputs of real tokens are compared, `scored` labels counted.
     `relative_error` is the norm of the difference over that of the source's outputs.
     """
+
+    WHERE = "compared"
 
     done: bool = True
     why: str | None = None
@@ -80,56 +88,13 @@ class Comparison:
     scored: int | None = None
     scores: Mapping[str, Both] = field(default_factory=dict)  # by the names of another program's metrics (lm-eval)
 
-    @classmethod
-    def from_dict(cls, data: Json) -> Comparison:
-        """Raises `DamagedRecord`."""
-        take = Taker(data, "compared")
-        return cls(
-            done=take("done", bool, True),
-            why=take("why", str),
-            data=take("data", str),
-            rows=take("rows", int),
-            max_difference=take("max_difference", float),
-            spread=take("spread", float),
-            relative_error=take("relative_error", float),
-            cosine=take("cosine", float),
-            embeddings=take.part("embeddings", embeddings_of),
-            loss=take.part("loss", both_of),
-            accuracy=take.part("accuracy", both_of),
-            scored=take("scored", int),
-            scores={name: both_of(value) for name, value in take("scores", dict, {}).items()},
-        )
-
-    def as_dict(self) -> JsonObject:
-        """The comparison for `surgery.json`, without what was not measured."""
-        values = {key: plain(value) for key, value in named(self).items() if value is not None}
-        return values if self.scores else {key: value for key, value in values.items() if key != "scores"}
-
-
-def both_of(data: Json) -> Both:
-    """A pair of figures of source and result; DamagedRecord where one is missing."""
-    take = Taker(data, "compared")
-    source, result = (take(name, float, needed=True) for name in ("source", "result"))
-    return Both(source, result, take("low", float), take("high", float))
-
-
-def embeddings_of(data: Json) -> Embeddings:
-    """How alike the sentence embeddings are, from the record."""
-    take = Taker(data, "embeddings")
-    return Embeddings(
-        *(take(name, float, needed=True) for name in ("cosine", "first_percentile")),
-        take("samples", int, 0),
-        take("rank_correlation", float),
-        take("nearest_kept", float),
-        take("nearest", int),
-        take("low", float),
-        take("high", float),
-    )
-
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Strict):
     """The account of the fresh process that reloaded a result: how, what it counted, and how outputs compare."""
+
+    WHERE = "proof"
+    OPTIONAL = ("compared",)
 
     loaded_with: str
     parameters: int
@@ -143,24 +108,6 @@ class Proof:
     right: int = 0
     compared: Comparison | None = None
 
-    @classmethod
-    def from_dict(cls, data: Json) -> Proof:
-        """Raises `DamagedRecord`."""
-        take = Taker(data, "proof")
-        return cls(
-            loaded_with=take("loaded_with", str, needed=True),
-            parameters=take("parameters", int, needed=True),
-            output=take.several("output", int),
-            finite=take("finite", bool, True),
-            missing=take.several("missing", str),
-            unexpected=take.several("unexpected", str),
-            mismatched=take.several("mismatched", str),
-            loss_sum=take("loss_sum", float, 0.0),
-            count=take("count", int, 0),
-            right=take("right", int, 0),
-            compared=take.part("compared", Comparison.from_dict),
-        )
-
     @property
     def tensors(self) -> str:
         """What was found of the names of tensors, in words."""
@@ -169,23 +116,21 @@ class Proof:
         names = ", ".join(self.missing[:2]) + (", ..." if len(self.missing) > 2 else "")
         return f"no unexpected tensors; what the source lacks, too, is initialised anew ({names})"
 
-    def as_dict(self) -> JsonObject:
-        """The proof for `surgery.json`."""
-        values = {key: plain(value) for key, value in named(self).items()}
-        return values if self.compared else {key: value for key, value in values.items() if key != "compared"}
-
 
 # -- where a model comes from ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(Strict):
     """What was cut. `name` is a preset, a hub id, `timm/NAME`, a relative path, or the last part of an absolute one;
     `sha256` has the digest of every weight file. `code` has those of modelling files that came with the checkpoint and
     ran, because --trust-remote-code said so.
     """
 
-    name: str
+    WHERE = "source"
+    OPTIONAL = ("code",)
+
+    name: str = "?"
     kind: str | None = None  # preset | folder | hub | timm
     preset: str | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)
@@ -197,29 +142,21 @@ class Origin:
         """Raises `DamagedRecord`."""
         if isinstance(data, str):  # as the first versions wrote it
             return cls(data)
-        take = Taker(data, "source")
-        preset = data.get("preset") if isinstance(data, dict) else None
-        return cls(
-            name=take("name", str, "?"),
-            kind=take("kind", str),
-            preset=preset if isinstance(preset, str) else None,
-            sha256=take.words("sha256"),
-            notes=take.several("notes", str),
-            code=take.words("code"),
-        )
-
-    def as_dict(self) -> JsonObject:
-        """Where the result comes from, for `surgery.json`."""
-        values = {key: plain(value) for key, value in named(self).items()}
-        return values if self.code else {key: value for key, value in values.items() if key != "code"}
+        if isinstance(data, Mapping) and not isinstance(data.get("preset"), str):
+            data = {**data, "preset": None}
+        return super().from_dict(data)
 
 
 @dataclass(frozen=True)
-class SurgeryRecord:
+class SurgeryRecord(Strict):
     """All of surgery.json. `plan` is the plan as it was carried out, `decided` what was chosen on the way. An exact
     plan also keeps what undoing it needs: the source's config and record; `restored` is the record that the model had
     in the first place, where surgery was undone.
     """
+
+    WHERE = NAME
+    OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")
+    KEYS: ClassVar[Mapping[str, str]] = {"form": "schema_version"}
 
     source: Origin
     plan: Planned = field(default_factory=Planned)
@@ -237,42 +174,20 @@ class SurgeryRecord:
     restored: SurgeryRecord | None = None
     files: tuple[str, ...] = ()  # of the folder, so that --force deletes nothing else
     form: int = FORM
-    other: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    other: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata=NO_KEY)
 
     @classmethod
     def from_dict(cls, data: Json) -> SurgeryRecord:
         """Raises `DamagedRecord` for what is no record, or has the form of a later version."""
-        take = Taker(data, NAME)
-        form = take("schema_version", int, FORM)
+        form = Taker(data, NAME)("schema_version", int, FORM)
         if form > FORM:
             raise DamagedRecord(f"{NAME} has form {form}, and this leansurgeon reads {FORM}.", "Update leansurgeon.")
-        if "source" not in take.data:
-            raise take.damage("source", "is missing")
-        return cls(
-            source=Origin.from_dict(take.data["source"]),
-            plan=Planned.from_dict(take("plan", dict, {})),
-            created=take("created", str),
-            initialised=take("initialised", str),
-            history=take.several("history", dict),
-            decided=Decisions.from_dict(take("decided", dict, {})),
-            versions=take.words("versions"),
-            proof=take.part("proof", Proof.from_dict),
-            language=take("language", bool, False),
-            starts={key: Comparison.from_dict(value) for key, value in take("starts", dict, {}).items()},
-            judged={key: Comparison.from_dict(value) for key, value in take("judged", dict, {}).items()},
-            source_config=take("source_config", dict),
-            source_surgery=take.part("source_surgery", cls.from_dict),
-            restored=take.part("restored", cls.from_dict),
-            files=take.several("files", str),
-            form=form,
-            other={key: value for key, value in take.data.items() if key not in KEYS},
-        )
+        known = {key for _, key, _ in cls.entries()}
+        return replace(super().from_dict(data), other={key: data[key] for key in data if key not in known})
 
     def as_dict(self) -> JsonObject:
         """What stands in the file."""
-        values = {KEY_OF.get(key, key): plain(value) for key, value in named(self).items() if key != "other"}
-        lacking = {key for key in OPTIONAL if not values[key]}
-        return {key: value for key, value in values.items() if key not in lacking} | dict(self.other)
+        return super().as_dict() | dict(self.other)
 
     @property
     def learned(self) -> bool:
@@ -295,11 +210,6 @@ class SurgeryRecord:
         model before it.
         """
         return replace(self, initialised=TRAINED, files=(), judged={})
-
-
-KEY_OF = {"form": "schema_version"}
-OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")
-KEYS = {KEY_OF.get(f.name, f.name) for f in fields(SurgeryRecord) if f.init} - {"other"}
 
 
 def read(folder: Path | None) -> SurgeryRecord | None:
@@ -345,19 +255,3 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
         source_surgery=record.source_surgery and published(record.source_surgery),
         restored=record.restored and published(record.restored),
     )
-
-
-def named(value: Comparison | Proof | Origin | SurgeryRecord | Both | Embeddings) -> JsonObject:
-    """A record's fields by name, not descending into them."""
-    return {f.name: getattr(value, f.name) for f in fields(value)}
-
-
-def plain(value: Any) -> Any:
-    """As JSON holds it."""
-    if hasattr(value, "as_dict"):
-        return value.as_dict()
-    if isinstance(value, Both | Embeddings):
-        return {key: item for key, item in named(value).items() if item is not None or key not in ("low", "high")}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass
+from typing import Any, ClassVar, Self, get_args, get_origin
 
+from leansurgeon.checkpoints.recorded.part import default_of, kinds, plain
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.reading.jsonfile import Json
+from leansurgeon.reading.jsonfile import Json, JsonObject
 
 NAME = "surgery.json"
+NO_KEY = {"no_key": True}  # of a field that is no key of the file
 
 
 class DamagedRecord(UnsupportedModel):
@@ -61,3 +64,59 @@ class Taker:
 def is_number(value: Json) -> bool:
     """Whether the value is a number; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Strict:
+    """A value that stands in surgery.json as an object, a key for every field. What a field may hold follows from its
+    type: one that is missing or null has the field's default, and all else is damage.
+    """
+
+    WHERE: ClassVar[str]  # what damage calls it
+    OPTIONAL: ClassVar[tuple[str, ...] | None] = None  # fields that are left out where they are empty; None: all
+    KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
+
+    @classmethod
+    def entries(cls) -> Iterator[tuple[Field, str, Any]]:
+        """Every field that the file has, with its key and type."""
+        return (
+            (one, cls.KEYS.get(one.name, one.name), kind) for one, kind in kinds(cls) if "no_key" not in one.metadata
+        )
+
+    @classmethod
+    def from_dict(cls, data: Json) -> Self:
+        """Raises `DamagedRecord`."""
+        take = Taker(data, cls.WHERE)
+        values = {}
+        for one, key, kind in cls.entries():
+            if take.data.get(key) is not None:
+                values[one.name] = of_kind(take, key, kind)
+            elif default_of(one) is MISSING:
+                raise take.damage(key, "is missing")
+        return cls(**values)
+
+    def as_dict(self) -> JsonObject:
+        """As the file holds it."""
+        values = {(one.name, key): getattr(self, one.name) for one, key, _ in self.entries()}
+        return {
+            key: plain(value)
+            for (name, key), value in values.items()
+            if value not in (None, {}, ()) or (self.OPTIONAL is not None and name not in self.OPTIONAL)
+        }
+
+
+def of_kind(take: Taker, key: str, kind: Any) -> Any:
+    """The value of a key that is there as one of this type. Raises `DamagedRecord`."""
+    form, inner = get_origin(kind), get_args(kind)
+    if type(None) in inner:
+        return of_kind(take, key, inner[0])
+    if form is tuple:
+        return take.several(key, dict if get_origin(inner[0]) else inner[0])  # a list of values, or of objects
+    if form is Mapping:
+        if inner[1] is str:
+            return take.words(key)
+        values = take(key, dict)
+        return values if inner[1] is Any else {name: inner[1].from_dict(value) for name, value in values.items()}
+    if not hasattr(kind, "from_dict"):
+        return take(key, kind)
+    return kind.from_dict(take.data[key] if issubclass(kind, Strict) else take(key, dict))
