@@ -17,31 +17,6 @@ from leansurgeon.rank import rank
 if TYPE_CHECKING:
     from leansurgeon.commands.push import Target
 
-__all__ = [
-    "AllowPickle",
-    "AsJson",
-    "ClassAttention",
-    "Force",
-    "HeadDim",
-    "Heads",
-    "Layers",
-    "MlpDim",
-    "MlpRatio",
-    "Public",
-    "PushTo",
-    "SourceName",
-    "Tower",
-    "TrustRemoteCode",
-    "WhichTower",
-    "destination",
-    "hold",
-    "let_go",
-    "mean",
-    "pushed",
-    "say",
-    "seed_list",
-]
-
 
 def seed_list(text: str) -> list[int]:
     """`0,1,2` as numbers. Raises `UsageError`."""
@@ -140,6 +115,10 @@ SourceName = Annotated[
     typer.Argument(
         autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
     ),
+]
+ModelName = Annotated[
+    str,
+    typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.", show_default=False),
 ]
 WhichDevice = Annotated[
     str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli import completion
 from leansurgeon.cli.common import (
     AllowPickle,
     AsJson,
     Force,
+    ModelName,
     Public,
     PushTo,
     TrustRemoteCode,
@@ -27,10 +27,7 @@ from leansurgeon.errors import UsageError, short
 
 
 def heads(
-    model: Annotated[
-        str,
-        typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.", show_default=False),
-    ],
+    model: ModelName,
     data: Annotated[
         str | None,
         typer.Option(

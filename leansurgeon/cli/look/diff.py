@@ -8,16 +8,11 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode
+from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode
 
 
 def diff(
-    a: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
-        ),
-    ],
+    a: SourceName,
     b: Annotated[str, typer.Argument(autocompletion=completion.sources, help="The other one.", show_default=False)],
     as_json: AsJson = False,
     allow_pickle: AllowPickle = False,

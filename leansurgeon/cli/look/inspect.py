@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, WhichTower, mean, say
+from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, WhichTower, mean, say
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
@@ -27,12 +26,7 @@ UNFIT = 3  # exit code: the files contradict each other, or the declaration does
 
 
 def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
-        ),
-    ],
+    model: SourceName,
     doctor: Annotated[
         bool,
         typer.Option("--doctor", help="Put what leansurgeon believes of this family to the test on the model itself."),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, say
 from leansurgeon.errors import UsageError, plural, short
 from leansurgeon.words import wrap
 
@@ -17,12 +16,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    model: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
-        ),
-    ],
+    model: SourceName,
     sweep_heads: Annotated[
         str | None,
         typer.Option(help="8,12,24: these heads too, at the model's head_dim and at its width.", show_default=False),

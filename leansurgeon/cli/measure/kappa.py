@@ -7,17 +7,13 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, WhichTower, mean, say
+from leansurgeon.cli.common import AllowPickle, AsJson, ModelName, TrustRemoteCode, WhichTower, mean, say
 from leansurgeon.commands import kappa as command
 from leansurgeon.commands.kappa import PROBES, SAMPLES
 
 
 def kappa(
-    model: Annotated[
-        str,
-        typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.", show_default=False),
-    ],
+    model: ModelName,
     data: Annotated[
         str | None,
         typer.Option(

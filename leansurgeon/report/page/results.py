@@ -71,10 +71,10 @@ def starts(section: Section) -> list[Block]:
     heads = {"before": "before training", "metric": "after training"}
     shown = [
         known["name"],
-        Column("start", "start", name, name),
+        Column("start", "start", name),
         known["layers_heads"],
-        *(Column(key, heads[key], known[key].cell, known[key].raw) for key in heads),
-        Column("epochs", "epochs", epochs, epochs),
+        *(replace(known[key], head=heads[key]) for key in heads),
+        Column("epochs", "epochs", epochs),
     ]
     return grid(f"{section.task.label} by starting point", rows, shown, hidden=True)
 
@@ -115,6 +115,6 @@ def cost(section: Section) -> list[Block]:
 
     chosen_columns = chosen(section, COST)
     after = 1 + next(i for i, c in enumerate(chosen_columns) if c.key == "memory")
-    chosen_columns.insert(after, Column("predicted", "predicted", lambda r: humans.memory(total(r)), total))
+    chosen_columns.insert(after, Column("predicted", "predicted", total, humans.memory))
     shown = grid("Memory and speed of training", rows, chosen_columns, hidden=True)
     return [*shown, *figures(of_section(section, "Memory and speed"))]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from leansurgeon.report import humans
@@ -15,15 +17,31 @@ from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
 SHARED = ("name", "layer", "kappa_median")  # the first columns of the second table of `--kappa`
 
 
+def same(value: Any) -> Any:
+    """The value as it is."""
+    return value
+
+
 @dataclass(frozen=True)
 class Column:
-    """`head` breaks at a newline where a table may; `raw` is the value for CSV, `cell` the text for people."""
+    """`head` breaks at a newline where a table may; `value` is what the column takes from a row, `show` the text of
+    it for people, `plain` what CSV and programs get of it.
+    """
 
     key: str
     head: str
-    cell: Callable[[Any], str]
-    raw: Callable[[Any], Any]
+    value: Callable[[Any], Any]
+    show: Callable[[Any], str] = str
+    plain: Callable[[Any], Any] = same
     left: bool = False
+
+    def cell(self, row: Any) -> str:
+        """The row's cell as a person reads it."""
+        return self.show(self.value(row))
+
+    def raw(self, row: Any) -> Any:
+        """The row's value for a program."""
+        return self.plain(self.value(row))
 
 
 def spread_cell(value: Spread | None, decimals: int, percent: bool) -> str:
@@ -61,7 +79,7 @@ def exact(value: Bound | None) -> float | None:
 def name_column(section: Section) -> Column:
     """The column of names, headed by what the section's rows are."""
     head = {"experiment": "arm", "runs": "run", "models": "model"}[section.kind]
-    return Column("name", head, lambda r: r.name, lambda r: r.name, left=True)
+    return Column("name", head, attrgetter("name"), left=True)
 
 
 def metric_columns(section: Section) -> list[Column]:
@@ -71,18 +89,15 @@ def metric_columns(section: Section) -> list[Column]:
         return []
     largest = max((row.metric.mean for row in section.rows if row.metric), default=1.0)
     decimals = task.decimals if task.percent else 2 if largest >= 1 else 4  # perplexities; errors below 1
-
-    def column(key: str, head: str, pick: Callable[[Row], Spread | None]) -> Column:
-        """A column of one of the metric's spreads."""
-        return Column(key, head, lambda r: spread_cell(pick(r), decimals, task.percent), lambda r: mean(pick(r)))
-
-    return [
-        column("metric", task.label, lambda r: r.metric),
-        column("best", "best", lambda r: r.best),
-        column("before", "before\ntraining", lambda r: r.before),
-        column("test", "test", lambda r: r.test),
-        column("test_last", "test\n(last)", lambda r: r.test_last),
-    ]
+    show = partial(spread_cell, decimals=decimals, percent=task.percent)
+    heads = {
+        "metric": task.label,
+        "best": "best",
+        "before": "before\ntraining",
+        "test": "test",
+        "test_last": "test\n(last)",
+    }
+    return [Column(key, head, attrgetter(key), show, mean) for key, head in heads.items()]
 
 
 def glue_columns() -> list[Column]:
@@ -92,22 +107,17 @@ def glue_columns() -> list[Column]:
         """A score in per cent, without its spread."""
         return NONE if score is None else f"{100 * score.mean:.1f}"  # spreads would not fit beside nine numbers
 
-    def task(key: str, name: str) -> Column:
-        """The column of one of the nine tasks."""
-
-        def value(row: Row) -> Spread | None:
-            return (row.scores or {}).get(key)
-
-        return Column(key, name, lambda r: cell(value(r)), lambda r: mean(value(r)))
-
     def average(row: Row) -> str:
         """The mean of all nine scores, or how many of them there are so far."""
         average_score = glue.mean_of(row)
         return cell(average_score) if average_score else f"{len(row.scores or {})} of {len(glue.NAMES)}"
 
-    name = Column("name", "model", lambda r: r.name, lambda r: r.name, left=True)
-    tasks = [task(key, shown) for key, shown in glue.NAMES.items()]
-    return [name, *tasks, Column("mean", "mean", average, lambda r: mean(glue.mean_of(r)))]
+    name = Column("name", "model", attrgetter("name"), left=True)
+    tasks = [
+        Column(key, shown, lambda r, key=key: (r.scores or {}).get(key), cell, mean)
+        for key, shown in glue.NAMES.items()
+    ]
+    return [name, *tasks, Column("mean", "mean", same, average, lambda r: mean(glue.mean_of(r)))]
 
 
 def memory_column(section: Section) -> Column:
@@ -120,16 +130,18 @@ def memory_column(section: Section) -> Column:
         shown = humans.memory(mean(row.memory))
         return f"{shown} {'GPU' if row.on_gpu else 'CPU'}" if row.memory and len(kinds) > 1 else shown
 
-    return Column("memory", head, cell, lambda r: mean(r.memory))
+    return Column("memory", head, same, cell, lambda r: mean(r.memory))
 
 
 def kappa_column(key: str, head: str, pick: Callable[[Any], Bound | None]) -> Column:
     """A column of one figure of the condition numbers; `pick` takes it from the row's `Kappa`."""
 
-    def of(row: Row) -> Bound | None:
-        return pick(row.kappa) if row.kappa else None
+    return Column(key, head, lambda r: pick(r.kappa) if r.kappa else None, bound_cell, exact)
 
-    return Column(key, head, lambda r: bound_cell(of(r)), lambda r: exact(of(r)))
+
+def mean_column(key: str, head: str, show: Callable[[float | None], str]) -> Column:
+    """A column of a figure of the row, by the name of its field, without its deviation."""
+    return Column(key, head, attrgetter(key), lambda value: show(mean(value)), mean)
 
 
 def columns(section: Section, *, wide: bool = False, short: bool = False) -> list[Column]:
@@ -138,18 +150,16 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
         return glue_columns()
     metric = metric_columns(section)
     parameters = [
-        Column("parameters", "params", lambda r: humans.count(r.parameters, short=short), lambda r: r.parameters),
+        Column("parameters", "params", attrgetter("parameters"), partial(humans.count, short=short)),
         Column(
             "change",
             "change",
+            same,
             lambda r: NONE if r.role == "original" else humans.change(r.parameters, r.reference_parameters),
-            lambda r: r.change,
+            attrgetter("change"),
         ),
     ]
-    cost = [
-        memory_column(section),
-        Column("step_ms", "ms/\nstep", lambda r: humans.plain(mean(r.step_ms)), lambda r: mean(r.step_ms)),
-    ]
+    cost = [memory_column(section), mean_column("step_ms", "ms/\nstep", humans.plain)]
     median = kappa_column("kappa_median", "kappa\nmedian", lambda k: k.median)
     worst = kappa_column("kappa_worst", "kappa\nworst", lambda k: k.worst)
     if not wide:
@@ -158,15 +168,15 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
         return [name_column(section), *shape, *metric[:1], *test, *parameters, *cost, median, worst]
     return [
         name_column(section),
-        Column("seeds", "seeds", lambda r: str(len(r.seeds) or NONE), lambda r: len(r.seeds)),
+        Column("seeds", "seeds", lambda r: len(r.seeds), lambda seeds: str(seeds or NONE)),
         *metric,
-        Column("loss", "loss", lambda r: spread_cell(r.loss, 4, False), lambda r: mean(r.loss)),
+        Column("loss", "loss", attrgetter("loss"), partial(spread_cell, decimals=4, percent=False), mean),
         *parameters,
-        *[part_column(key) for key in PARTS],
+        *[Column(f"parameters_{k}", k, lambda r, k=k: (r.parts or {}).get(k), humans.count) for k in PARTS],
         *shape_columns(),
         *cost,
         throughput_column(section),
-        Column("seconds", "time", lambda r: humans.seconds(mean(r.seconds)), lambda r: mean(r.seconds)),
+        mean_column("seconds", "time", humans.seconds),
         kappa_column("kappa_mean", "kappa\nmean", lambda k: k.mean),
         median,
         worst,
@@ -185,61 +195,27 @@ def rank_columns() -> list[Column]:
         return rank_cell(poorest.rank, poorest.k) if poorest else NONE
 
     return [
-        Column("rank", "rank", rank, rank),
+        Column("rank", "rank", rank),
         kappa_column("kappa_centred", "kappa\ncentred", lambda k: k.centred),
-        Column(
-            "deficient",
-            "rank-\ndeficient",
-            lambda r: humans.count(r.kappa.deficient if r.kappa else None),
-            lambda r: r.kappa.deficient if r.kappa else None,
-        ),
+        Column("deficient", "rank-\ndeficient", lambda r: r.kappa.deficient if r.kappa else None, humans.count),
     ]
 
 
 def shape_columns() -> list[Column]:
     """Columns of layers, heads, head_dim and MLP."""
     heads = {"depth": "layers", "heads": "heads", "head_dim": "head\ndim", "mlp_dim": "MLP"}
-
-    def column(key: str) -> Column:
-        """The column of one number of the shape."""
-
-        def value(row: Row) -> str:
-            return (row.shape or {}).get(key, NONE)
-
-        return Column(key, heads[key], value, value)
-
-    return [column(key) for key in SHAPE]
+    return [Column(key, heads[key], lambda r, key=key: (r.shape or {}).get(key, NONE)) for key in SHAPE]
 
 
 def layers_heads_column() -> Column:
     """Layers and heads in one narrow column, as `6x12`."""
-
-    def value(row: Row) -> str:
-        return f"{row.shape['depth']}x{row.shape['heads']}" if row.shape else NONE
-
-    return Column("layers_heads", "L x\nheads", value, value)
-
-
-def part_column(key: str) -> Column:
-    """The column of the parameters of one part of the model."""
-
-    def value(row: Row) -> int | None:
-        return (row.parts or {}).get(key)
-
-    return Column(f"parameters_{key}", key, lambda r: humans.count(value(r)), value)
+    return Column("layers_heads", "L x\nheads", lambda r: f"{r.shape['depth']}x{r.shape['heads']}" if r.shape else NONE)
 
 
 def throughput_column(section: Section) -> Column:
     """The column of throughput, headed by the unit of the first row that has one."""
     unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
-    return Column(
-        "throughput",
-        unit,
-        lambda r: (
-            humans.count(mean(r.throughput)) if (mean(r.throughput) or 0) >= 100 else humans.plain(mean(r.throughput))
-        ),
-        lambda r: mean(r.throughput),
-    )
+    return mean_column("throughput", unit, lambda v: humans.count(v) if (v or 0) >= 100 else humans.plain(v))
 
 
 def one_line(head: str) -> str:
@@ -262,32 +238,23 @@ LayerRow = tuple[Row, LayerKappa]
 
 def layer_columns(section: Section) -> list[Column]:
     """The columns of `report --kappa`."""
-    name = name_column(section)
 
     def bound(key: str, head: str) -> Column:
         """A column of one of a layer's condition numbers, by the name of its field."""
-
-        def pick(row: LayerRow) -> Bound | None:
-            return getattr(row[1], key)
-
-        return Column(f"kappa_{key}", head, lambda r: bound_cell(pick(r)), lambda r: exact(pick(r)))
+        return Column(f"kappa_{key}", head, lambda r: getattr(r[1], key), bound_cell, exact)
 
     def figure(key: str, head: str) -> Column:
         """A column of a plain figure of a layer."""
-        return Column(key, head, lambda r: humans.plain(getattr(r[1], key)), lambda r: getattr(r[1], key))
-
-    def rank(row: LayerRow) -> str:
-        """The layer's numerical rank out of the possible one."""
-        return rank_cell(row[1].rank, row[1].k)
+        return Column(key, head, lambda r: getattr(r[1], key), humans.plain)
 
     return [
-        Column("name", name.head, lambda r: r[0].name, lambda r: r[0].name, left=True),
-        Column("layer", "layer", lambda r: str(r[1].layer), lambda r: r[1].layer),
+        Column("name", name_column(section).head, lambda r: r[0].name, left=True),
+        Column("layer", "layer", lambda r: r[1].layer),
         bound("mean", "kappa\nmean"),
         bound("median", "kappa\nmedian"),
         bound("worst", "kappa\nworst"),
         bound("centred", "kappa\ncentred"),
-        Column("rank", "rank", rank, rank),
+        Column("rank", "rank", lambda r: rank_cell(r[1].rank, r[1].k)),
         figure("stable_rank", "stable\nrank"),
         figure("effective_rank", "eff.\nrank"),
         figure("aspect", "h*d/N"),
@@ -300,7 +267,7 @@ def invariant_columns(section: Section) -> list[Column]:
 
     def bound(key: str, head: str, pick: Callable[[LayerKappa], Bound | None]) -> Column:
         """A column of a bound that `pick` takes from the layer."""
-        return Column(key, head, lambda r: bound_cell(pick(r[1])), lambda r: exact(pick(r[1])))
+        return Column(key, head, lambda r: pick(r[1]), bound_cell, exact)
 
     def weight(key: str) -> Callable[[LayerKappa], Bound | None]:
         """A function that takes the bound of one weight matrix from a layer."""
@@ -309,7 +276,7 @@ def invariant_columns(section: Section) -> list[Column]:
     return [
         name,
         layer,
-        Column(median.key, "A", median.cell, median.raw),
+        replace(median, head="A"),
         *[bound(f"kappa_w_{key}", f"W_{key}", weight(key)) for key in MATRICES],
         bound("kappa_output", "A W_o", lambda layer: layer.output),
         bound("kappa_jacobian", "Jaco-\nbian", lambda layer: layer.jacobian),

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tabulate import tabulate
@@ -45,7 +46,7 @@ def _beside(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], l
 def markdown(section: Section, wide: bool, kappa: bool) -> str:
     """A section in Markdown: verdicts, warnings, notes and its table, pipes in cells escaped."""
     rows, columns = _beside(section, wide, kappa)
-    safe = [Column(c.key, c.head, lambda r, c=c: c.cell(r).replace("|", "\\|"), c.raw, c.left) for c in columns]
+    safe = [replace(c, show=lambda value, c=c: c.show(value).replace("|", "\\|")) for c in columns]
     lines = (
         sentences(verdicts(section))
         + [f"**{w}**" for w in warnings(section)]
