@@ -13,6 +13,18 @@ from itertools import accumulate
 
 from leansurgeon.errors import UsageError
 
+# What a person calls the numbers of a stage, and the parts that parameters are counted by.
+NUMBERS = {
+    "depth": "layers",
+    "heads": "heads",
+    "head_dim": "head_dim",
+    "kv_heads": "key/value heads",
+    "inner": "inner width",
+    "mlp_dim": "MLP",
+    "width": "width",
+}
+PARTS = {"embeddings": "embeddings", "attention": "attention", "mlp": "MLP", "rest": "rest", "total": "all"}
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -22,9 +22,6 @@ from leansurgeon.cli.common import (
     WhichTower,
 )
 from leansurgeon.commands.plan import DEFAULT_BATCH
-from leansurgeon.errors import short
-
-NAME = 32  # columns of the table for the name of the source
 
 
 def plan(
@@ -81,11 +78,8 @@ def plan(
 
     Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
     """
-    from dataclasses import asdict, replace
-
+    from leansurgeon.api.results import Plan
     from leansurgeon.commands import plan as command
-    from leansurgeon.report.tables.costs import costs_table
-    from leansurgeon.report.tables.plan import projection_table
     from leansurgeon.surgery.plan.wanted import Wanted
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
@@ -97,10 +91,5 @@ def plan(
     cuts = ()
     if calibrate:
         cuts = command.calibrated(source, wanted, tower=tower and tower.value, allow_pickle=allow_pickle)
-    if as_json:
-        more = {"calibrated": [asdict(cut) for cut in cuts]} if calibrate else {}
-        print(json.dumps({"schema_version": 1, **priced.as_dict(), **more}))
-        return
-    print(costs_table(replace(priced, source=short(priced.source, NAME))))
-    if calibrate:
-        print("\n" + projection_table(cuts))
+    made = Plan(priced, tuple(cuts))
+    print(json.dumps(made.as_dict()) if as_json else made)

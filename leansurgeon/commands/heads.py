@@ -91,10 +91,6 @@ class Measured:
     document: JsonObject
     pruned: Pruned | None = field(default=None, repr=False)
 
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return self.document
-
 
 def heads(
     model: str,

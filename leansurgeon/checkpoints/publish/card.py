@@ -27,10 +27,10 @@ from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.reading.values import text
+from leansurgeon.shape import NUMBERS, Shape
 
 if TYPE_CHECKING:
     from leansurgeon.architectures.base import Config
-    from leansurgeon.shape import Shape
 
 TAG = "leansurgeon"
 JUDGED = "## On other data"
@@ -296,14 +296,8 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
         return [f"Made from `{source.name}` by leansurgeon {by}.\n", done]
     rows = "\n".join(
         f"| {label} | {numbers(plan.before, key)} | {numbers(plan.after, key)} |"
-        for label, key in (
-            ("layers", "depth"),
-            ("heads", "heads"),
-            ("head_dim", "head_dim"),
-            ("inner width", "inner"),
-            ("MLP", "mlp_dim"),
-            ("width", "width"),
-        )
+        for key, label in NUMBERS.items()
+        if key != "kv_heads"
     )
     used = made.decided.calibration
     data = f" Sample data: {used.says}, SHA-256 `{used.sha256[:16]}`." if used else ""

@@ -21,14 +21,10 @@ def diff(
     """Shape, parameters, config and every tensor of A and B side by side; layers matched by surgery.json."""
     from contextlib import ExitStack
 
+    from leansurgeon.api.results import Diff
     from leansurgeon.checkpoints.diff import diff as compare
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.report.tables.diff import describe
 
     with ExitStack() as keep:
-        sources = [open_source(name, allow_pickle=allow_pickle, keep=keep) for name in (a, b)]
-        differences = compare(*sources)
-    if as_json:
-        print(json.dumps({"schema_version": 1, **differences.as_dict()}))
-    else:
-        print("\n".join(describe(differences)))
+        differences = Diff(compare(*(open_source(name, allow_pickle=allow_pickle, keep=keep) for name in (a, b))))
+    print(json.dumps(differences.as_dict()) if as_json else differences)

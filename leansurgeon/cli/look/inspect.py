@@ -13,6 +13,7 @@ from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteC
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
+from leansurgeon.shape import PARTS
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -147,13 +148,7 @@ def describe(inspection: Inspection) -> list[str]:
     lines += [*tabulate(rows, headers=[*(["stage"] if several else []), *headers]).splitlines(), ""]
     parts = [
         [label, f"{n:,}", f"{100 * n / parameters.total:.1f} %"]
-        for label, n in (
-            ("embeddings", parameters.embeddings),
-            ("attention", parameters.attention),
-            ("MLP", parameters.mlp),
-            ("rest", parameters.rest),
-            ("all", parameters.total),
-        )
+        for label, n in ((label, getattr(parameters, key)) for key, label in PARTS.items())
     ]
     lines += [*tabulate(parts, headers=["parameters", "", ""], colalign=("left", "right", "right")).splitlines(), ""]
     lines += paragraph("Heads", inspection.heads)

@@ -15,17 +15,9 @@ from leansurgeon.report.page.blocks import Block, Group, Line, Words, cell, figu
 from leansurgeon.report.page.results import chosen
 from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
 from leansurgeon.report.tables.columns import Column
-from leansurgeon.shape import Shape
+from leansurgeon.shape import NUMBERS, Shape
+from leansurgeon.shape import PARTS as PART_LABELS
 
-SHAPE_LABELS = {
-    "depth": "layers",
-    "heads": "heads",
-    "head_dim": "head_dim",
-    "kv_heads": "key/value heads",
-    "mlp_dim": "MLP",
-    "width": "width",
-}
-PART_LABELS = {"embeddings": "embeddings", "attention": "attention", "mlp": "MLP", "rest": "rest", "total": "all"}
 SHAPES = ("name", *SHAPE, *(f"parameters_{key}" for key in PARTS), "parameters", "change")
 CANDIDATES = 6  # that are shown of one kind
 GET_STARTS = (
@@ -84,12 +76,12 @@ def shortened(path: str) -> str:
 def change_table(name: str, made: Cut) -> Block:
     """Shape and parameters by part, before and after."""
     rows = []
-    for key, label in SHAPE_LABELS.items():
+    for key in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim", "width"):
         cells = [
             ", ".join(f"{value:,}" for value in values_of(side, key)) or NONE
             for side in (made.plan.before, made.plan.after)
         ]
-        rows.append([cell(label), *map(cell, cells), cell("")])
+        rows.append([cell(NUMBERS[key]), *map(cell, cells), cell("")])
     for key, label in PART_LABELS.items():
         old, new = made.plan.parameters_before.get(key), made.plan.parameters_after.get(key)
         if old is not None or new is not None:

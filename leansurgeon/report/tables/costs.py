@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from tabulate import tabulate
-
 from leansurgeon.measure.costs.memory import PARTS
 from leansurgeon.report.tables.next_steps import next_steps
-from leansurgeon.report.tables.plan import change, giga
+from leansurgeon.report.tables.plan import giga
+from leansurgeon.report.tables.shape_rows import change, numbers, parameters, shapes, side_by_side
 from leansurgeon.surgery.plan.costs import STEPS, Cost, Costs
 from leansurgeon.words import wrap
 
-SHAPE = (("layers", "depth"), ("heads", "heads"), ("head_dim", "head_dim"), ("MLP", "mlp_dim"))
-PARAMETERS = (("embeddings", "embeddings"), ("attention", "attention"), ("MLP", "mlp"), ("rest", "rest"))
+SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 TITLES = dict(zip(STEPS, ("bf16 and fused attention", "depth", "heads", "MLP"), strict=True))
 
 
 def costs_table(costs: Costs) -> str:
     """Shape, parameters, FLOPs and memory before and after, with the changes in per cent."""
     a, b = costs.before, costs.after
-    rows = [[label, a.shape.column(key), b.shape.column(key), ""] for label, key in SHAPE]
-    rows += [
-        numbers(f"parameters, {label}", getattr(a.parameters, key), getattr(b.parameters, key))
-        for label, key in (*PARAMETERS, ("all", "total"))
-    ]
+    rows = [*shapes(a.shape, b.shape, SHAPE), *parameters(a.parameters, b.parameters)]
     if a.operations and b.operations:
         tokens = f", {a.flops.tokens:,} tokens" if a.flops else ""
         x, y = a.operations, b.operations
@@ -32,22 +26,11 @@ def costs_table(costs: Costs) -> str:
         rows.append(sizes("memory, peak", a.memory.total, b.memory.total))
     if costs.gpu:
         rows.append(numbers("largest micro batch", a.largest_batch, b.largest_batch))
-    table = tabulate(
-        rows,
-        headers=[costs.source, "before", "after", "change"],
-        colalign=("left", "right", "right", "right"),
-        disable_numparse=True,
-    )
-    lines = [table, "", *wrap(costs.why + ".")]
+    lines = [side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
     for says in (credit(costs), how(costs), fitting(costs)):
         lines += wrap(says) if says else []
     lines += next_steps(a.shape, b.shape, costs.refused)
     return "\n".join(lines)
-
-
-def numbers(label: str, a: int | None, b: int | None) -> list[str]:
-    """A line of two counts and their change."""
-    return [label, f"{a:,}", f"{b:,}", change(a, b)]
 
 
 def sizes(label: str, a: int, b: int) -> list[str]:

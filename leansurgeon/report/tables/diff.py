@@ -9,7 +9,7 @@ from tabulate import tabulate
 from leansurgeon.checkpoints.diff import ABSENT, Absent, Compared, Diff
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import Json
-from leansurgeon.report.tables.shape_rows import PARAMETERS, SHAPE
+from leansurgeon.report.tables.shape_rows import parameters, shapes, side_by_side
 from leansurgeon.words import ranges, wrap
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
@@ -39,15 +39,9 @@ def describe(diff: Diff) -> list[str]:
 
 def numbers(diff: Diff) -> list[str]:
     """Shape and parameters."""
-    a, b = diff.a, diff.b
-    rows = [[label, *(s.shape.column(key) for s in (a, b)), ""] for label, key in SHAPE]
-    old, new = a.parameters, b.parameters
-    for label, part in PARAMETERS:
-        x, y = getattr(old, part), getattr(new, part)
-        percent = "" if x == y or not x else f"{100 * (y / x - 1):+.1f} %"
-        rows.append([f"parameters, {label}", f"{x:,}", f"{y:,}", percent])
-    aligned = ("left", "right", "right", "right")
-    return tabulate(rows, headers=["", "A", "B", ""], colalign=aligned, disable_numparse=True).splitlines()
+    counts = parameters(diff.a.parameters, diff.b.parameters)
+    compared = [[*count, "" if changed == "new" else changed] for *count, changed in counts]
+    return side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""]).splitlines()
 
 
 def configs(diff: Diff) -> list[str]:

@@ -10,7 +10,8 @@ from tabulate import tabulate
 from leansurgeon.errors import short
 from leansurgeon.report.tables.in_words import exactness
 from leansurgeon.report.tables.next_steps import next_steps
-from leansurgeon.report.tables.shape_rows import PARAMETERS, SHAPE
+from leansurgeon.report.tables.shape_rows import change, parameters, shapes, side_by_side
+from leansurgeon.shape import NUMBERS
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.words import wrap
 
@@ -21,25 +22,13 @@ if TYPE_CHECKING:
 def plan_table(plan: Plan) -> str:
     """Shape and parameters before and after the surgery, as a text table."""
     before, after = plan.before, plan.after
-    rows = [
-        [label, before.column(key), after.column(key), ""]
-        for label, key in SHAPE
-        if key != "kv_heads" or before.column("kv_heads") != before.column("heads")
-    ]
+    apart = before.column("kv_heads") != before.column("heads")
     old, new = plan.parameters_before, plan.parameters_after
-    for label, key in PARAMETERS:
-        a, b = getattr(old, key), getattr(new, key)
-        rows.append([f"parameters, {label}", f"{a:,}", f"{b:,}", change(a, b)])
+    rows = [*shapes(before, after, [key for key in NUMBERS if key != "kv_heads" or apart]), *parameters(old, new)]
     a, b = plan.flops_before, plan.flops_after
     if a and b:
         rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])
-    table = tabulate(
-        rows,
-        headers=[plan.source.name, "before", "after", "change"],
-        colalign=("left", "right", "right", "right"),
-        disable_numparse=True,
-    )
-    lines = [table, ""]
+    lines = [side_by_side(rows, [plan.source.name, "before", "after", "change"]), ""]
     saved = old.total - new.total
     if saved:
         by = ", ".join(f"{part} {-value:+,}" for part, value in plan.saved_by.items())
@@ -79,8 +68,3 @@ def minutes(value: float) -> str:
 def giga(value: int) -> str:
     """Billions: `35.1`, `0.0105`."""
     return f"{value / 1e9:,.1f}" if value >= 1e10 else f"{value / 1e9:.3g}"
-
-
-def change(before: int, after: int) -> str:
-    """The relative change in per cent; empty where there is none, `new` where nothing was before."""
-    return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"

@@ -1,12 +1,35 @@
-"""Lines that tables of a shape and its parameters have: how they are called, and what they show."""
+"""What tables of a model before and after surgery have in common: rows of its shape, its parameters, their change."""
 
-SHAPE = (
-    ("layers", "depth"),
-    ("heads", "heads"),
-    ("head_dim", "head_dim"),
-    ("key/value heads", "kv_heads"),
-    ("inner width", "inner"),
-    ("MLP", "mlp_dim"),
-    ("width", "width"),
-)
-PARAMETERS = (("embeddings",) * 2, ("attention",) * 2, ("MLP", "mlp"), ("rest",) * 2, ("all", "total"))
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from leansurgeon.shape import NUMBERS, PARTS, ParameterCount, Shape
+
+
+def side_by_side(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
+    """A table of names, two columns of figures, and what is said of both."""
+    return tabulate(rows, headers=heads, colalign=("left", "right", "right", "right"), disable_numparse=True)
+
+
+def shapes(before: Shape, after: Shape, keys: Iterable[str] = NUMBERS) -> list[list[str]]:
+    """A row for each of these numbers of a shape."""
+    return [[NUMBERS[key], before.column(key), after.column(key), ""] for key in keys]
+
+
+def parameters(before: ParameterCount, after: ParameterCount) -> list[list[str]]:
+    """A row for every part, with its change."""
+    counts = ((f"parameters, {label}", getattr(before, key), getattr(after, key)) for key, label in PARTS.items())
+    return [numbers(*count) for count in counts]
+
+
+def numbers(label: str, a: int, b: int) -> list[str]:
+    """A row of two counts and their change."""
+    return [label, f"{a:,}", f"{b:,}", change(a, b)]
+
+
+def change(before: int, after: int) -> str:
+    """The relative change in per cent; empty where there is none, `new` where nothing was before."""
+    return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"
