@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from leansurgeon.reading.jsonfile import JsonObject
-
 NONE = "–"
 
 
@@ -24,10 +22,6 @@ class Spread:
     def error(self) -> float:
         """Standard error of the mean; 0 with one value, of which nothing is known."""
         return (self.sd or 0.0) / math.sqrt(self.n)
-
-    def as_dict(self) -> JsonObject:
-        """Mean, standard deviation (None for one value) and count, for JSON."""
-        return {"mean": self.mean, "sd": self.sd, "n": self.n}
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:

@@ -9,9 +9,8 @@ careful side. Perplexity has only the first.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import Spread, listed, plain
 from leansurgeon.report.rows.rows import Row, Section, Task
 
@@ -40,10 +39,6 @@ class Verdict:
     verdict: str
     sentence: str
     needed: float | None = None
-
-    def as_dict(self) -> JsonObject:
-        """The verdict as it stands in the JSON document."""
-        return asdict(self)
 
 
 def verdicts(section: Section) -> list[Verdict]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from leansurgeon.checkpoints import record
@@ -62,13 +62,7 @@ class Unfinished:
 
     def as_dict(self) -> JsonObject:
         """The run as it stands in the report's JSON document."""
-        return {
-            "path": str(self.path),
-            "name": self.name,
-            "step": self.step,
-            "running": self.running,
-            "resume": self.resume or None,
-        }
+        return asdict(self) | {"path": str(self.path), "resume": self.resume or None}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from functools import cached_property
 from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.planned import Planned
-from leansurgeon.reading.values import text, whole, words
+from leansurgeon.reading.values import text, whole
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,6 @@ class Cut:
     def source(self) -> str:
         """What was cut."""
         return text(self.record.source.name, "?")
-
-    @property
-    def files(self) -> tuple[tuple[str, str], ...]:
-        """The source's, with their SHA-256."""
-        return tuple(words(self.record.source.sha256).items())
-
-    @property
-    def initialised(self) -> str:
-        """What the weights started from."""
-        return text(self.record.initialised)
 
     @property
     def method(self) -> dict[str, str | int | bool]:
@@ -65,7 +55,15 @@ class Cut:
         """The cells of `shrink --compare`: source, fresh, naive and ours on the same held-out samples, before any
         training.
         """
-        return starts_of(self.record)
+        if not self.record.starts:
+            return ()
+        language = self.record.language
+        named = [({"best": "ours"}.get(key, text(key)), start) for key, start in self.record.starts.items()]
+        rows = [of_comparison(name, start, language) for name, start in named]
+        last = named[-1][1]
+        if last.loss:
+            rows.insert(0, of_source("the source itself", last, language))
+        return tuple({key: text(value) for key, value in row.items()} for row in rows)
 
     @property
     def changes_shape(self) -> bool:
@@ -83,15 +81,3 @@ def judged_of(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
     if record is None:
         return ()
     return tuple((text(name), text(sentence(other, record.language))) for name, other in record.judged.items())
-
-
-def starts_of(record: SurgeryRecord) -> tuple[dict[str, str], ...]:
-    """Source, fresh, naive and ours on the same held-out samples, before any training."""
-    if not record.starts:
-        return ()
-    named = [({"best": "ours"}.get(key, text(key)), start) for key, start in record.starts.items()]
-    rows = [of_comparison(name, start, record.language) for name, start in named]
-    last = named[-1][1]
-    if last.loss:
-        rows.insert(0, of_source("the source itself", last, record.language))
-    return tuple({key: text(value) for key, value in row.items()} for row in rows)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from leansurgeon.checkpoints.recorded.decided import Decisions, Tried
 from leansurgeon.errors import plural
+from leansurgeon.reading.values import words
 from leansurgeon.report import humans
 from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.evidence.surgery import Cut
@@ -47,7 +48,7 @@ def named(columns: Sequence[Column]) -> list[Column]:
 
 def cut(row: Row, made: Cut, together: bool) -> list[Block]:
     """What was done to the source and why, from its surgery's record."""
-    digests = [f"{name} {digest[:16]}…" for name, digest in made.files]
+    digests = [f"{name} {digest[:16]}…" for name, digest in words(made.record.source.sha256).items()]
     weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
     said = [
         Line(f"From `{shortened(made.source)}`{weights}."),
@@ -180,4 +181,4 @@ def compared_starts(name: str, made: Cut) -> list[Block]:
 def cut_but_not_compared(section: Section) -> bool:
     """Whether something was cut from trained weights here, and nowhere compared with a fresh and a naive start."""
     cuts = [run.cut for run in section.runs if run.cut]
-    return any(c.initialised == "transfer" for c in cuts) and not any(c.starts for c in cuts)
+    return any(c.record.initialised == "transfer" for c in cuts) and not any(c.starts for c in cuts)

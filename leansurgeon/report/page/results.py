@@ -58,7 +58,7 @@ def starts(section: Section) -> list[Block]:
         """What the row's weights started from, in words."""
         if row.role == "original":
             return "the original"
-        return STARTS.get(row.init or (row.cut.initialised if row.cut else ""), NONE)
+        return STARTS.get(row.init or (row.cut.record.initialised if row.cut else ""), NONE)
 
     def epochs(row: Row) -> str:
         """The epochs trained, after those that its start was trained before."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.rows import Row, Section, Task
 from leansurgeon.report.verdict import binomial_variance, degrees_of_freedom, needed
@@ -22,10 +21,6 @@ class Expected:
     expected: float
     measured: float
     agrees: bool | None
-
-    def as_dict(self) -> JsonObject:
-        """The comparison as it stands in the JSON document."""
-        return asdict(self)
 
 
 def expectations(section: Section) -> list[Expected]:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -124,9 +124,9 @@ def document(
                 "name": section.name,
                 "task": section.task.__dict__ if section.task else None,
                 "rows": [row_dict(row) for row in section.rows],
-                "verdicts": [v.as_dict() for v in verdicts(section)],
+                "verdicts": list(map(asdict, verdicts(section))),
                 "warnings": warnings(section),
-                "expected": [e.as_dict() for e in expectations(section)],
+                "expected": list(map(asdict, expectations(section))),
                 "notes": [note.says for note in notes(section)],
             }
             for section in sections
@@ -141,7 +141,7 @@ def row_dict(row: Row) -> JsonObject:
     out: dict[str, Any] = {"name": row.name, "role": row.role, "control_of": row.control_of, "seeds": list(row.seeds)}
     for key in ("metric", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds"):
         value = getattr(row, key)
-        out[key] = value.as_dict() if value else None
+        out[key] = value and asdict(value)
     return out | {
         "parameters": row.parameters,
         "reference_parameters": row.reference_parameters,
@@ -158,6 +158,6 @@ def row_dict(row: Row) -> JsonObject:
         "seeds_still_improving": row.still_falling,
         "kappa": as_dict(row.kappa),
         "paths": list(row.paths),
-        "scores": row.scores and {task: score.as_dict() for task, score in row.scores.items()},
+        "scores": row.scores and {task: asdict(score) for task, score in row.scores.items()},
         "mean_of_scores": mean_of(row).mean if mean_of(row) else None,
     }
