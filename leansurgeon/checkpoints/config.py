@@ -97,67 +97,47 @@ HEADS = (
     "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
     "num_key_value_heads", "head_dim", "d_kv",
 )  # fmt: skip
-KINDS: dict[str, Kind] = {
-    **dict.fromkeys(DEPTHS, DEPTH),
-    **dict.fromkeys((*WIDTHS, *HEADS), COUNT),
-    **dict.fromkeys(
-        (
-            "n_positions", "block_size", "num_channels", "in_chans", "relative_attention_num_buckets",
-            "num_landmarks", "global_attn_every_n_layers",
-            "relative_attention_max_distance",
-        ),
-        ONE_COUNT,
-    ),
-    "max_position_embeddings": WHOLE,  # 1200.0, too
-    "conv_kernel_size": COUNT,
-    **dict.fromkeys(("image_size", "img_size", "patch_size"), COUNT),
-    **dict.fromkeys(
-        (
-            "type_vocab_size", "num_register_tokens", "segment_means_seq_len", "sliding_window", "local_attention",
-            "max_window_layers",
-        ),
-        ONE_COUNT_OR_NONE,
-    ),
-    "window_size": COUNT_OR_NONE,
-    **dict.fromkeys(("num_labels", "num_classes"), Kind(f"a whole number from 0 to {CLASSES:,}", whole(0, CLASSES))),
-    **dict.fromkeys(
-        (
-            "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps", "initializer_range",
-            "initializer_factor", "init_std", "rope_theta", "hidden_dropout_prob", "attention_probs_dropout_prob",
-            "attention_dropout", "dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "classifier_dropout",
-            "layerscale_value", "partial_rotary_factor", "logits_scaling", "attention_multiplier",
-            "query_pre_attn_scalar",
-        ),
-        ONE_NUMBER,
-    ),
-    **dict.fromkeys(("mlp_ratio", "mlp_ratios"), replace(NUMBER, branches=True)),
-    **dict.fromkeys(
-        (
-            "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_bias", "use_cache",
-            "is_encoder_decoder", "is_decoder", "add_cross_attention", "scale_decoder_outputs", "use_gated_mlp",
-            "do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_by_inverse_layer_idx",
-            "use_sliding_window", "output_attentions", "output_hidden_states", "return_dict",
-        ),
-        SWITCH,
-    ),
-    "qkv_bias": replace(SWITCH, several=True),
-    **dict.fromkeys(
-        ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id"),
-        TOKEN,
-    ),
-    **dict.fromkeys(
-        (
-            "model_type", "architecture", "hidden_act", "activation_function", "feed_forward_proj", "problem_type",
-            "dtype", "torch_dtype", "position_embedding_type", "global_pool",
-        ),
-        TEXT,
-    ),
-    **dict.fromkeys(("architectures", "layer_types"), TEXTS),
-    **dict.fromkeys(("id2label", "label2id"), LABELS),
-    **dict.fromkeys(
-        ("model_args", "pretrained_cfg", "rope_scaling", "rope_parameters", "auto_map", "arch", "vision_config"), OBJECT
-    ),
-}  # fmt: skip
+BY_KIND: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    (DEPTH, DEPTHS),
+    (COUNT, (*WIDTHS, *HEADS, "conv_kernel_size", "image_size", "img_size", "patch_size")),
+    (ONE_COUNT, (
+        "n_positions", "block_size", "num_channels", "in_chans", "relative_attention_num_buckets", "num_landmarks",
+        "global_attn_every_n_layers", "relative_attention_max_distance",
+    )),
+    (WHOLE, ("max_position_embeddings",)),  # 1200.0, too
+    (ONE_COUNT_OR_NONE, (
+        "type_vocab_size", "num_register_tokens", "segment_means_seq_len", "sliding_window", "local_attention",
+        "max_window_layers",
+    )),
+    (COUNT_OR_NONE, ("window_size",)),
+    (Kind(f"a whole number from 0 to {CLASSES:,}", whole(0, CLASSES)), ("num_labels", "num_classes")),
+    (ONE_NUMBER, (
+        "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps", "initializer_range",
+        "initializer_factor", "init_std", "rope_theta", "hidden_dropout_prob", "attention_probs_dropout_prob",
+        "attention_dropout", "dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "classifier_dropout",
+        "layerscale_value", "partial_rotary_factor", "logits_scaling", "attention_multiplier",
+        "query_pre_attn_scalar",
+    )),
+    (replace(NUMBER, branches=True), ("mlp_ratio", "mlp_ratios")),
+    (SWITCH, (
+        "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_bias", "use_cache",
+        "is_encoder_decoder", "is_decoder", "add_cross_attention", "scale_decoder_outputs", "use_gated_mlp",
+        "do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_by_inverse_layer_idx",
+        "use_sliding_window", "output_attentions", "output_hidden_states", "return_dict",
+    )),
+    (replace(SWITCH, several=True), ("qkv_bias",)),
+    (TOKEN, (
+        "pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id",
+    )),
+    (TEXT, (
+        "model_type", "architecture", "hidden_act", "activation_function", "feed_forward_proj", "problem_type",
+        "dtype", "torch_dtype", "position_embedding_type", "global_pool",
+    )),
+    (TEXTS, ("architectures", "layer_types")),
+    (LABELS, ("id2label", "label2id")),
+    (OBJECT, ("model_args", "pretrained_cfg", "rope_scaling", "rope_parameters", "auto_map", "arch", "vision_config")),
+)  # fmt: skip
+KINDS = {name: kind for kind, names in BY_KIND for name in names}
 
 
 def read_config(path: Path) -> Config:

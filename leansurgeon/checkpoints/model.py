@@ -30,17 +30,12 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading.jsonfile import JsonObject
 
-AUTO = {
-    "image-classification": "AutoModelForImageClassification",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-}
+# How the class of a model with each head ends; the first ending is that of transformers' auto class, too.
 SUFFIX = {
-    "image-classification": "ForImageClassification",
-    "sequence-classification": "ForSequenceClassification",
+    "image-classification": ("ForImageClassification",),
+    "sequence-classification": ("ForSequenceClassification",),
     "causal-lm": ("ForCausalLM", "LMHeadModel"),
-    "masked-lm": "ForMaskedLM",
+    "masked-lm": ("ForMaskedLM",),
 }
 
 
@@ -295,7 +290,7 @@ def load(
     """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
     in the precision of its files; `tower` is the part of a model of several that is meant.
 
-    `head` is one of `AUTO`; a model with another head keeps its body and gets a new head. None or "features" leaves it
+    `head` is one of `SUFFIX`; a model with another head keeps its body and gets a new one. None or "features" leaves it
     as it is. `overrides` is what the task asks for: other labels give a new head, what does not fit is a `UsageError`.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
@@ -364,11 +359,10 @@ def load_transformers(
     name = (config.get("architectures") or [""])[0]
     speaks = head == "causal-lm" and writes_text(architecture.section, name)
     if head in SUFFIX and not name.endswith(SUFFIX[head]) and not speaks:
-        base = next((c for c in task_classes(architecture, head)), None)
-        if base is None:
+        if not (own := task_classes(architecture, head)):
             able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))
             raise UnsupportedModel(f"{architecture.name} has no class for {head}.", able and f"It has one for: {able}.")
-        name = base
+        name = own[0]
     cls = transformers_class(architecture, name)
     extra = {}
     labels = overrides.get("num_labels")
@@ -386,15 +380,10 @@ def task_classes(architecture: Architecture, head: str) -> list[str]:
     if architecture.library == "leansurgeon":
         from leansurgeon.checkpoints.family import auto_map, modelling_file
 
-        full = auto_map(modelling_file(architecture), architecture.model_types[0]).get(AUTO[head])
+        full = auto_map(modelling_file(architecture), architecture.model_types[0]).get(f"AutoModel{SUFFIX[head][0]}")
         return [full.split(".")[-1]] if full else []
     from transformers.models.auto import modeling_auto as auto
 
-    table = {
-        "image-classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        "sequence-classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "masked-lm": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    }[head]
+    table = getattr(auto, f"MODEL_FOR_{head.replace('-', '_').upper()}_MAPPING_NAMES")
     names = table.get(architecture.model_types[0], [])
     return [names] if isinstance(names, str) else list(names)

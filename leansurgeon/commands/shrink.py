@@ -90,8 +90,24 @@ class Shrunk:
         return document
 
     def told(self) -> str:
-        """The same for a person."""
-        return told(self.decided, self.record, self.folder)
+        """The plan, what data decided, and how the result compares, for a person."""
+        from leansurgeon.report.tables.decided import closing
+        from leansurgeon.report.tables.decided import table as decided_table
+        from leansurgeon.report.tables.plan import plan_table
+        from leansurgeon.surgery.check import compare as comparison
+
+        decided, record, folder = self.decided, self.record, self.folder
+        lines = [*first_words(decided, record), plan_table(decided.plan)]
+        if choices := decided_table(record.decided if record else decided.record):
+            lines += ["", choices]
+        if record is None:
+            return "\n".join([*lines, "", "Dry run: nothing was written."])
+        if record.proof is None:
+            return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
+        lines += [closing(folder, record.proof), *compared(decided, record)]
+        if record.starts:
+            lines += ["", comparison.table(record.starts, decided.calibration)]
+        return "\n".join(lines)
 
 
 def shrink(
@@ -128,12 +144,18 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
         return sample_data_of_all(opened, asked.sources, task, asked.samples, asked.seed, say, place)
 
     if asked.params:
+        from leansurgeon.search.choose import by_parameters
+
         data = samples() if used else None
-        wanted = by_parameters(opened, asked.params, wanted, data, asked.seed, say)
+        chosen = by_parameters(opened, asked.params, wanted, data, asked.seed, say)
+        for sentence in chosen.says:
+            say(sentence)
+        wanted = chosen.wanted
     steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
     if own and not steps.asks_data:
         steps, own = without_data(steps), False
-    folder = asked.out or asked.workspace / default_name(opened.slug, steps)
+    heads, layers = steps.after.column("heads"), steps.after.column("depth")
+    folder = asked.out or asked.workspace / f"{opened.slug}-h{heads}-l{layers}"
     if unchanged and nothing_changes(steps, wanted, how):
         unchanged(opened.name)
     with held_for(steps, folder, asked, has_data=has_data, say=say):
@@ -191,16 +213,6 @@ def check(asked: ShrinkOptions, how: Method, has_data: bool) -> None:
         raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
     if (asked.judge and not (asked.proof and has_data)) or (asked.judge and asked.dry_run):
         raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
-
-
-def by_parameters(opened: Source, params: str, wanted: Wanted, data: Calibration | None, seed: int, say: Say) -> Wanted:
-    """The shape that `--params` leaves to be chosen; why is said."""
-    from leansurgeon.search.choose import by_parameters as choose
-
-    chosen = choose(opened, params, wanted, data, seed, say)
-    for sentence in chosen.says:
-        say(sentence)
-    return chosen.wanted
 
 
 def nothing_changes(steps: Plan, wanted: Wanted, how: Method) -> bool:
@@ -276,26 +288,6 @@ def judged_on(
     return judged.note(folder, made, {name: judged.on_data(other, opened, folder, made.proof.parameters, batches)})
 
 
-def told(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
-    """The plan, what data decided, and how the result compares, for a person."""
-    from leansurgeon.report.tables.decided import closing
-    from leansurgeon.report.tables.decided import table as decided_table
-    from leansurgeon.report.tables.plan import plan_table
-    from leansurgeon.surgery.check import compare as comparison
-
-    lines = [*first_words(decided, record), plan_table(decided.plan)]
-    if choices := decided_table(record.decided if record else decided.record):
-        lines += ["", choices]
-    if record is None:
-        return "\n".join([*lines, "", "Dry run: nothing was written."])
-    if record.proof is None:
-        return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
-    lines += [closing(folder, record.proof), *compared(decided, record)]
-    if record.starts:
-        lines += ["", comparison.table(record.starts, decided.calibration)]
-    return "\n".join(lines)
-
-
 def first_words(decided: Decided, record: SurgeryRecord | None) -> list[str]:
     """The verdict, before all numbers; nothing where the result was not compared with what it was cut from."""
     from leansurgeon.report.tables.in_words import verdict
@@ -325,12 +317,6 @@ def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
         part = "held-out samples" if name in sources else "which had no part in the making"
         lines += wrap(f"{name}, {part}: {sentence(other, record.language)}")
     return lines
-
-
-def default_name(slug: str, steps: Plan) -> str:
-    """Name of the output folder: the source's, heads and layers."""
-    shape = steps.after
-    return f"{slug}-h{shape.column('heads')}-l{shape.column('depth')}"
 
 
 def seconds(text: str | None, flag: str) -> float | None:
