@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from leansurgeon.checkpoints.recorded.part import Part
 from leansurgeon.reading.jsonfile import Json, value_at
-from leansurgeon.reading.values import items, number, objects, sentences, text, whole
+from leansurgeon.reading.values import items, number, objects, text, whole
 
 
 @dataclass(frozen=True)
@@ -84,69 +86,54 @@ def off(point: dict[str, Any], score: str) -> Off | None:
 
 
 @dataclass(frozen=True)
-class BenchRow:
-    """One shape under one attention backend; times are medians in seconds."""
+class Quartiles(Part):
+    """A figure over rounds, and (of one against another) what it says."""
 
-    name: str
-    backend: str
-    step: float | None
-    forward_of_one: float | None
-    forward: float | None
-    training_per_second: float | None
-    forward_per_second: float | None
-    peak_memory: float | None
-    step_against_first: float | None
-    verdict: str
+    median: float | None = None
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
-class Bench:
-    rows: tuple[BenchRow, ...]
-    unit: str
-    batch: float | None
-    tokens: float | None
-    rounds: float | None
-    precision: str
-    device: str
-    peak_kind: str
-    remarks: tuple[str, ...]
+class BenchRow(Part):
+    """One shape under one attention backend; times in seconds."""
+
+    name: str = "?"
+    backend: str = ""
+    seconds: Mapping[str, Quartiles] = field(default_factory=dict)
+    training_per_second: float | None = None
+    forward_per_second: float | None = None
+    peak_memory: float | None = None
+    step_against_first: Quartiles = Quartiles()
+
+    def time(self, key: str) -> float | None:
+        """The median of a measured time."""
+        return self.seconds[key].median if key in self.seconds else None
+
+
+@dataclass(frozen=True)
+class Load(Part):
+    """What was timed."""
+
+    batch: float | None = None
+    tokens: float | None = None
+    rounds: float | None = None
+    precision: str = "?"
+
+
+@dataclass(frozen=True)
+class Bench(Part):
+    """The document of `leansurgeon bench`."""
+
+    rows: tuple[BenchRow, ...] = ()
+    load: Load = Load()
+    unit: str = "samples"
+    device: str = "?"
+    peak_memory_kind: str = ""
+    skipped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def bench_of(document: Json) -> Bench | None:
     """The document of `leansurgeon bench`; None where it has no rows."""
-    rows = objects(value_at(document, "rows"))
-    if not rows:
-        return None
-    load = document.get("load")
-    return Bench(
-        rows=tuple(map(bench_row, rows)),
-        unit=text(document.get("unit"), "samples"),
-        batch=number(value_at(load, "batch")),
-        tokens=number(value_at(load, "tokens")),
-        rounds=number(value_at(load, "rounds")),
-        precision=text(value_at(load, "precision"), "?"),
-        device=text(document.get("device"), "?"),
-        peak_kind=text(document.get("peak_memory_kind")),
-        remarks=sentences([*items(document.get("skipped")), *items(document.get("remarks"))]),
-    )
-
-
-def bench_row(row: dict[str, Any]) -> BenchRow:
-    """One model's row of `bench.json`; what is missing is None."""
-
-    def seconds(key: str) -> float | None:
-        """The median of a measured time, in seconds."""
-        return number(value_at(row, "seconds", key, "median"))
-
-    return BenchRow(
-        name=text(row.get("name"), "?"),
-        backend=text(row.get("backend")),
-        step=seconds("step"),
-        forward_of_one=seconds("forward_1"),
-        forward=seconds("forward"),
-        training_per_second=number(row.get("training_per_second")),
-        forward_per_second=number(row.get("forward_per_second")),
-        peak_memory=number(row.get("peak_memory")),
-        step_against_first=number(value_at(row, "step_against_first", "median")),
-        verdict=text(value_at(row, "step_against_first", "verdict")),
-    )
+    bench = Bench.from_dict(document) if isinstance(document, dict) else Bench()
+    return bench if bench.rows else None
