@@ -61,36 +61,31 @@ class Reshaped:
             for s in source.specs
             if s.layer is None
         ]
-        if source.architecture.uneven:
-            return (*specs, *self._uneven_blocks())
-        layer = 0
-        for s, (now, wanted) in enumerate(zip(source.shape.stages, shape.stages, strict=True)):
-            dims = arch.dims(self.converted, shape, s)
-            blocks = [
-                [(spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if in_block(spec, s, like)]
-                for like in range(min(2, now.depth))
-            ]
-            for j in range(wanted.depth):
-                # Only the first layer may differ from the others.
-                specs += [
-                    replace(spec, name=at_layer(spec, arch, j), shape=sizes, layer=layer, index=j)
-                    for spec, sizes in blocks[min(j, 1, now.depth - 1)]
+        blocks: dict[tuple[int, int], list[tuple[TensorSpec, tuple[int, ...]]]] = {}
+        for layer, (stage, index, like) in enumerate(self._places()):
+            if (stage, like) not in blocks:
+                dims = arch.dims(self.converted, shape, stage)
+                blocks[stage, like] = [
+                    (spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if spec.layer == like
                 ]
-                layer += 1
+            specs += [
+                replace(spec, name=at_layer(spec, arch, index), shape=sizes, layer=layer, index=index)
+                for spec, sizes in blocks[stage, like]
+            ]
         return tuple(specs)
 
-    def _uneven_blocks(self) -> Iterator[TensorSpec]:
-        """The tensors of every new layer, those that the source layer in its place has."""
-        source, arch, kept = self.source, self.architecture, self.kept
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        """Of every new layer its stage, its place there, and the source layer whose tensors it has."""
+        source, kept, layer, start = self.source, self.kept, 0, 0
         if kept is None or len(kept) != self.shape.depth:
-            kept = evenly_per_stage(source.shape, self.shape)
-        places = [(s, j) for s, stage in enumerate(self.shape.stages) for j in range(stage.depth)]
-        for layer, (s, j) in enumerate(places):
-            dims = arch.dims(self.converted, self.shape, s)
-            for spec in source.specs:
-                if spec.layer == kept[layer]:
-                    sizes = sizes_of(" ".join(spec.axes), dims)
-                    yield replace(spec, name=at_layer(spec, arch, j), shape=sizes, layer=layer, index=j)
+            kept = evenly_per_stage(source.shape, self.shape) if source.architecture.uneven else ()
+        for stage, (now, wanted) in enumerate(zip(source.shape.stages, self.shape.stages, strict=True)):
+            for index in range(wanted.depth):
+                # Of layers that are of one kind, only the first may differ from the others.
+                even = start + min(index, 1, now.depth - 1)
+                yield stage, index, kept[layer] if source.architecture.uneven else even
+                layer += 1
+            start += now.depth
 
     @cached_property
     def by_layer(self) -> Mapping[int | None, tuple[TensorSpec, ...]]:
@@ -104,11 +99,6 @@ class Reshaped:
     def parameters(self) -> ParameterCount:
         """Parameters by part, from the tensors' axes alone."""
         return counted(self.specs)
-
-
-def in_block(spec: TensorSpec, stage: int, index: int) -> bool:
-    """Whether the tensor belongs to block `index` of a stage."""
-    return spec.layer is not None and (spec.stage, spec.index) == (stage, index)
 
 
 def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:

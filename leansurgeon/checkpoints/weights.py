@@ -202,8 +202,12 @@ def write_array(out, tensor: Out) -> None:
     data = np.ascontiguousarray(tensor.make())
     if data.shape != tensor.shape or data.dtype != RAW[tensor.dtype]:
         raise AssertionError(f"{tensor.name}: made {data.dtype} {data.shape}, announced {tensor.dtype} {tensor.shape}")
-    view = memoryview(data).cast("B") if data.size else memoryview(b"")
-    while view:  # an unbuffered write may be short
+    write_all(out, memoryview(data).cast("B") if data.size else memoryview(b""))
+
+
+def write_all(out, view: memoryview) -> None:
+    """Append bytes to a file without a buffer, whose writes may be short."""
+    while view:
         view = view[out.write(view) :]
 
 
@@ -226,7 +230,5 @@ def copy_range(entry: Entry, out) -> None:
             chunk = source.read(min(CHUNK, left))
             if not chunk:
                 raise UnsupportedModel(f"{entry.file.name} became shorter while it was read.")
-            view = memoryview(chunk)
-            while view:
-                view = view[out.write(view) :]
+            write_all(out, memoryview(chunk))
             left -= len(chunk)

@@ -38,13 +38,6 @@ def _allow_code(value: bool) -> bool:
 _until_the_end = ExitStack()
 
 
-def hold(folder: Path, *, force: bool) -> None:
-    """Refuse an output that is not free, and keep its name for this command until it ends."""
-    from leansurgeon.checkpoints.publish.output import held
-
-    _until_the_end.enter_context(held(folder, force=force))
-
-
 def let_go() -> None:
     """What the command held is free again."""
     _until_the_end.close()

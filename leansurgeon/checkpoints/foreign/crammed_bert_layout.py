@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from leansurgeon.errors import UnsupportedModel, plural
-from leansurgeon.reading.jsonfile import Json
+from leansurgeon.reading.jsonfile import Json, value_at
 
 Config = dict[str, Any]
 Read = Callable[[str], np.ndarray]
@@ -164,9 +164,7 @@ def bind(read: Read, source: str, change: Callable[[np.ndarray], np.ndarray]) ->
 
 def lookup(arch: Config, path: str, default: Json = None) -> Any:
     """A value of the nested config by its dotted path; None counts as absent."""
-    value: Any = arch
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+    value = value_at(arch, *path.split("."))
     return default if value is None else value
 
 

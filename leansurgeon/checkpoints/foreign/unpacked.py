@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
@@ -81,10 +82,5 @@ def counted(path: Path) -> str:
         entries = read_header(path).values()
     except LeanSurgeonError:
         return "damaged"
-    numbers = 0
-    for entry in entries:
-        size = 1
-        for side in entry.shape:
-            size *= side
-        numbers += size
+    numbers = sum(prod(entry.shape) for entry in entries)
     return f"{len(entries):,} tensors, {numbers:,} numbers"

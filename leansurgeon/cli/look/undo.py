@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AsJson, Force, TrustRemoteCode, hold, say
+from leansurgeon.cli.common import AsJson, Force, TrustRemoteCode, say
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -34,17 +34,18 @@ def undo(
     The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
     cannot be undone, and a model that was trained after surgery neither.
     """
-    from leansurgeon.checkpoints.publish.output import check_apart
+    from leansurgeon.checkpoints.publish.output import check_apart, held
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.write.undo import carry_out, plan_undo
 
     source = open_source(model)
     steps = plan_undo(source)
+    record = None
     if not dry_run:
-        hold(out, force=force)
-        check_apart(out, source.folder)
-    record = None if dry_run else carry_out(steps, out, force=force, say=say)
+        with held(out, force=force):
+            check_apart(out, source.folder)
+            record = carry_out(steps, out, force=force, say=say)
     verified = record.decided.verified if record else None
     if as_json:
         document = {"schema_version": 1, "dry_run": dry_run, "out": None if dry_run else str(out)}

@@ -139,7 +139,7 @@ def resume_line(run: Path) -> str:
     if (run.parent / STARTS).is_dir():
         return ""  # an arm of an experiment that left no note of itself
     place = shlex.quote(str(run))
-    call = call_in(folder.recipe_text(run) or "")
+    call = call_in(folder.text_of(run / RECIPE) or "")
     call = call or f"leansurgeon retrain MODEL --recipe {shlex.quote(str(run / RECIPE))}"
     return f"{call} --resume {place}" if all_of(run) else f"{call} -o {place} --resume auto"
 

@@ -5,6 +5,7 @@ Everything here may be absent, odd or cut off; then it is None, and the report g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import number
-from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE, call_in
+from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, call_in
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
 POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
@@ -56,15 +57,10 @@ def curve(run: Path, seed: int | None, epochs: float | None, steps: float | None
 
     An evaluation is written with its step only; its epoch follows from the epochs and steps of the summary.
     """
-    content = text_of(run / METRICS)
-    if content is None or not epochs or not steps:
+    if not epochs or not steps:
         return None
     loss, metric = [], []
-    for line in content.splitlines():
-        record = parsed(line)
-        step = number(record.get("step")) if isinstance(record, dict) else None
-        if step is None:
-            continue
+    for step, record in logged(run):
         for kind, key, points in (("train", "loss", loss), ("eval", "metric", metric)):
             value = number(record.get(key))
             if record.get("type") == kind and value is not None:
@@ -74,13 +70,17 @@ def curve(run: Path, seed: int | None, epochs: float | None, steps: float | None
 
 def last_step(run: Path) -> int | None:
     """The last step that a training has logged."""
-    content = text_of(run / METRICS)
-    for line in reversed((content or "").splitlines()):
+    return next((int(step) for step, _ in logged(run, newest_first=True)), None)
+
+
+def logged(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
+    """The lines of a run's metrics that name a step, with it."""
+    lines = (text_of(run / METRICS) or "").splitlines()
+    for line in reversed(lines) if newest_first else lines:
         record = parsed(line)
         step = number(record.get("step")) if isinstance(record, dict) else None
         if step is not None:
-            return int(step)
-    return None
+            yield step, record
 
 
 def thinned(points: list[tuple[float, float]]) -> Points:
@@ -93,16 +93,6 @@ def thinned(points: list[tuple[float, float]]) -> Points:
         stretch = range(i * len(inner) // stretches, (i + 1) * len(inner) // stretches)
         kept |= {1 + min(stretch, key=lambda j: inner[j][1]), 1 + max(stretch, key=lambda j: inner[j][1])}
     return tuple(points[i] for i in sorted(kept))
-
-
-def left_by(run: Path, name: str) -> JsonObject | None:
-    """The JSON object that another command wrote into this folder, such as `heads.json`."""
-    return jsonfile.read_object_if_whole(run / name)
-
-
-def recipe_text(run: Path) -> str | None:
-    """The resolved recipe of a run."""
-    return text_of(run / RECIPE)
 
 
 def experiment_file(run: Path) -> ExperimentFile | None:

@@ -32,11 +32,10 @@ def printed(preset: str, wanted: dict[str, str] | None) -> list[Printed]:
     rows = []
     for exhibit, candidate in known:
         try:
-            stages = target_of(Start(preset), candidate.words, candidate.policy).shape.stages
+            shape = target_of(Start(preset), candidate.words, candidate.policy).shape
         except LeanSurgeonError:
             continue
-        shape = {key: ",".join(str(getattr(stage, key)) for stage in stages) for key in SHAPE}
-        if shape == wanted:
+        if {key: shape.column(key) for key in SHAPE} == wanted:
             said = candidate.printed
             score = said.scores.get(exhibit.headline)
             model = f"{candidate.model}, {candidate.role}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import FRESH, SurgeryRecord
+from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.report.evidence import folder
@@ -85,17 +86,17 @@ class Run:
     @cached_property
     def heads(self) -> HeadStudy | None:
         """The study of heads that lies in the folder, if any."""
-        return heads_of(folder.left_by(self.path, folder.HEADS))
+        return heads_of(jsonfile.read_object_if_whole(self.path / folder.HEADS))
 
     @cached_property
     def bench(self) -> Bench | None:
         """The benchmark that lies in the folder, if any."""
-        return bench_of(folder.left_by(self.path, folder.BENCH))
+        return bench_of(jsonfile.read_object_if_whole(self.path / folder.BENCH))
 
     @cached_property
     def recipe(self) -> str | None:
         """The resolved recipe of a run, as it stands in its folder."""
-        return folder.recipe_text(self.path) if self.kind == "run" else None
+        return folder.text_of(self.path / runfolder.RECIPE) if self.kind == "run" else None
 
     @cached_property
     def experiment_file(self) -> folder.ExperimentFile | None:

@@ -15,10 +15,11 @@ from typing import Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report.charts.render import svg
+from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.evidence.collect import Collection
 from leansurgeon.report.notes import notes
 from leansurgeon.report.page import again, bench, cut, results
-from leansurgeon.report.page.blocks import Block, Part, words
+from leansurgeon.report.page.blocks import Block, Part, figures, words
 from leansurgeon.report.page.style import style
 from leansurgeon.report.page.tiles import Tile, name_of, tiles, under_the_name
 from leansurgeon.report.places import check_file
@@ -34,10 +35,10 @@ HOW = "This page needs nothing but itself; `leansurgeon report --json` has the t
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
     ("Results", results.results, ("quality", "runs")),
     ("Starting points", results.starts, ()),
-    ("Training curves", results.curves, ()),
+    ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
     ("What was cut, and why", cut.surgeries, ()),
     ("Conditioning", results.conditioning, ("kappa",)),
-    ("Head importance", results.head_maps, ()),
+    ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
     ("Memory and speed", results.cost, ("memory", "speed")),
     ("Speed apart from training", bench.benches, ()),
     ("The paper", again.paper, ()),

@@ -79,11 +79,6 @@ def starts(section: Section) -> list[Block]:
     return grid(f"{section.task.label} by starting point", rows, shown, hidden=True)
 
 
-def curves(section: Section) -> list[Block]:
-    """The training curves as a block."""
-    return figures(of_section(section, "Training curves"))
-
-
 def conditioning(section: Section) -> list[Block]:
     """Kappa layer by layer: charts, and behind a fold the tables with rank and every other measure."""
     rows = layer_rows(section)
@@ -95,11 +90,6 @@ def conditioning(section: Section) -> list[Block]:
     says = "Kappa that depends on the basis of the heads (A, W_q to W_o) beside what does not (the rest)"
     tables += grid(says, rows, extra, cards=False) if len(extra) > len(SHARED) else []
     return [*figures(of_section(section, "Conditioning")), *folded("Every layer in figures, with ranks", tables)]
-
-
-def head_maps(section: Section) -> list[Block]:
-    """The maps of head importance as a block."""
-    return figures(of_section(section, "Head importance"))
 
 
 def cost(section: Section) -> list[Block]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.report.evidence.kappa import Kappa, kappa_of
 from leansurgeon.report.evidence.run import PARTS, SHAPE, Run, Task
 from leansurgeon.report.evidence.surgery import Cut
@@ -159,9 +160,8 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
 
 def heals(summary: Summary) -> bool:
     """Whether the run was to make a model better that was there: what it was counts as a result, too."""
-    train = summary.recipe.get("train")
-    saved = train.get("checkpoint") if isinstance(train, Mapping) else None
-    return isinstance(saved, Mapping) and saved.get("keep_start") is True and saved.get("keep_best") is not False
+    saved = value_at(summary.recipe, "train", "checkpoint")
+    return value_at(saved, "keep_start") is True and value_at(saved, "keep_best") is not False
 
 
 def kept_start(summary: Summary) -> bool:

@@ -47,11 +47,7 @@ def markdown(section: Section, wide: bool, kappa: bool) -> str:
     """A section in Markdown: verdicts, warnings, notes and its table, pipes in cells escaped."""
     rows, columns = _beside(section, wide, kappa)
     safe = [replace(c, show=lambda value, c=c: c.show(value).replace("|", "\\|")) for c in columns]
-    lines = (
-        sentences(verdicts(section))
-        + [f"**{w}**" for w in warnings(section)]
-        + [note.says for note in notes(section, kappa)]
-    )
+    lines = said_beside(section, kappa, "**{}**")
     return f"### {title(section)}\n\n{_markup(rows, safe, 'pipe')}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
@@ -62,13 +58,13 @@ def latex(section: Section, wide: bool, kappa: bool) -> str:
     for sign, command in (("±", r"$\pm$"), ("≥", r"$\ge$"), ("…", r"\dots{}"), (NONE, "--")):
         body = body.replace(sign, command)
     body = re.sub(r"(?<=\s)-(?=\d)", "$-$", body)
-    said = [
-        title(section),
-        *sentences(verdicts(section)),
-        *warnings(section),
-        *(note.says for note in notes(section, kappa)),
-    ]
-    return "\n".join([f"% {said[0]}", body, *(f"% {line}" for line in said[1:])])
+    return "\n".join([f"% {title(section)}", body, *(f"% {line}" for line in said_beside(section, kappa))])
+
+
+def said_beside(section: Section, kappa: bool, warning: str = "{}") -> list[str]:
+    """What must be said beside a section's table: verdicts, warnings (in this form), notes."""
+    warned = [warning.format(said) for said in warnings(section)]
+    return [*sentences(verdicts(section)), *warned, *(note.says for note in notes(section, kappa))]
 
 
 def as_csv(sections: Sequence[Section], kappa: bool) -> str:
