@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,13 +48,9 @@ def kappa(
     >>> len(found.layers)
     2
     """
-    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import kappa as command
 
-    with ExitStack() as stack:
-        name = folder_of(model, tokenizer, stack)
-        stack.enter_context(trusting(trust_remote_code))
-        stack.enter_context(meant(tower))
+    with opened(model, tokenizer, tower, trust_remote_code) as name:
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
         named = given.data(data)
         document = command.kappa(name, named, speaker(progress), **asked, allow_pickle=allow_pickle)
@@ -102,7 +98,6 @@ def heads(
     >>> [layer.shape for layer in found.importance]
     [(4,), (4,)]
     """
-    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import heads as command
 
     share = f"{100 * prune:g}%" if isinstance(prune, float) else prune
@@ -113,10 +108,7 @@ def heads(
     pruning = None if asked is None or target is None else command.Pruning(asked, target, heal, force, device)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     say = speaker(progress)
-    with ExitStack() as stack:
-        name = folder_of(model, tokenizer, stack)
-        stack.enter_context(trusting(trust_remote_code))
-        stack.enter_context(meant(tower))
+    with opened(model, tokenizer, tower, trust_remote_code) as name:
         measured = command.heads(
             name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle
         )
@@ -127,6 +119,18 @@ def heads(
         return Heads(measured.document)
     smaller = measured.pruned
     return Heads(measured.document, Cut(smaller.asked.out, smaller.record, smaller.as_dict(), smaller.told()))
+
+
+@contextmanager
+def opened(model: Place | torch.nn.Module, tokenizer: object | None, tower: str | None, trusted: bool) -> Iterator[str]:
+    """The path or name of a model while the block runs, which trusts its code or not and means this tower."""
+    from leansurgeon.architectures.towers import meant
+
+    with ExitStack() as stack:
+        name = folder_of(model, tokenizer, stack)
+        stack.enter_context(trusting(trusted))
+        stack.enter_context(meant(tower))
+        yield name
 
 
 def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: ExitStack) -> str:
@@ -230,7 +234,6 @@ def search(
     Traceback (most recent call last):
     leansurgeon.errors.UsageError: ...
     """
-    from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import search as command
     from leansurgeon.search.space import Budget, Space
 
@@ -253,10 +256,7 @@ def search(
         allow_pickle=allow_pickle,
         device=device,
     )
-    with ExitStack() as stack:
-        name = folder_of(source, tokenizer, stack)
-        stack.enter_context(trusting(trust_remote_code))
-        stack.enter_context(meant(tower))
+    with opened(source, tokenizer, tower, trust_remote_code) as name:
         begun = command.begin(name, space, budget, asked)
         return command.search(begun, space, budget, asked, speaker(progress))
 

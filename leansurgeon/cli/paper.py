@@ -6,10 +6,6 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.errors import UsageError, did_you_mean
-
-FORMATS = ("table", "markdown", "csv", "json", "latex")
-
 
 def paper(
     table: Annotated[
@@ -34,10 +30,9 @@ def paper(
 
     Accuracy and memory are the paper's own; nothing is trained or measured here.
     """
-    if format not in FORMATS:
-        raise UsageError(
-            f"There is no format '{format}'{did_you_mean(format, FORMATS)}.", f"Formats: {', '.join(FORMATS)}."
-        )
+    from leansurgeon.report.tables.table import check_format
+
+    check_format(format)
     from leansurgeon.paper import chosen
     from leansurgeon.paper.audit import audit
     from leansurgeon.paper.document import as_csv, document

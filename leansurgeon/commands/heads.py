@@ -119,7 +119,11 @@ def heads(
         if pruning is not None:
             stack.enter_context(held(pruning.out, force=pruning.force))
         opened = open_source(model, allow_pickle=allow_pickle)
-        refuse_preset(opened, model)
+        if opened.weights is None:
+            raise UsageError(
+                f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
+                "Give a trained model's folder.",
+            )
         if not opened.learned:
             say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
         if pruning is not None:
@@ -152,15 +156,6 @@ def keep(model: str, measured: Measured, say: Say) -> None:
     if run := runfolder.run_of(model):
         runfolder.write_json(run / HEADS, measured.document)
         say(f"Kept as {run / HEADS}.")
-
-
-def refuse_preset(opened: Source, model: str) -> None:
-    """Raises `UsageError` for what has no weights."""
-    if opened.weights is None:
-        raise UsageError(
-            f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
-            "Give a trained model's folder.",
-        )
 
 
 def measured(opened: Source, sample: Calibration, options: Options, say: Say) -> Study:

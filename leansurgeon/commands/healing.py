@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,22 +126,23 @@ def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made
     """The recipe as this machine can carry it out: on a CPU in fp32 instead of fp16 and without `compile`, said in one
     line. Of an experiment also what arms with transferred weights have of their own.
     """
-    train, own = settings.train, getattr(settings, "retrain", {})
-    unusable = {key for key, (asked, *_) in GPU_ONLY.items() if asked in (getattr(train, key), own.get(key))}
-    if not unusable:
+    own = getattr(settings, "retrain", {})
+    of_all, of_own = instead(settings.train.model_dump()), instead(own)
+    if not (of_all or of_own):
         return settings
     import torch
 
     if not cpu and torch.accelerator.is_available():
         return settings
-    say(f"There is no GPU to train on: {' and '.join(GPU_ONLY[key][2] for key in GPU_ONLY if key in unusable)}.")
-    asked_for = {key: GPU_ONLY[key][0] for key in unusable}
-    here = {key: GPU_ONLY[key][1] for key in unusable}
-    changed = {key: here[key] for key in unusable if getattr(train, key) == asked_for[key]}
-    changes: dict[str, Any] = {"train": train.model_copy(update=changed)}
-    if own:
-        changes["retrain"] = own | {key: here[key] for key in unusable if own.get(key) == asked_for[key]}
-    return settings.model_copy(update=changes)
+    told = (said for key, (_, _, said) in GPU_ONLY.items() if key in of_all or key in of_own)
+    say(f"There is no GPU to train on: {' and '.join(told)}.")
+    changes: dict[str, Any] = {"train": settings.train.model_copy(update=of_all)}
+    return settings.model_copy(update=changes | ({"retrain": own | of_own} if own else {}))
+
+
+def instead(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a CPU takes in place of settings that are for a GPU."""
+    return {key: here for key, (asked, here, _) in GPU_ONLY.items() if settings.get(key) == asked}
 
 
 def did_it_help(summary: Summary, folder: Path) -> str | None:

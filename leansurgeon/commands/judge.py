@@ -57,6 +57,7 @@ def judge(
     if not data and not tasks:
         raise UsageError("Nothing to judge on.", "Give --data FILES, --lm-eval TASKS, or both.")
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.data.calibration import LANGUAGE, head_of
     from leansurgeon.surgery.check import judged
 
     with ExitStack() as keep:
@@ -65,7 +66,7 @@ def judge(
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
         comparisons = on_all(opened, origin, data, tasks, limit, seed, say)
-        language = predicts_words(opened)
+        language = head_of(opened) in LANGUAGE
         if opened.record and against is None:
             judged.note(opened.folder, opened.record, comparisons, language=language)
             say(f"Kept in {opened.folder}: surgery.json and the model card.")
@@ -125,10 +126,3 @@ def prepares(origin: Source, opened: Source) -> Source:
 
     lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
     return opened if any(name.startswith(companions.READING) for name in lacks) else origin
-
-
-def predicts_words(opened: Source) -> bool:
-    """Whether the model's loss is that of words, so that its exponential is a perplexity."""
-    from leansurgeon.measure.data.calibration import LANGUAGE, head_of
-
-    return head_of(opened) in LANGUAGE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
@@ -63,15 +63,8 @@ def plan(
     card = gpus.find(training.gpu) if training.gpu else None
     setting = None
     if training.asked:
-        setting = Setting(
-            batch=DEFAULT_BATCH if training.batch is None else training.batch,
-            tokens=training.tokens,
-            precision=training.precision or "bf16",
-            attention=training.attention or "sdpa",
-            optimizer=training.optimizer or "adamw",
-            checkpointing=training.checkpointing,
-            world_size=1 if training.world_size is None else training.world_size,
-        )
+        said = {key: value for key, value in asdict(training).items() if value is not None}
+        setting = Setting(**{"batch": DEFAULT_BATCH} | {key: said[key] for key in said if key not in ("memory", "gpu")})
         setting.check()
     with ExitStack() as keep:
         opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)

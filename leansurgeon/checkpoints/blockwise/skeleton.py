@@ -135,7 +135,8 @@ class Skeleton:
                 slots[files[0]].parts = dict.fromkeys(map(self.bare, parts), "")
         return slots
 
-    def _in_block(self, layer: int) -> list[Slot]:
+    def _in_block(self, layer: int | None) -> list[Slot]:
+        """The tensors of a block; None: of what stands outside the blocks."""
         return [slot for slot in self.slots.values() if slot.layer == layer]
 
     def _find_block(self, layer: int) -> str:
@@ -169,9 +170,7 @@ class Skeleton:
         """
         needed = {self.bare(s.name) for s in self.architecture.tensors(self.config) if s.role != "head"}
         absent = []
-        for slot in self.slots.values():
-            if slot.layer is not None:
-                continue
+        for slot in self._in_block(None):
             name, values = self._look_up(slot, tensors)
             if values is not None:
                 self._put(slot, name, values)
@@ -187,10 +186,8 @@ class Skeleton:
 
         Raises `UnsupportedModel` where that has no such tensor, or one of another size.
         """
-        theirs = {name: s for s in other.slots.values() if s.layer is None for name in (s.file, *s.names)}
-        for slot in self.slots.values():
-            if slot.layer is not None:
-                continue
+        theirs = {name: s for s in other._in_block(None) for name in (s.file, *s.names)}
+        for slot in self._in_block(None):
             shared = next((theirs[name] for name in (slot.file, *slot.names) if name in theirs), None)
             if shared is None and slot.buffer:
                 continue  # a table that the library computes
@@ -200,11 +197,7 @@ class Skeleton:
                     f"'{slot.file}' {have} in the source, and the result wants {list(slot.shape)}.",
                     "What stands outside the blocks cannot be calibrated.",
                 )
-            owner, key = other._place(shared.memory[0])
-            kind = "_buffers" if slot.buffer else "_parameters"
-            for memory in slot.memory:
-                place, name = self._place(memory)
-                getattr(place, kind)[name] = getattr(owner, kind)[key]
+            self._set(slot, other._get(shared))
             slot.given = shared.given
         self.absent = other.absent
 
@@ -246,14 +239,19 @@ class Skeleton:
             )
         slot.given = name
         if slot.buffer:
-            owner, key = self._place(slot.memory[0])
-            owner._buffers[key].copy_(torch.from_numpy(values))
+            self._get(slot).copy_(torch.from_numpy(values))
             return
         learns = slot.layer is not None and not slot.parts  # experts stay as they are
-        new = nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), learns)
+        self._set(slot, nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), learns))
+
+    def _get(self, slot: Slot) -> torch.Tensor:
+        owner, key = self._place(slot.memory[0])
+        return (owner._buffers if slot.buffer else owner._parameters)[key]
+
+    def _set(self, slot: Slot, tensor: torch.Tensor) -> None:
         for memory in slot.memory:
             owner, key = self._place(memory)
-            owner._parameters[key] = new
+            (owner._buffers if slot.buffer else owner._parameters)[key] = tensor
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         path, _, key = name.rpartition(".")
@@ -263,8 +261,7 @@ class Skeleton:
         """Let the weights of a block go."""
         for slot in self._in_block(layer):
             if not slot.buffer:
-                owner, key = self._place(slot.memory[0])
-                owner._parameters[key] = nn.Parameter(torch.empty(slot.shape, device="meta"))
+                self._set(slot, nn.Parameter(torch.empty(slot.shape, device="meta")))
 
     def fill_zeros(self, layer: int) -> None:
         """A block of zeros, for those who need its ways and not its values."""
@@ -282,8 +279,7 @@ class Skeleton:
             raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")
         tensors = {}
         for slot in self._in_block(layer):
-            owner, key = self._place(slot.memory[0])
-            tensor = owner._buffers[key] if slot.buffer else owner._parameters[key]
+            tensor = self._get(slot)
             if slot.parts:
                 for file, part in merged.apart(self.model, {slot.memory[0]: tensor.detach()}).items():
                     tensors[slot.parts[self.bare(file)]] = part.float().cpu().numpy().copy()

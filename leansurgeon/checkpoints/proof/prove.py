@@ -104,11 +104,11 @@ def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ())
 def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> Comparison:
     """How far the result's outputs lie from the source's, of which `original` is the account."""
     if "trouble" in original:
-        return not_done(f"the source itself does not load with its library ({original['trouble']})")
+        return Comparison(done=False, why=f"the source itself does not load with its library ({original['trouble']})")
     if original["output"] != result["output"]:
-        return not_done(f"the outputs are {result['output']} and the source's {original['output']}")
+        return Comparison(done=False, why=f"the outputs are {result['output']} and the source's {original['output']}")
     if not original["finite"]:
-        return not_done("the source itself gives NaN or Inf")
+        return Comparison(done=False, why="the source itself gives NaN or Inf")
     scored: dict[str, Any] = {}
     if result["count"]:
         right = {"source": original["right"] / original["count"], "result": result["right"] / result["count"]}
@@ -135,11 +135,6 @@ def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict
     both = list(zip(original["samples"], result["samples"], strict=True))
     interval = paired.interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
     return {"low": interval[0], "high": interval[1]} if interval else {}
-
-
-def not_done(why: str) -> Comparison:
-    """A comparison that was not made, with the reason."""
-    return Comparison(done=False, why=why)
 
 
 def mean_loss(account: dict[str, Any]) -> float:

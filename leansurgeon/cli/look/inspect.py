@@ -120,15 +120,12 @@ def measured(source: Source, data: str, model: str) -> KappaDocument:
 
 def kept(source: Source) -> JsonObject | None:
     """The kappa that the training of this run's model has left in its summary."""
-    from leansurgeon.reading import jsonfile
-    from leansurgeon.training.runs.folder import LAST, SUMMARY
+    from leansurgeon.training.runs.folder import LAST
+    from leansurgeon.training.runs.summary import read_if_whole
 
-    folder = source.folder
-    summary = folder.parent / SUMMARY if folder else None
-    if summary is None or not summary.is_file() or not (folder.parent / LAST).is_dir():
-        return None
-    kappa = (jsonfile.read_object_if_whole(summary) or {}).get("kappa")
-    return kappa if isinstance(kappa, dict) else None
+    run = source.folder.parent if source.folder else None
+    summary = read_if_whole(run) if run and (run / LAST).is_dir() else None
+    return summary and summary.kappa
 
 
 def describe(inspection: Inspection) -> list[str]:

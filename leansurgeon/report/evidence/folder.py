@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, value_at
 from leansurgeon.reading.values import number
 from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, call_in
 
@@ -77,8 +76,11 @@ def logged(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, Js
     """The lines of a run's metrics that name a step, with it."""
     lines = (text_of(run / METRICS) or "").splitlines()
     for line in reversed(lines) if newest_first else lines:
-        record = parsed(line)
-        step = number(record.get("step")) if isinstance(record, dict) else None
+        try:
+            record = jsonfile.parse(line, "")
+        except UsageError:  # cut off
+            continue
+        step = number(value_at(record, "step"))
         if step is not None:
             yield step, record
 
@@ -106,13 +108,5 @@ def text_of(path: Path) -> str | None:
     """A file's text; None where it is too large, unreadable or no text."""
     try:
         return files.read_text(path, LARGEST)
-    except UsageError:
-        return None
-
-
-def parsed(content: str) -> Any:
-    """The JSON value in a text, None where it is broken."""
-    try:
-        return jsonfile.parse(content, "")
     except UsageError:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.humans import Spread, listed, spread
-from leansurgeon.report.rows.rows import Note, Row, Section, make_row, metric
+from leansurgeon.report.rows.rows import Note, Row, Section, metric
 from leansurgeon.training.runs.summary import DONE
 
 NAMES = {
@@ -58,10 +58,8 @@ def _row(name: str, runs: list[Run]) -> Row:
         newest.setdefault(run.glue_task, {}).setdefault(run.summary.seed, run)
     scores = {task: spread(_score(run) for run in seeds.values()) for task, seeds in newest.items()}
     used = [run for seeds in newest.values() for run in seeds.values()]
-    row = make_row(name, "run", used)
     known = {task: score for task, score in scores.items() if score}
-    # Of what `make_row` brings only what holds for all tasks together.
-    return Row(name, "run", shape=row.shape, scores=known, runs=row.runs)
+    return Row(name, "run", shape=used[0].shape, scores=known, runs=tuple(used))  # what holds for all tasks together
 
 
 def _score(run: Run) -> float | None:

@@ -138,17 +138,10 @@ def row_dict(row: Row) -> JsonObject:
     for key in ("metric", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds"):
         value = getattr(row, key)
         out[key] = value and asdict(value)
+    out |= {key: getattr(row, key) for key in ("parameters", "reference_parameters", "change", "parts", "shape")}
+    words = ("memory_kind", "throughput_unit", "device", "precision", "init")
+    out |= {key: getattr(row, key) or None for key in words}
     return out | {
-        "parameters": row.parameters,
-        "reference_parameters": row.reference_parameters,
-        "change": row.change,
-        "parts": row.parts,
-        "shape": row.shape,
-        "memory_kind": row.memory_kind or None,
-        "throughput_unit": row.throughput_unit or None,
-        "device": row.device or None,
-        "precision": row.precision or None,
-        "init": row.init or None,
         "epochs": row.epochs,
         "inherited_epochs": row.inherited,
         "seeds_still_improving": row.still_falling,

@@ -108,13 +108,15 @@ def ablation(document: HeadsDocument) -> list[str]:
     heads.sort(key=lambda item: -item[2]["change"])
     ends = heads if len(heads) <= 2 * SHOWN else heads[:SHOWN] + heads[-SHOWN:]
     percent = "accuracy_change" in heads[0][2]
-    table = [
-        [name(entry, document), number, signed(off["change"]), error(off), p(off["p_holm"])]
-        + ([f"{100 * off['accuracy_change']:+.1f}"] if percent else [])
-        for entry, number, off in ends
-    ]
+
+    def row(entry: Entry, number: int, off: Ablated) -> list[str | int]:
+        """What became of the scores, with the numbers of the layer and of the head."""
+        loss = f"{off['change']:+.4f}"
+        accuracy = [f"{100 * off['accuracy_change']:+.1f}"] if percent else []
+        return [name(entry, document), number, loss, error(off), p(off["p_holm"]), *accuracy]
+
     headers = ["layer", "head off", "loss", "error", "p (Holm)"] + (["accuracy"] if percent else [])
-    lines = tabulate(table, headers=headers, disable_numparse=True).splitlines()
+    lines = tabulate([row(*each) for each in ends], headers=headers, disable_numparse=True).splitlines()
     if len(ends) < len(heads):
         lines.insert(2 + SHOWN, f"... {plural(len(heads) - len(ends), 'head')} in between ...")
     n = document["samples"]["ablation"]
@@ -130,21 +132,12 @@ def ablation(document: HeadsDocument) -> list[str]:
         )
     if tested["spearman"] is not None:
         says += f" Rank correlation with importance: {tested['spearman']:.2f}."
-    only = [
-        [name(e, document), e["only"]["head"], signed(e["only"]["change"]), error(e["only"]), p(e["only"]["p_holm"])]
-        + ([f"{100 * e['only']['accuracy_change']:+.1f}"] if percent else [])
-        for e in document["attentions"]
-    ]
+    only = [row(entry, entry["only"]["head"], entry["only"]) for entry in document["attentions"]]
     headers[1] = "only head"
     return [
         *lines, *wrap(says), "", *tabulate(only, headers=headers, disable_numparse=True).splitlines(),
         *wrap("The most important head of one layer alone left; all other layers whole."),
     ]  # fmt: skip
-
-
-def signed(value: float) -> str:
-    """A loss or difference with its sign and four decimals."""
-    return f"{value:+.4f}"
 
 
 def error(row: Ablated) -> str:
