@@ -84,7 +84,7 @@ class Report:
         from leansurgeon.report.places import check_folder
 
         check_folder(Path(folder))
-        from leansurgeon.report.charts.files import draw
+        from leansurgeon.report.charts.render import draw
 
         return list(draw(Path(folder), self.sections))
 

@@ -23,9 +23,8 @@ from leansurgeon.report.evidence.studies import bench_of
 from leansurgeon.report.evidence.surgery import cut_of
 from leansurgeon.report.page import page as html_page
 from leansurgeon.report.page.again import shrink_command
-from leansurgeon.report.page.bench import bench
 from leansurgeon.report.page.cut import candidates
-from leansurgeon.report.page.results import LAYERS
+from leansurgeon.report.page.results import LAYERS, bench
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.documents import document
 from leansurgeon.report.tables.table import render

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.report.charts.palette import LIGHT
+from leansurgeon.report.charts.sections import every
+from leansurgeon.report.rows.rows import Section
 
 if TYPE_CHECKING:
     import altair as alt
@@ -66,3 +69,28 @@ def save(chart: Chart, stem: Path) -> list[Path]:
     except OSError as error:
         raise LeanSurgeonError(f"{file} cannot be written: {error.strerror}.", "Choose another --plots.") from None
     return files
+
+
+def draw(directory: Path, sections: Sequence[Section]) -> list[Path]:
+    """`report --plots`: every chart of every section as files, named after both; returns them."""
+    return [
+        file
+        for name, section in zip(names(sections), sections, strict=True)
+        for chart in every(section)
+        for file in save(chart, directory / f"{name}-{stem(chart.key)}")
+    ]
+
+
+def names(sections: Sequence[Section]) -> list[str]:
+    """A file name for every section, each once."""
+    made: list[str] = []
+    for section in sections:
+        name = stem(section.name) or "section"
+        taken = made.count(name) or any(other.startswith(f"{name}-") for other in made)
+        made.append(f"{name}-{len(made) + 1}" if taken else name)
+    return made
+
+
+def stem(name: str) -> str:
+    """Name of a chart's file without its ending: all but word characters, dots and dashes become a dash."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")

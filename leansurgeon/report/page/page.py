@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError
+from leansurgeon.report.charts.palette import COLOURS
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.evidence.collect import Collection
 from leansurgeon.report.notes import notes
-from leansurgeon.report.page import again, bench, cut, results
+from leansurgeon.report.page import again, cut, results
 from leansurgeon.report.page.blocks import Block, Part, figures, words
-from leansurgeon.report.page.style import style
 from leansurgeon.report.page.tiles import Tile, name_of, tiles, under_the_name
 from leansurgeon.report.places import check_file
 from leansurgeon.report.rows.rows import Section
@@ -31,6 +31,7 @@ from leansurgeon.version import __version__
 # The browser itself refuses what the page must not do: run a script, load anything, send a form.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 HOW = "This page needs nothing but itself; `leansurgeon report --json` has the tables for programs."
+TEMPLATES = Path(__file__).parent / "templates"
 # The headings of a section, what stands under them, and the notes that concern it.
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
     ("Results", results.results, ("quality", "runs")),
@@ -40,7 +41,7 @@ PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...]
     ("Conditioning", results.conditioning, ("kappa",)),
     ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
     ("Memory and speed", results.cost, ("memory", "speed")),
-    ("Speed apart from training", bench.benches, ()),
+    ("Speed apart from training", results.benches, ()),
     ("The paper", again.paper, ()),
     ("Do it again", again.reproduce, ()),
 )
@@ -152,7 +153,7 @@ def template(name: str) -> Any:
     from markupsafe import Markup
 
     made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=printable,
@@ -173,3 +174,18 @@ def printable(value: str | float | None) -> str | float | None:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(c if c.isprintable() or c in "\n\t\u00a0" else "?" for c in value)
+
+
+def variables(index: int) -> str:
+    """The palette as CSS variables; `index` 0 is the light scheme, 1 the dark one."""
+    return "".join(f"--{name}:{pair[index]};" for name, pair in COLOURS.items())
+
+
+def style() -> str:
+    """The style sheet, with the colours of the charts as variables: for screen, phone and print, light and dark."""
+    sheet = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return (
+        f":root{{color-scheme:light dark;{variables(0)}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{{variables(1)}}}}}"
+        f"@media print{{:root{{color-scheme:light;{variables(0)}}}}}\n{sheet}"
+    )
