@@ -83,7 +83,7 @@ def declared(config: Config) -> Architecture | None:
     for architecture in known().values():
         right = (architecture.library == "timm") == timm
         right = right and any(fnmatchcase(model_type, pattern) for pattern in architecture.model_types)
-        if right and (not architecture.when or exists(architecture, {**architecture.defaults, **config})):
+        if right and exists(architecture.when, {**architecture.defaults, **config}):
             return architecture
     return None
 

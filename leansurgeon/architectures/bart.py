@@ -9,18 +9,12 @@ from dataclasses import replace
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
 from leansurgeon.architectures.lean import lean
-from leansurgeon.architectures.tensors import Blocks, linear, norm
+from leansurgeon.architectures.tensors import Blocks, attention, linear, norm
 
 
-def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
+def part(name: str, group: int = 0) -> tuple[Tensor, ...]:
     """An attention with its norm."""
-    return (
-        *linear(f"{name}.q_proj", "q", "q", "width", group=group),
-        *linear(f"{name}.k_proj", "k", "kv", "width", group=group),
-        *linear(f"{name}.v_proj", "v", "kv", "width", group=group),
-        *linear(f"{name}.out_proj", "o", "width", "q", group=group),
-        *norm(f"{name}_layer_norm"),
-    )
+    return (*attention(f"{name}.", "q_proj k_proj v_proj out_proj", group=group), *norm(f"{name}_layer_norm"))
 
 
 def stack(side: str) -> tuple[Tensor, ...]:
@@ -50,13 +44,13 @@ BART = Architecture(
     stages=(
         Blocks(
             "encoder.layers.{i}.",
-            (*attention("self_attn"), *FEED_FORWARD),
+            (*part("self_attn"), *FEED_FORWARD),
             ("encoder.layers.{i}.self_attn.out_proj",),
             keys("encoder"),
         ),
         Blocks(
             "decoder.layers.{i}.",
-            (*attention("self_attn"), *attention("encoder_attn", group=1), *FEED_FORWARD),
+            (*part("self_attn"), *part("encoder_attn", group=1), *FEED_FORWARD),
             ("decoder.layers.{i}.self_attn.out_proj", "decoder.layers.{i}.encoder_attn.out_proj"),
             keys("decoder"),
         ),

@@ -190,7 +190,7 @@ class Architecture:
         """The keys of every stage that this model has, where stages have keys of their own; else nothing."""
         apart = [blocks for blocks in self.stages if blocks.keys]
         filled = self.filled(config) if apart else {}
-        return tuple(blocks.keys for blocks in apart if exists(blocks, filled))
+        return tuple(blocks.keys for blocks in apart if exists(blocks.when, filled))
 
     def _stage(self, c: Config, keys: Keys, s: int, count: int | None) -> Stage:
         """Stage `s`; `count` is the number of stages, None where the config holds plain numbers."""
@@ -375,14 +375,14 @@ class Architecture:
         prefix = self.prefixes[0] if prefix is None else prefix
         dims, c = self.dims(config, shape), self.filled(config)
         for t in self.outer:
-            if exists(t, c):
+            if exists(t.when, c):
                 # A leading "/" marks a tensor outside the base model (task heads), which never carries the prefix.
                 name = t.name[1:] if t.name.startswith("/") else prefix + t.name
                 yield TensorSpec(name, t.role, tuple(t.axes.split()), sizes_of(t.axes, dims), group=t.group)
         layer = 0
         for s, stage in enumerate(shape.stages):
             blocks, dims = self.blocks(s), self.dims(config, shape, s)
-            present = [(t, tuple(t.axes.split()), sizes_of(t.axes, dims)) for t in blocks.block if exists(t, c)]
+            present = [(t, tuple(t.axes.split()), sizes_of(t.axes, dims)) for t in blocks.block if exists(t.when, c)]
             for i in range(stage.depth):
                 start = prefix + blocks.layer.format(i=i)
                 for t, axes, sizes in present:

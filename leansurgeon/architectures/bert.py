@@ -1,22 +1,19 @@
 """BERT and RoBERTa: post-norm encoders whose library derives head_dim from width // heads."""
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Tensor, derive
 from leansurgeon.architectures.facts import Takes
 from leansurgeon.architectures.lean import lean
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.tensors import USUAL_KEYS, attention, linear, norm
 
 BERT = Architecture(
     name="bert",
     library="transformers",
     model_types=("bert",),
-    keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size"),
+    keys=USUAL_KEYS,
     prefixes=("bert.", ""),
     layer="encoder.layer.{i}.",
     block=(
-        *linear("attention.self.query", "q", "q", "width"),
-        *linear("attention.self.key", "k", "kv", "width"),
-        *linear("attention.self.value", "v", "kv", "width"),
-        *linear("attention.output.dense", "o", "width", "q"),
+        *attention("attention.", "self.query self.key self.value output.dense"),
         *norm("attention.output.LayerNorm"),
         *linear("intermediate.dense", "up", "mlp", "width"),
         *linear("output.dense", "down", "width", "mlp"),

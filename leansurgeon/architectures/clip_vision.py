@@ -5,9 +5,9 @@ SigLIP's pooling head attends with as many heads, and has an MLP as wide, as the
 
 from math import sqrt
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Config, Tensor, derive
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.tensors import USUAL_KEYS, attention, linear, norm
 from leansurgeon.architectures.vit import patches
 
 
@@ -21,14 +21,11 @@ CLIP_VISION = Architecture(
     name="clip_vision_model",
     library="transformers",
     model_types=("clip_vision_model",),
-    keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size"),
+    keys=USUAL_KEYS,
     prefixes=("vision_model.", ""),
     layer="encoder.layers.{i}.",
     block=(
-        *linear("self_attn.q_proj", "q", "q", "width"),
-        *linear("self_attn.k_proj", "k", "kv", "width"),
-        *linear("self_attn.v_proj", "v", "kv", "width"),
-        *linear("self_attn.out_proj", "o", "width", "q"),
+        *attention("self_attn.", "q_proj k_proj v_proj out_proj"),
         *linear("mlp.fc1", "up", "mlp", "width"),
         *linear("mlp.fc2", "down", "width", "mlp"),
         *norm("layer_norm1"),

@@ -2,24 +2,16 @@
 module.
 """
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
-from leansurgeon.architectures.tensors import norm
+from leansurgeon.architectures.base import Tensor
+from leansurgeon.architectures.lean import own
+from leansurgeon.architectures.tensors import attention, norm
 
-CRAMMED_BERT = Architecture(
-    name="crammed_bert",
-    library="leansurgeon",
-    model_types=("crammed_bert",),
-    keys=Keys(
-        "num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size", head_dim="head_dim"
-    ),
+CRAMMED_BERT = own(
+    "crammed_bert",
     prefixes=("encoder.", ""),
-    layer="layers.{i}.",
     block=(
         *norm("attention_norm"),
-        Tensor("attention.query.weight", "q", "q width"),
-        Tensor("attention.key.weight", "k", "kv width"),
-        Tensor("attention.value.weight", "v", "kv width"),
-        Tensor("attention.output.weight", "o", "width q"),
+        *attention("attention.", "query key value output", bias=False),
         *norm("mlp_norm"),
         Tensor("mlp.up.weight", "up", "mlp width"),
         Tensor("mlp.gate.weight", "gate", "mlp width"),
@@ -32,10 +24,7 @@ CRAMMED_BERT = Architecture(
         *norm("final_norm"),
     ),
     sizes={"vocab": "vocab_size"},
-    projection="layers.{i}.attention.output",
-    norm="pre",
     positions="none",  # sinusoids are computed, not stored
     tied=("decoder.weight",),
     masked_head=("decoder",),
-    modelling="crammed_bert.py",
 )

@@ -6,23 +6,19 @@ them behind each part, Gemma 3 and GLM-4 around it. Layers of SmolLM3 and Qwen d
 position encoding and window, so the lists that say so are re-indexed with the layers that are kept.
 """
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from dataclasses import replace
 
-ATTENTION = (
-    Tensor("self_attn.q_proj.weight", "q", "q width"),
-    Tensor("self_attn.k_proj.weight", "k", "kv width"),
-    Tensor("self_attn.v_proj.weight", "v", "kv width"),
-    Tensor("self_attn.o_proj.weight", "o", "width q"),
-)
+from leansurgeon.architectures.base import Architecture, Tensor, derive
+from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, attention
+
+ATTENTION = attention("self_attn.", "q_proj k_proj v_proj o_proj", bias=False)
 BIASES = (
     Tensor("self_attn.q_proj.bias", "q", "q"),
     Tensor("self_attn.k_proj.bias", "k", "kv"),
     Tensor("self_attn.v_proj.bias", "v", "kv"),
 )
-OPTIONAL_BIASES = (
-    *(Tensor(b.name, b.role, b.axes, when="attention_bias") for b in BIASES),
-    Tensor("self_attn.o_proj.bias", "o", "width", when="attention_bias"),
-)
+OPTIONAL_QKV_BIASES = tuple(replace(bias, when="attention_bias") for bias in BIASES)
+OPTIONAL_BIASES = (*OPTIONAL_QKV_BIASES, Tensor("self_attn.o_proj.bias", "o", "width", when="attention_bias"))
 QK_NORMS = (
     Tensor("self_attn.q_norm.weight", "qk_norm", "head_dim"),
     Tensor("self_attn.k_norm.weight", "qk_norm", "head_dim"),
@@ -55,14 +51,7 @@ LLAMA = Architecture(
     name="llama",
     library="transformers",
     model_types=("llama",),
-    keys=Keys(
-        "num_hidden_layers",
-        "num_attention_heads",
-        "hidden_size",
-        mlp_dim="intermediate_size",
-        head_dim="head_dim",
-        kv_heads="num_key_value_heads",
-    ),
+    keys=replace(HEAD_DIM_KEYS, kv_heads="num_key_value_heads"),
     prefixes=("model.", ""),
     layer="layers.{i}.",
     block=(*ATTENTION, *OPTIONAL_BIASES, *MLP, *MLP_BIASES, *NORMS),
@@ -128,12 +117,10 @@ GLM4 = derive(
     model_types=("glm4",),
     block=(
         *ATTENTION,
-        *(Tensor(b.name, b.role, b.axes, when="attention_bias") for b in BIASES),
+        *OPTIONAL_QKV_BIASES,
         Tensor("mlp.gate_up_proj.weight", "up", "mlp+mlp width"),
         Tensor("mlp.down_proj.weight", "down", "width mlp"),
-        *norms("input", "post_attention"),
-        Tensor("post_self_attn_layernorm.weight", "norm", "width"),
-        Tensor("post_mlp_layernorm.weight", "norm", "width"),
+        *norms("input", "post_attention", "post_self_attn", "post_mlp"),
     ),
     norm="around",
     per_layer=(),

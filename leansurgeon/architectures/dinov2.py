@@ -4,9 +4,11 @@ DINOv2 reads head_dim from its config, DINOv3 does not. The SwiGLU form of DINOv
 rule that its config cannot undo; it is inferred, and its MLP stays as it is.
 """
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from dataclasses import replace
+
+from leansurgeon.architectures.base import Architecture, Tensor, derive
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, USUAL_KEYS, linear, norm
 from leansurgeon.architectures.vit import VIT
 
 SCALES = (
@@ -26,14 +28,7 @@ DINOV2 = derive(
     name="dinov2",
     model_types=("dinov2",),
     when="!use_swiglu_ffn",
-    keys=Keys(
-        "num_hidden_layers",
-        "num_attention_heads",
-        "hidden_size",
-        mlp_ratio="mlp_ratio",
-        whole_ratio=True,
-        head_dim="head_dim",
-    ),
+    keys=replace(HEAD_DIM_KEYS, mlp_dim=None, mlp_ratio="mlp_ratio", whole_ratio=True),
     prefixes=("dinov2.", ""),
     block=(
         *(t for t in VIT.block if t.name.startswith("attention.")),
@@ -68,7 +63,7 @@ DINOV3_VIT = Architecture(
     name="dinov3_vit",
     library="transformers",
     model_types=("dinov3_vit",),
-    keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size"),
+    keys=USUAL_KEYS,
     layer="layer.{i}.",
     block=(
         *linear("attention.q_proj", "q", "q", "width", bias="query_bias"),

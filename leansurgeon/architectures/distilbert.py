@@ -1,7 +1,7 @@
 """DistilBERT: a post-norm encoder with names of its own; the library derives head_dim from dim // n_heads."""
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.tensors import attention, linear, norm
 
 DISTILBERT = Architecture(
     name="distilbert",
@@ -11,10 +11,7 @@ DISTILBERT = Architecture(
     prefixes=("distilbert.", ""),
     layer="transformer.layer.{i}.",
     block=(
-        *linear("attention.q_lin", "q", "q", "width"),
-        *linear("attention.k_lin", "k", "kv", "width"),
-        *linear("attention.v_lin", "v", "kv", "width"),
-        *linear("attention.out_lin", "o", "width", "q"),
+        *attention("attention.", "q_lin k_lin v_lin out_lin"),
         *norm("sa_layer_norm"),
         *linear("ffn.lin1", "up", "mlp", "width"),
         *linear("ffn.lin2", "down", "width", "mlp"),

@@ -2,14 +2,14 @@
 head by head in one matrix.
 """
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.base import Architecture, Tensor
+from leansurgeon.architectures.tensors import USUAL_KEYS, linear, norm
 
 GPT_NEOX = Architecture(
     name="gpt_neox",
     library="transformers",
     model_types=("gpt_neox",),
-    keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size"),
+    keys=USUAL_KEYS,
     prefixes=("gpt_neox.", ""),
     layer="layers.{i}.",
     block=(

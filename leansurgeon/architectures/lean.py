@@ -1,5 +1,5 @@
-"""The form of a family that holds any number of heads of any size, where its library derives head_dim from the width:
-the same tensors, by a modelling file of ours.
+"""Families by a modelling file of ours: the form of one that holds any number of heads of any size, where its library
+derives head_dim from the width (the same tensors), and those that no library has.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, derive
+from leansurgeon.architectures.tensors import HEAD_DIM_KEYS
 
 
 def lean(family: Architecture, modelling: str, **more: Any) -> Architecture:
@@ -24,3 +25,18 @@ def lean(family: Architecture, modelling: str, **more: Any) -> Architecture:
         "modelling": modelling,
     }
     return derive(family, **changes | more)
+
+
+def own(name: str, **more: Any) -> Architecture:
+    """The family of this name, whose file in models/ is all that there is of it; `more` is what is its alone."""
+    return Architecture(
+        name=name,
+        library="leansurgeon",
+        model_types=(name,),
+        keys=HEAD_DIM_KEYS,
+        layer="layers.{i}.",
+        projection="layers.{i}.attention.output",
+        norm="pre",
+        modelling=f"{name}.py",
+        **more,
+    )

@@ -4,8 +4,8 @@ The first layer has no norm before its attention. The library's rotary part woul
 its attention would not, so none is ever written.
 """
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.base import Architecture, Config, Tensor
+from leansurgeon.architectures.tensors import USUAL_KEYS, linear, norm
 
 
 def layer_types(config: Config) -> list[str]:
@@ -18,7 +18,7 @@ MODERNBERT = Architecture(
     name="modernbert",
     library="transformers",
     model_types=("modernbert",),
-    keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size"),
+    keys=USUAL_KEYS,
     prefixes=("model.", ""),
     layer="layers.{i}.",
     block=(

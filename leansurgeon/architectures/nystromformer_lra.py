@@ -1,7 +1,8 @@
 """The Long Range Arena classifier (paper, Table 3): pre-norm encoder, Nystrom or softmax attention; our own module."""
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.base import Config, Tensor
 from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.lean import own
 from leansurgeon.architectures.nystromformer import LANDMARKS, only_tokens
 from leansurgeon.architectures.tensors import linear, norm
 
@@ -11,15 +12,9 @@ def labels(config: Config) -> int:
     return len(config.get("id2label") or {0: 0, 1: 1})
 
 
-NYSTROMFORMER_LRA = Architecture(
-    name="nystromformer_lra",
-    library="leansurgeon",
-    model_types=("nystromformer_lra",),
-    keys=Keys(
-        "num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size", head_dim="head_dim"
-    ),
+NYSTROMFORMER_LRA = own(
+    "nystromformer_lra",
     prefixes=("encoder.", ""),
-    layer="layers.{i}.",
     block=(
         *norm("attention_norm"),
         *linear("attention.query", "q", "q", "width"),
@@ -46,11 +41,8 @@ NYSTROMFORMER_LRA = Architecture(
         "pooled": lambda c: c["hidden_size"] * (4 if c.get("dual_input") else 1),
         "labels": labels,
     },
-    projection="layers.{i}.attention.output",
-    norm="pre",
     # Linear layers start as torch starts them: U(-1/8, 1/8) for a width of 64, whose deviation is 1 / (8 sqrt 3).
     init_std=0.072,
-    modelling="nystromformer_lra.py",
     takes=Takes(only_tokens=only_tokens, second_text="dual_input"),
     plain=False,
     heads_unsplittable=LANDMARKS,

@@ -1,14 +1,7 @@
 """OPT: a decoder with learned positions (two spare rows) and ReLU; pre-norm but for the 350M model."""
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
-from leansurgeon.architectures.tensors import linear, norm
-
-ATTENTION = (
-    *linear("self_attn.q_proj", "q", "q", "width", bias="enable_bias"),
-    *linear("self_attn.k_proj", "k", "kv", "width", bias="enable_bias"),
-    *linear("self_attn.v_proj", "v", "kv", "width", bias="enable_bias"),
-    *linear("self_attn.out_proj", "o", "width", "q", bias="enable_bias"),
-)
+from leansurgeon.architectures.tensors import attention, linear, norm
 
 OPT = Architecture(
     name="opt",
@@ -19,7 +12,7 @@ OPT = Architecture(
     prefixes=("model.decoder.", "decoder.", ""),
     layer="layers.{i}.",
     block=(
-        *ATTENTION,
+        *attention("self_attn.", "q_proj k_proj v_proj out_proj", bias="enable_bias"),
         *norm("self_attn_layer_norm", when="layer_norm_elementwise_affine"),
         *linear("fc1", "up", "mlp", "width", bias="enable_bias"),
         *linear("fc2", "down", "width", "mlp", bias="enable_bias"),

@@ -8,21 +8,11 @@ stack keep the same heads, and the table stays with the stack whichever layers g
 from math import sqrt
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
-from leansurgeon.architectures.tensors import Blocks
+from leansurgeon.architectures.tensors import Blocks, attention
 
 ENCODER = Keys("num_layers", "num_heads", "d_model", mlp_dim="d_ff", head_dim="d_kv")
 DECODER = Keys("num_decoder_layers", "num_heads", "d_model", mlp_dim="d_ff", head_dim="d_kv", depth_like="num_layers")
 ENCODER_ONLY = ("EncoderModel", "ForTokenClassification")
-
-
-def attention(name: str, group: int = 0) -> tuple[Tensor, ...]:
-    """The matrices of one attention."""
-    return (
-        Tensor(f"{name}.q.weight", "q", "q width", group=group),
-        Tensor(f"{name}.k.weight", "k", "kv width", group=group),
-        Tensor(f"{name}.v.weight", "v", "kv width", group=group),
-        Tensor(f"{name}.o.weight", "o", "width q", group=group),
-    )
 
 
 def feed_forward(number: int) -> tuple[Tensor, ...]:
@@ -38,12 +28,12 @@ def feed_forward(number: int) -> tuple[Tensor, ...]:
 
 
 SELF_ATTENTION = (
-    *attention("layer.0.SelfAttention"),
+    *attention("layer.0.SelfAttention.", "q k v o", bias=False),
     Tensor("layer.0.SelfAttention.relative_attention_bias.weight", "head_param", "distances heads", in_others=False),
     Tensor("layer.0.layer_norm.weight", "norm", "width"),
 )
 CROSS_ATTENTION = (
-    *attention("layer.1.EncDecAttention", group=1),
+    *attention("layer.1.EncDecAttention.", "q k v o", bias=False, group=1),
     Tensor("layer.1.layer_norm.weight", "norm", "width"),
 )
 

@@ -5,9 +5,9 @@ them stands in `base.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import ParameterCount
@@ -55,6 +55,21 @@ def linear(name: str, role: str, out: str, into: str, *, bias: str | bool = True
     return (Tensor(f"{name}.weight", role, f"{out} {into}", **more), *_bias(name, role, out, bias, more))
 
 
+def attention(
+    start: str, names: str, *, bias: str | bool = True, o_bias: str | bool | None = None, **more: Any
+) -> tuple[Tensor, ...]:
+    """The layers for queries, keys, values and the output, whose `names` (four words) stand behind `start`; `o_bias` is
+    that of the output, where it is another.
+    """
+    q, k, v, o = (start + name for name in names.split())
+    return (
+        *linear(q, "q", "q", "width", bias=bias, **more),
+        *linear(k, "k", "kv", "width", bias=bias, **more),
+        *linear(v, "v", "kv", "width", bias=bias, **more),
+        *linear(o, "o", "width", "q", bias=bias if o_bias is None else o_bias, **more),
+    )
+
+
 def norm(
     name: str, axis: str = "width", role: str = "norm", *, bias: str | bool = True, **more: Any
 ) -> tuple[Tensor, ...]:
@@ -86,6 +101,11 @@ class Keys:
     width_grows: int = 1
     whole_ratio: bool = False  # the library takes a whole number only
     depth_like: str | None = None
+
+
+# What most families of transformers call them, and those of them that store a head_dim.
+USUAL_KEYS = Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size")
+HEAD_DIM_KEYS = replace(USUAL_KEYS, head_dim="head_dim")
 
 
 @dataclass(frozen=True)
@@ -150,24 +170,15 @@ def counted(specs: Iterable[TensorSpec]) -> ParameterCount:
     return ParameterCount(**parts)
 
 
-class Switched(Protocol):
-    """What a config may switch on."""
-
-    @property
-    def when(self) -> str:
-        """The key that does so; nothing where it is always there."""
-        ...
-
-
-def exists(part: Switched, config: Config) -> bool:
-    """Whether the config switches this tensor (this stage, this variant of a family) on."""
-    if not part.when:
+def exists(when: str, config: Config) -> bool:
+    """Whether the config switches a tensor (a stage, a variant of a family) on; `when` as in `Tensor`."""
+    if not when:
         return True
-    key, equals, value = part.when.partition("=")
+    key, equals, value = when.partition("=")
     if equals:
         return str(config.get(key)) == value
-    negate = part.when.startswith("!")
-    return bool(config.get(part.when.lstrip("!"))) != negate
+    negate = when.startswith("!")
+    return bool(config.get(when.lstrip("!"))) != negate
 
 
 def axis_size(axis: str, dims: Mapping[str, int]) -> int:

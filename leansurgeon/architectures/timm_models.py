@@ -154,17 +154,23 @@ def skeleton(name: str, args: Config | None = None) -> Any:
 
 def plain_numbers(model: nn.Module) -> Config:
     """The constructor's arguments that every descendant of the ViT has, read from a built model."""
-    embed = model.patch_embed
     return {
-        "img_size": square(embed.img_size),
-        "patch_size": square(embed.patch_size),
-        "in_chans": embed.proj.in_channels,
-        "num_classes": model.num_classes,
+        **image_numbers(model, model.patch_embed),
         "global_pool": model.global_pool,
         "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
         "num_heads": model.blocks[0].attn.num_heads,
         "mlp_ratio": exact_ratio(model.blocks[0].mlp.fc2.in_features, model.embed_dim),
+    }
+
+
+def image_numbers(model: nn.Module, embed: nn.Module) -> Config:
+    """Arguments of the images and classes of a built model, whose patches `embed` makes."""
+    return {
+        "img_size": square(embed.img_size),
+        "patch_size": square(embed.patch_size),
+        "in_chans": embed.proj.in_channels,
+        "num_classes": model.num_classes,
     }
 
 

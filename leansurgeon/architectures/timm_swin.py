@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, mlp, square
+from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, image_numbers, mlp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,10 +26,7 @@ def reads(model: nn.Module) -> Config:
     blocks = [stage.blocks[0] for stage in model.layers]
     heads = [block.attn.num_heads for block in blocks]
     return {
-        "img_size": square(model.patch_embed.img_size),
-        "patch_size": square(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
+        **image_numbers(model, model.patch_embed),
         "embed_dim": blocks[0].attn.qkv.in_features,
         "depths": [len(stage.blocks) for stage in model.layers],
         "num_heads": heads,
@@ -93,10 +90,7 @@ def reads_v2(model: nn.Module) -> Config:
     """The constructor's arguments of a built SwinTransformerV2."""
     blocks = [stage.blocks[0] for stage in model.layers]
     return {
-        "img_size": square(model.patch_embed.img_size),
-        "patch_size": square(model.patch_embed.patch_size),
-        "in_chans": model.patch_embed.proj.in_channels,
-        "num_classes": model.num_classes,
+        **image_numbers(model, model.patch_embed),
         "embed_dim": blocks[0].attn.qkv.in_features,
         "depths": [len(stage.blocks) for stage in model.layers],
         "num_heads": [block.attn.num_heads for block in blocks],

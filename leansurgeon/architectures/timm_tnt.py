@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import TimmModels, mlp, pair, square
+from leansurgeon.architectures.timm_models import DEFAULTS, TimmModels, image_numbers, mlp, pair, tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,20 +22,11 @@ def pixel_grid(config: Config) -> tuple[int, int]:
     return tuple(ceil(side / config["first_stride"]) for side in pair(config["patch_size"]))
 
 
-def patches(config: Config) -> int:
-    """Patches of an image."""
-    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
-    return (height // down) * (width // right)
-
-
 def reads(model: nn.Module) -> Config:
     """The constructor's arguments of a built TNT."""
     block, embed = model.blocks[0], model.pixel_embed
     return {
-        "img_size": square(embed.img_size),
-        "patch_size": square(embed.patch_size),
-        "in_chans": embed.proj.in_channels,
-        "num_classes": model.num_classes,
+        **image_numbers(model, embed),
         "global_pool": model.global_pool,
         "embed_dim": model.embed_dim,
         "inner_dim": embed.in_dim,
@@ -90,20 +81,11 @@ TIMM_TNT = Architecture(
         "pixel_rows": lambda c: pixel_grid(c)[0],
         "pixel_columns": lambda c: pixel_grid(c)[1],
         "pixels": lambda c: pixel_grid(c)[0] * pixel_grid(c)[1],
-        "tokens": lambda c: patches(c) + 1,
+        "tokens": tokens,
         "channels": "in_chans",
         "labels": "num_classes",
     },
-    defaults={
-        "img_size": 224,
-        "patch_size": 16,
-        "in_chans": 3,
-        "num_classes": 1000,
-        "inner_dim": 48,
-        "first_stride": 4,
-        "qkv_bias": False,
-        "legacy": False,
-    },
+    defaults={**DEFAULTS, "inner_dim": 48, "first_stride": 4, "qkv_bias": False, "legacy": False},
     projection="blocks.{i}.attn_out.proj",
     norm="pre",
     plain=False,

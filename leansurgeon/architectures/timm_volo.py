@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DropPath, TimmModels, batch_norm, class_block, mlp
+from leansurgeon.architectures.timm_models import DEFAULTS, DropPath, TimmModels, batch_norm, class_block, mlp
 
 if TYPE_CHECKING:
     from torch import nn
@@ -126,9 +126,7 @@ TIMM_VOLO = Architecture(
         "cls_mlp": class_mlp,
     },
     defaults={
-        "img_size": 224,
-        "in_chans": 3,
-        "num_classes": 1000,
+        **DEFAULTS,
         "patch_size": 8,
         "stem_hidden_dim": 64,
         "pooling_scale": 2,

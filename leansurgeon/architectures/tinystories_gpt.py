@@ -2,24 +2,16 @@
 our own module.
 """
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.base import Tensor
+from leansurgeon.architectures.lean import own
+from leansurgeon.architectures.tensors import attention, linear, norm
 
-TINYSTORIES_GPT = Architecture(
-    name="tinystories_gpt",
-    library="leansurgeon",
-    model_types=("tinystories_gpt",),
-    keys=Keys(
-        "num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size", head_dim="head_dim"
-    ),
+TINYSTORIES_GPT = own(
+    "tinystories_gpt",
     prefixes=("model.", ""),
-    layer="layers.{i}.",
     block=(
         *norm("attention_norm"),
-        Tensor("attention.query.weight", "q", "q width"),
-        Tensor("attention.key.weight", "k", "kv width"),
-        Tensor("attention.value.weight", "v", "kv width"),
-        *linear("attention.output", "o", "width", "q"),
+        *attention("attention.", "query key value output", bias=False, o_bias=True),
         *norm("mlp_norm"),
         *linear("mlp.up", "up", "mlp", "width"),
         *linear("mlp.down", "down", "width", "mlp"),
@@ -31,9 +23,6 @@ TINYSTORIES_GPT = Architecture(
         *linear("/lm_head", "head", "vocab", "width"),
     ),
     sizes={"vocab": "vocab_size", "positions": "max_position_embeddings"},
-    projection="layers.{i}.attention.output",
-    norm="pre",
     causal=True,
-    modelling="tinystories_gpt.py",
     per_head_divides=False,  # 512 // 12 = 42
 )

@@ -1,8 +1,8 @@
 """ViT and DeiT of transformers: pre-norm image encoders that store head_dim in their config."""
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Config, Tensor, derive
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.tensors import linear, norm
+from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, attention, linear, norm
 
 
 def patches(config: Config) -> int:
@@ -14,16 +14,13 @@ VIT = Architecture(
     name="vit",
     library="transformers",
     model_types=("vit",),
-    keys=Keys(
-        "num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size", head_dim="head_dim"
-    ),
+    keys=HEAD_DIM_KEYS,
     prefixes=("vit.", ""),
     layer="encoder.layer.{i}.",
     block=(
-        *linear("attention.attention.query", "q", "q", "width", bias="qkv_bias"),
-        *linear("attention.attention.key", "k", "kv", "width", bias="qkv_bias"),
-        *linear("attention.attention.value", "v", "kv", "width", bias="qkv_bias"),
-        *linear("attention.output.dense", "o", "width", "q"),
+        *attention(
+            "attention.", "attention.query attention.key attention.value output.dense", bias="qkv_bias", o_bias=True
+        ),
         *linear("intermediate.dense", "up", "mlp", "width"),
         *linear("output.dense", "down", "width", "mlp"),
         *norm("layernorm_before"),
