@@ -86,6 +86,8 @@ class Task(ABC):
     head: ClassVar[str]
     metric: ClassVar[Metric]
     Options: ClassVar[type[Options]]
+    source: str = ""  # where the data is from
+    licence: str = "as the files' owner says"
     draws_globally: ClassVar[bool] = False  # whether `batch` seeds the generators of the whole process (`draws`)
 
     def __init__(self, options: Options) -> None:
@@ -126,9 +128,10 @@ class Task(ABC):
     def model_overrides(self) -> Overrides:
         """Config keys that a fresh head, or a preset, needs for this data."""
 
-    @abstractmethod
     def describe(self) -> Description:
-        """Sizes, source and licence of the data: goes into `summary.json`."""
+        """Sizes, what is particular to the task, source and licence of the data: goes into `summary.json`."""
+        sizes = {f"{split}_samples": self.size(split) for split in dict.fromkeys((*SPLITS, *self.splits))}
+        return {**sizes, **self._particulars(), "source": self.source, "licence": self.licence}
 
     def size(self, split: str) -> int:
         """Number of samples of a split."""
@@ -159,6 +162,10 @@ class Task(ABC):
         return None
 
     # -- for the tasks themselves ----------------------------------------------------------------------------
+
+    def _particulars(self) -> Description:
+        """What `describe` says of this task alone."""
+        return {}
 
     def _open(self, folder: Path) -> None:
         """Take the finished cache entry `folder` as this task's data."""
@@ -194,6 +201,23 @@ class Task(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": {}}
+
+
+class Shortened(Task):
+    """A task whose options `train_samples` and `eval_samples` ask for the first of a split alone."""
+
+    def size(self, split: str) -> int:
+        """Number of samples of a split, no more than the options ask for."""
+        return min(super().size(split), self._limit(split) or 1 << 62)
+
+    def _limit(self, split: str) -> int | None:
+        return {"train": self.options.train_samples, "eval": self.options.eval_samples}.get(split)
+
+    def _check_limits(self, called: str, kind: str) -> None:
+        for split in SPLITS:
+            limit, there = self._limit(split), super().size(split)
+            if limit is not None and limit > there:
+                raise UsageError(f"{called} holds {there:,} {kind} where {split}_samples asks for {limit:,}.")
 
 
 def classification_score(

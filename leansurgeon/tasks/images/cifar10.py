@@ -15,11 +15,10 @@ from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import places as image_places
-from leansurgeon.tasks.images import shifts
 from leansurgeon.tasks.images import tables as image_tables
+from leansurgeon.tasks.images.small import SmallImages
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
-SHIFT = 4
 BATCH = 40_000_000  # bytes of a batch; the published ones have 31 million
 HUB = "hub:uoft-cs/cifar10"
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "eval": ["test_batch"]}
@@ -49,56 +48,25 @@ class Options(base.Options):
     augment: bool = True
 
 
-class Cifar10(base.Task):
+class Cifar10(SmallImages, base.Shortened):
     """Ten-way classification of (3, 32, 32) images, standardised; in training shifted by up to 4 pixels each way and
     flipped.
     """
 
     name = "cifar10"
-    head = "image-classification"
-    metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
     Options = Options
+    source = "CIFAR-10 (Krizhevsky, 2009), its published split"
+    licence = "none stated by its authors"
+    side, channels, shift = 32, 3, 4
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read the published batches, or an image folder of the same split, into the cache once."""
         self._open(entry(cache, self.options.data, say))
-        for split in ("train", "eval"):
-            limit, there = self._limit(split), self._info["sizes"][split]
-            if limit is not None and limit > there:
-                raise UsageError(f"CIFAR-10 holds {there:,} images where {split}_samples asks for {limit:,}.")
+        self._check_limits("CIFAR-10", "images")
 
-    def _limit(self, split: str) -> int | None:
-        return self.options.train_samples if split == "train" else self.options.eval_samples
-
-    def size(self, split: str) -> int:
-        """Number of images of a split, no more than `train_samples` or `eval_samples` asks for."""
-        return min(super().size(split), self._limit(split) or 1 << 62)
-
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`pixel_values` (B, 3, 32, 32), standardised, and `labels` (B,); training images are shifted and mirrored."""
-        import torch
-
-        indices = self._indices(split, indices)
-        images_BHWC = self._array(f"{split}-images")[indices]
-        if split == "train" and self.options.augment:
-            images_BHWC = shifts.shifted(images_BHWC, seed, epoch, indices, SHIFT)
-        pixels = (images_BHWC.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
-        labels = self._array(f"{split}-labels")[indices].astype(np.int64)
-        pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-        return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
-
-    def model_overrides(self) -> base.Overrides:
-        """Ten classes, 32 pixels, three channels."""
-        return {"num_labels": 10, "image_size": 32, "num_channels": 3}
-
-    def describe(self) -> base.Description:
-        """Sizes, source and licence of the data."""
-        return {
-            "train_samples": self.size("train"),
-            "eval_samples": self.size("eval"),
-            "source": "CIFAR-10 (Krizhevsky, 2009), its published split",
-            "licence": "none stated by its authors",
-        }
+    def standardised(self, images: np.ndarray) -> np.ndarray:
+        """By mean and deviation of the training images, channel by channel."""
+        return (images.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
 
 
 def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:

@@ -13,12 +13,12 @@ from pydantic import Field
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks.images import idx, shifts
+from leansurgeon.tasks.images import idx
+from leansurgeon.tasks.images.small import SmallImages
 
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
 FILES = {"train": "train", "eval": "t10k"}
 MEAN, STD = 0.2860, 0.3530  # of the training images, with pixels in 0..1
-SHIFT = 2
 
 
 class Options(base.Options):
@@ -30,15 +30,16 @@ class Options(base.Options):
     augment: bool = True
 
 
-class FashionMnist(base.Task):
+class FashionMnist(SmallImages):
     """Ten-way classification of (1, 28, 28) images, standardised; in training shifted by up to 2 pixels each way and
     flipped.
     """
 
     name = "fashion-mnist"
-    head = "image-classification"
-    metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
     Options = Options
+    source = "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), its published split"
+    licence = "MIT"
+    side, shift = 28, 2
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read the four published idx files into the cache once."""
@@ -55,30 +56,9 @@ class FashionMnist(base.Task):
 
         self._open(disk.entry(cache, "fashion-mnist", key, build))
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`pixel_values` (B, 1, 28, 28), standardised, and `labels` (B,); training images are shifted and mirrored."""
-        import torch
-
-        split, indices = self._checked(split), np.asarray(indices)
-        images = self._array(f"{split}-images")[indices]
-        if split == "train" and self.options.augment:
-            images = shifts.shifted(images, seed, epoch, indices, SHIFT)
-        pixels = (images.astype(np.float32) / 255 - MEAN) / STD
-        labels = self._array(f"{split}-labels")[indices].astype(np.int64)
-        return {"pixel_values": torch.from_numpy(pixels[:, None]), "labels": torch.from_numpy(labels)}
-
-    def model_overrides(self) -> base.Overrides:
-        """Ten classes, 28 pixels, one channel."""
-        return {"num_labels": 10, "image_size": 28, "num_channels": 1}
-
-    def describe(self) -> base.Description:
-        """Sizes, source and licence of the data."""
-        return {
-            "train_samples": self.size("train"),
-            "eval_samples": self.size("eval"),
-            "source": "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), its published split",
-            "licence": "MIT",
-        }
+    def standardised(self, images: np.ndarray) -> np.ndarray:
+        """By mean and deviation of the training images."""
+        return (images.astype(np.float32) / 255 - MEAN) / STD
 
 
 def _find(folder: Path, split: str, kind: str) -> Path:

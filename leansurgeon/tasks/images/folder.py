@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, images
-from leansurgeon.tasks import base, draws
+from leansurgeon.tasks import base, chance, draws
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
@@ -100,6 +100,7 @@ class ImageFolder(base.Task):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """List the images and their classes into the cache once; the images stay where they are."""
         o = self.options
+        self.source = o.data
         _check_transform(o)
         source = places.find(o.data, o.eval_data)
         key = {"version": _VERSION, **source.key(), "label": o.label, "classes": o.classes}
@@ -130,11 +131,9 @@ class ImageFolder(base.Task):
         o, sizes = self.options, self._info["sizes"]
         rows: dict[str, np.ndarray | None] = {"train": None, "eval": None}
         if "eval" not in sizes:
-            order = np.random.default_rng(o.split_seed).permutation(sizes["train"])
-            held = max(1, round(o.eval_fraction * len(order)))
-            if held >= len(order):
-                raise UsageError(f"{o.data} holds {len(order)} image, too few to hold any out.")
-            rows = {"train": np.sort(order[held:]), "eval": np.sort(order[:held])}
+            rows = chance.held_out(sizes["train"], o.eval_fraction, o.split_seed)
+            if not len(rows["train"]):
+                raise UsageError(f"{o.data} holds {sizes['train']} image, too few to hold any out.")
         for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
             there = sizes[split] if rows[split] is None else len(rows[split])
             if limit is not None and limit > there:
@@ -187,15 +186,8 @@ class ImageFolder(base.Task):
             overrides["num_labels"] = len(self.options.class_names or ()) or self._info["classes"]
         return overrides | {"image_size": o.image_size, "num_channels": o.channels}
 
-    def describe(self) -> base.Description:
-        """Sizes, number of classes, source and licence of the data."""
-        return {
-            "train_samples": self.size("train"),
-            "eval_samples": self.size("eval"),
-            "classes": self._info["classes"],
-            "source": self.options.data,
-            "licence": "as the files' owner says",
-        }
+    def _particulars(self) -> base.Description:
+        return {"classes": self._info["classes"]}
 
     def _transform(self, augmented: bool) -> Any:
         """timm's transform, made once per process: it carries compiled-in random state of its own nowhere."""
@@ -223,10 +215,7 @@ class ImageNet(ImageFolder):
     """ImageNet-1k (Russakovsky et al., 2015): `ImageFolder` with the source's name and licence."""
 
     name = "imagenet"
-
-    def describe(self) -> base.Description:
-        """Sizes, number of classes, source and licence of the data."""
-        return super().describe() | {"licence": "ImageNet terms of access: non-commercial research and education"}
+    licence = "ImageNet terms of access: non-commercial research and education"
 
 
 def _check_transform(options: Options) -> None:

@@ -44,9 +44,12 @@ class DRetrieval(base.Task):
     head = "sequence-classification"
     metric = base.Metric("nmse", "NMSE", higher_is_better=False, percent=False)
     Options = Options
+    licence = "made by leansurgeon: no rights attached"
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        o = options
+        self.source = f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}"
         self._whole: dict[str, tuple[Tensor, Tensor]] = {}  # split -> values and labels
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
@@ -89,16 +92,6 @@ class DRetrieval(base.Task):
     def model_overrides(self) -> base.Overrides:
         """One number comes out."""
         return {"num_labels": 1}
-
-    def describe(self) -> base.Description:
-        """Sizes and how the data was generated."""
-        o = self.options
-        return {
-            "train_samples": o.train,
-            "eval_samples": o.eval,
-            "source": f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}",
-            "licence": "made by leansurgeon: no rights attached",
-        }
 
 
 def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.ndarray:

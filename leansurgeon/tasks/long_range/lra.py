@@ -75,37 +75,16 @@ class ImageOptions(base.Options):
     eval_samples: int | None = Field(None, ge=1)
 
 
-class _Sequences(base.Task):
+class _Sequences(base.Shortened):
     """Classification of sequences of symbols."""
 
     head = "sequence-classification"
     metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
     classes = 2
-    source, licence = "", ""
-
-    def size(self, split: str) -> int:
-        """Number of sequences of a split, no more than the options ask for."""
-        return min(super().size(split), self._limit(split) or 1 << 62)
-
-    def _limit(self, split: str) -> int | None:
-        return {"train": self.options.train_samples, "eval": self.options.eval_samples}.get(split)
-
-    def _check_limits(self) -> None:
-        for split in base.SPLITS:
-            limit, there = self._limit(split), base.Task.size(self, split)
-            if limit is not None and limit > there:
-                raise UsageError(
-                    f"Task '{self.name}' holds {there:,} samples where {split}_samples asks for {limit:,}."
-                )
 
     def model_overrides(self) -> base.Overrides:
         """The number of classes, and of bytes with the padding where the input is text."""
         return {"num_labels": self.classes}
-
-    def describe(self) -> base.Description:
-        """Sizes, source and licence of the data."""
-        sizes = {f"{split}_samples": self.size(split) for split in self._info["sizes"]}
-        return {**sizes, "source": self.source, "licence": self.licence}
 
 
 class _Bytes(_Sequences):
@@ -172,7 +151,7 @@ class LraText(_Bytes):
             return {"sizes": sizes}
 
         self._open(disk.entry(cache, "lra-text", key, build))
-        self._check_limits()
+        self._check_limits(f"Task '{self.name}'", "samples")
 
 
 class LraRetrieval(_Bytes):
@@ -197,7 +176,7 @@ class LraRetrieval(_Bytes):
             return {"sizes": sizes}
 
         self._open(disk.entry(cache, "lra-retrieval", key, build))
-        self._check_limits()
+        self._check_limits(f"Task '{self.name}'", "samples")
 
 
 class LraImage(_Sequences):
@@ -217,7 +196,7 @@ class LraImage(_Sequences):
         there = self._info["sizes"]
         held = there["train"] // 10
         self._info = {**self._info, "sizes": {"train": there["train"] - held, "eval": held, "test": there["eval"]}}
-        self._check_limits()
+        self._check_limits(f"Task '{self.name}'", "samples")
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""

@@ -56,18 +56,21 @@ class Pathfinder(base.Task):
     head = "sequence-classification"
     metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
     Options = Options
+    licence = "made by leansurgeon: no rights attached"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Generate the images once, in `workers` processes, or read the published ones."""
-        o = self.options
+        o, made = self.options, self.options.data == GENERATED
         vocab.check_length(TOKENS, model_dir)
-        if o.data == GENERATED:
+        self.source = f"Pathfinder-32 {o.difficulty}, {f'generated with seed {o.seed}' if made else o.data}"
+        if made:
             style = Style(contour_length=CONTOUR_LENGTH[o.difficulty])
             key = {"version": _VERSION, "style": vars(style), "samples": o.samples, "seed": o.seed}
             self._open(
                 disk.entry(cache, "pathfinder", key, lambda f: _generate(f, style, o.seed, o.samples, workers, say))
             )
             return
+        self.licence = "as its authors say"
         folder = _published(Path(o.data).expanduser().absolute(), o.difficulty)
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
@@ -85,15 +88,6 @@ class Pathfinder(base.Task):
     def model_overrides(self) -> base.Overrides:
         """Two classes, 256 grey levels."""
         return {"num_labels": 2, "vocab_size": 256}
-
-    def describe(self) -> base.Description:
-        """Sizes, difficulty and source of the images."""
-        o, made = self.options, self.options.data == GENERATED
-        return {
-            **{f"{split}_samples": self.size(split) for split in self._info["sizes"]},
-            "source": f"Pathfinder-32 {o.difficulty}, {f'generated with seed {o.seed}' if made else o.data}",
-            "licence": "made by leansurgeon: no rights attached" if made else "as its authors say",
-        }
 
 
 def _split(total: int) -> disk.Info:

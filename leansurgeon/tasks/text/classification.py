@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,10 +11,11 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
-from leansurgeon.tasks import base, ragged
+from leansurgeon.tasks import base, chance, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
+from leansurgeon.tasks.text.tokenized import Tokenized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,20 +44,27 @@ class Options(base.Options):
     vocab_size: int | None = Field(None, ge=16)
 
 
+class Rows(NamedTuple):
+    """Texts of a split, what each is paired with, and (N,) labels as numbers."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: np.ndarray
+
+
 class _Rows(NamedTuple):
     texts: list[str]
     pairs: list[str] | None
     labels: list[str]
 
 
-class TextClassification(base.Task):
+class TextClassification(Tokenized):
     """As many classes as the training rows have different labels, numbered in numerical or else alphabetical order."""
 
     name = "text-classification"
     head = "sequence-classification"
     metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
     Options = Options
-    _tokenizer: PreTrainedTokenizerBase | None = None
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read, split and tokenise the tables into the cache once."""
@@ -66,7 +74,7 @@ class TextClassification(base.Task):
         eval_files = text_files.find(o.eval) if o.eval is not None else None
         key = {
             "version": 2,  # 1 took quotation marks in .tsv files for quotes
-            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "tokenizer": self._tokenizer_key(model_dir),
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
             **({"classes": o.classes} if o.classes else {}),
@@ -82,28 +90,32 @@ class TextClassification(base.Task):
                 rows = _hold_out(rows["train"], o.eval_fraction, o.split_seed)
             else:
                 rows["eval"] = _read(eval_files, o)
-            numbers = _numbered(rows, o.classes) if o.classes else None
+            given = _numbered(rows, o.classes) if o.classes else None
             names = o.classes or _label_names(rows)
+            numbers = given or {name: i for i, name in enumerate(names)}
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
-            tokenizer = vocab.make(
-                o.tokenizer, o.vocab_size, rows["train"].texts + (rows["train"].pairs or []), model_dir
-            )
-            tokenizer.save_pretrained(folder / "tokenizer")
-            numbers, kinds = numbers or {name: i for i, name in enumerate(names)}, []
-            for split, part in rows.items():
-                kinds.append(store_tokens(folder, split, part.texts, part.pairs, tokenizer, o.seq_len))
-                labels = np.array([numbers[label] for label in part.labels], dtype=np.int32)
-                np.save(folder / f"{split}-labels.npy", labels)
-            return {
-                "sizes": {split: len(part.texts) for split, part in rows.items()},
-                "labels": names,
-                "vocab": len(tokenizer),
-                "pad": tokenizer.pad_token_id or 0,
-                "token_types": any(kinds),
+            numbered = {
+                split: Rows(part.texts, part.pairs, np.array([numbers[label] for label in part.labels], dtype=np.int32))
+                for split, part in rows.items()
             }
+            return self._store(folder, numbered, model_dir) | {"labels": names}
 
         self._open(disk.entry(cache, "texts", key, build))
-        self._sources = [path.name for path in files + (eval_files or [])]
+        self.source = ", ".join(path.name for path in files + (eval_files or []))
+
+    def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
+        """Write tokens and labels of every split; what `batch` has to know of them."""
+        tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
+        marked = []
+        for split, (texts, pairs, labels) in rows.items():
+            marked.append(store_tokens(folder, split, texts, pairs, tokenizer, self.options.seq_len))
+            np.save(folder / f"{split}-labels.npy", labels)
+        return {
+            "sizes": {split: len(part.texts) for split, part in rows.items()},
+            "vocab": len(tokenizer),
+            "pad": tokenizer.pad_token_id or 0,
+            "token_types": any(marked),
+        }
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
@@ -127,32 +139,10 @@ class TextClassification(base.Task):
     def model_overrides(self) -> base.Overrides:
         """The classes with their names, and the vocabulary where the tokenizer is the task's own."""
         names = self._info["labels"]
-        o, overrides = self.options, {"num_labels": len(names), "id2label": dict(enumerate(names))}
-        if o.tokenizer != "model":
-            overrides["vocab_size"] = vocab.config_size(o.tokenizer, o.vocab_size, self._info["vocab"])
-        return overrides
+        return {"num_labels": len(names), "id2label": dict(enumerate(names))} | super().model_overrides()
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the data, to be saved beside the trained model."""
-        if self._tokenizer is None:
-            self._tokenizer = vocab.load(self._folder / "tokenizer")
-        return self._tokenizer
-
-    def describe(self) -> base.Description:
-        """Sizes, classes, tokenizer, source and licence of the data."""
-        return {
-            "train_samples": self.size("train"),
-            "eval_samples": self.size("eval"),
-            "labels": self._info["labels"],
-            "tokenizer": self.options.tokenizer,
-            "vocab_size": self._info["vocab"],
-            "seq_len": self.options.seq_len,
-            "source": ", ".join(self._sources),
-            "licence": "as the files' owner says",
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_tokenizer": None}
+    def _particulars(self) -> base.Description:
+        return {"labels": self._info["labels"]} | super()._particulars()
 
 
 def _read(paths: list[Path], options: Options) -> _Rows:
@@ -221,11 +211,9 @@ def matched(labels: list[str], classes: list[str]) -> dict[str, int] | None:
 
 
 def _hold_out(rows: _Rows, fraction: float, seed: int) -> dict[str, _Rows]:
-    order = np.random.default_rng(seed).permutation(len(rows.texts))
-    held = max(1, round(fraction * len(order)))
-    if held == len(order):
-        raise UsageError(f"{len(order)} row is too few to hold any out.")
-    parts = {"train": np.sort(order[held:]), "eval": np.sort(order[:held])}
+    parts = chance.held_out(len(rows.texts), fraction, seed)
+    if not len(parts["train"]):
+        raise UsageError(f"{len(rows.texts)} row is too few to hold any out.")
     return {
         split: _Rows(*(column and [column[i] for i in chosen] for column in rows)) for split, chosen in parts.items()
     }

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -22,7 +22,7 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
-from leansurgeon.tasks.text.classification import TextClassification, store_tokens
+from leansurgeon.tasks.text.classification import Rows, TextClassification
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -99,18 +99,12 @@ class Options(base.Options):
     vocab_size: int | None = Field(None, ge=16)
 
 
-class _Rows(NamedTuple):
-    texts: list[str]
-    pairs: list[str] | None
-    labels: np.ndarray  # (N,) int32 classes, or float32 scores
-    left_out: int  # lines without all fields: the distribution's QQP has some
-
-
 class Glue(TextClassification):
     """One task of GLUE. STS-B is regression: one output, squared error, labels from 0 to 5."""
 
     name = "glue"
     Options = Options
+    licence = "as the task's own authors say"
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -125,34 +119,25 @@ class Glue(TextClassification):
         key = {
             "version": 1,
             "task": o.task,
-            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "tokenizer": self._tokenizer_key(model_dir),
             "seq_len": o.seq_len,
             "places": {part: [image_places.stamp(p) for p in paths] for part, paths in places.items()},
         }
 
         def build(folder: Path) -> disk.Info:
             parts = {part: _read(paths, self.kind) for part, paths in places.items()}
-            say(f"glue {o.task}: tokenising {sum(len(rows.texts) for rows in parts.values()):,} rows ({o.tokenizer})")
-            rows = {"train": parts["train"], "eval": _joined([parts[part] for part in parts if part != "train"])}
-            texts = rows["train"].texts + (rows["train"].pairs or [])
-            tokenizer = vocab.make(o.tokenizer, o.vocab_size, texts, model_dir)
-            tokenizer.save_pretrained(folder / "tokenizer")
-            marked = []
-            for split, part in rows.items():
-                marked.append(store_tokens(folder, split, part.texts, part.pairs, tokenizer, o.seq_len))
-                np.save(folder / f"{split}-labels.npy", part.labels)
-            return {
-                "sizes": {split: len(part.texts) for split, part in rows.items()},
-                "left_out": sum(part.left_out for part in rows.values()),
-                "matched": len(parts[next(part for part in parts if part != "train")].texts),
+            count = sum(len(rows.texts) for rows, _ in parts.values())
+            say(f"glue {o.task}: tokenising {count:,} rows ({o.tokenizer})")
+            evaluation = [rows for part, (rows, _) in parts.items() if part != "train"]
+            rows = {"train": parts["train"][0], "eval": _joined(evaluation)}
+            return self._store(folder, rows, model_dir) | {
+                "left_out": sum(left_out for _, left_out in parts.values()),
+                "matched": len(evaluation[0].texts),
                 "labels": list(self.kind.labels),
-                "vocab": len(tokenizer),
-                "pad": tokenizer.pad_token_id or 0,
-                "token_types": any(marked),
             }
 
         self._open(disk.entry(cache, "glue", key, build))
-        self._sources = [f"GLUE {self.kind.folder} (Wang et al., 2018)"]
+        self.source = f"GLUE {self.kind.folder} (Wang et al., 2018)"
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), `labels` (B,): classes, or scores for STS-B."""
@@ -227,7 +212,7 @@ class Glue(TextClassification):
 
     def describe(self) -> base.Description:
         """Sizes, task, source and licence, and lines that were left out."""
-        told = super().describe() | {"task": self.options.task, "licence": "as the task's own authors say"}
+        told = super().describe() | {"task": self.options.task}
         if self.options.task == "mnli":
             told["eval_matched"] = self._info["matched"]
         return told | ({"lines_left_out": self._info["left_out"]} if self._info["left_out"] else {})
@@ -294,7 +279,10 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     )
 
 
-def _read(places: list[Any], kind: GlueTask) -> _Rows:
+def _read(places: list[Any], kind: GlueTask) -> tuple[Rows, int]:
+    """Texts and labels (int32 classes, or float32 scores), and how many lines were left out since they lack fields: the
+    distribution's QQP has some.
+    """
     texts: list[list[str]] = [[] for _ in kind.texts]
     labels, left_out = [], 0
     for place in places:
@@ -311,7 +299,7 @@ def _read(places: list[Any], kind: GlueTask) -> _Rows:
     if not labels:
         raise UsageError(f"{places[0] if isinstance(places[0], Path) else 'The data set'}: no rows.")
     kept = np.array(labels, dtype=np.int32 if kind.labels else np.float32)
-    return _Rows(texts[0], texts[1] if len(texts) > 1 else None, kept, left_out)
+    return Rows(texts[0], texts[1] if len(texts) > 1 else None, kept), left_out
 
 
 def _fields(place: Path | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
@@ -367,8 +355,7 @@ def _label(value: Any, kind: GlueTask, where: str) -> float | int:
     return int(number)
 
 
-def _joined(parts: list[_Rows]) -> _Rows:
+def _joined(parts: list[Rows]) -> Rows:
     pairs = None if parts[0].pairs is None else [text for part in parts for text in part.pairs]
-    labels = np.concatenate([part.labels for part in parts])
     texts = [text for part in parts for text in part.texts]
-    return _Rows(texts, pairs, labels, sum(part.left_out for part in parts))
+    return Rows(texts, pairs, np.concatenate([part.labels for part in parts]))

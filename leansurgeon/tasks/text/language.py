@@ -22,6 +22,7 @@ from leansurgeon.tasks import base, chance
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import corpus, masking, vocab
 from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text.tokenized import Tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ class MaskedOptions(Options):
     mask_prob: float = Field(0.15, gt=0, lt=1)
 
 
-class CausalLM(base.Task):
+class CausalLM(Tokenized):
     """Predict every token from those before it. Batches are full windows without padding, and carry no attention
     mask.
     """
@@ -67,7 +68,6 @@ class CausalLM(base.Task):
     head = "causal-lm"
     metric = base.Metric("perplexity", "perplexity", higher_is_better=False, percent=False)
     Options = Options
-    _tokenizer: PreTrainedTokenizerBase | None = None
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Tokenise the documents and pack them into one long array in the cache once."""
@@ -79,7 +79,7 @@ class CausalLM(base.Task):
         key = {
             # 2 took quotation marks in .tsv files for quotes; what was made of other files is as it should be.
             "version": 3 if any(name.endswith(".tsv") for name in names) else 2,
-            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "tokenizer": self._tokenizer_key(model_dir),
             "train": data.key(),
             "eval": o.eval_fraction if other is None else other.key(),
         }
@@ -87,12 +87,13 @@ class CausalLM(base.Task):
         def build(folder: Path) -> disk.Info:
             train, evaluation = data.split(o.eval_fraction) if other is None else (data.whole(), other.whole())
             say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
-            tokenizer = vocab.make(o.tokenizer, o.vocab_size, train, model_dir)
-            tokenizer.save_pretrained(folder / "tokenizer")
+            tokenizer = self._make_tokenizer(folder, train, model_dir)
             return _pack(folder, tokenizer, {"train": train, "eval": evaluation}, say)
 
         self._open(disk.entry(cache, "text", key, build))
-        self._sources = names
+        packaged = names == [text_files.PACKAGED["austen"].name]
+        self.source = "Jane Austen, Persuasion (1818)" if packaged else ", ".join(names)
+        self.licence = "public domain" if packaged else type(self).licence
         for split in base.SPLITS:
             if self.size(split) < 1:
                 tokens = self._info["tokens"][split]
@@ -130,33 +131,10 @@ class CausalLM(base.Task):
         mean = sums.metric_sum / max(sums.metric_count, 1)
         return {self.metric.key: math.exp(mean) if mean < 709 else math.inf}
 
-    def model_overrides(self) -> base.Overrides:
-        """The vocabulary, where the tokenizer is the task's own."""
-        if self.options.tokenizer == "model":
-            return {}
-        return {"vocab_size": vocab.config_size(self.options.tokenizer, self.options.vocab_size, self._info["vocab"])}
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the data, to be saved beside the trained model."""
-        if self._tokenizer is None:
-            self._tokenizer = vocab.load(self._folder / "tokenizer")
-        return self._tokenizer
-
-    def describe(self) -> base.Description:
-        """Windows, tokens, characters, source and licence of the data."""
-        packaged = self._sources == [text_files.PACKAGED["austen"].name]
-        return {
-            "train_samples": self.size("train"),
-            "eval_samples": self.size("eval"),
-            "train_tokens": self._info["tokens"]["train"],
-            "eval_tokens": self._info["tokens"]["eval"],
-            "characters": self._info["characters"],
-            "tokenizer": self.options.tokenizer,
-            "vocab_size": self._info["vocab"],
-            "seq_len": self.options.seq_len,
-            "source": "Jane Austen, Persuasion (1818)" if packaged else ", ".join(self._sources),
-            "licence": "public domain" if packaged else "as the files' owner says",
-        }
+    def _particulars(self) -> base.Description:
+        """Tokens and characters of the data."""
+        tokens = {f"{split}_tokens": self._info["tokens"][split] for split in base.SPLITS}
+        return {**tokens, "characters": self._info["characters"], **super()._particulars()}
 
     def _windows(self, split: str, indices_B: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """(B, seq_len) tokens in the type that they are stored in. Raises IndexError for an index that the split does
@@ -169,9 +147,6 @@ class CausalLM(base.Task):
         # All windows of an epoch as rows of one view of the file, of which whole rows are copied.
         windows = self._array(split)[offset : offset + self.size(split) * width].reshape(-1, width)
         return np.take(windows, indices_B, axis=0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_tokenizer": None}
 
 
 @lru_cache(maxsize=4)

@@ -15,9 +15,10 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base
+from leansurgeon.tasks import base, chance
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import classification, corpus, vocab
+from leansurgeon.tasks.text.tokenized import Tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ class Sentences(classification.TextClassification):
         other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
         key = {
             "version": 1,
-            "tokenizer": vocab.key_of(o.tokenizer, o.vocab_size, model_dir),
+            "tokenizer": self._tokenizer_key(model_dir),
             "train": data.key(),
             "eval": [o.eval_fraction, o.split_seed] if other is None else other.key(),
             "seq_len": o.seq_len,
@@ -67,48 +68,30 @@ class Sentences(classification.TextClassification):
         def build(folder: Path) -> disk.Info:
             lines = of_documents(data.whole())
             if other is None:
-                lines, held = hold_out(lines, o.eval_fraction, o.split_seed)
+                lines, held = _hold_out(lines, o.eval_fraction, o.split_seed)
             else:
                 held = [line for line in of_documents(other.whole()) if line not in set(lines)]
-            for split, rows in (("train", lines), ("eval", held)):
-                if not rows:
-                    raise UsageError(f"The {split} data has no sentence of more than {LEAST} characters.")
-            say(f"{self.name}: tokenising {len(lines) + len(held):,} sentences ({o.tokenizer})")
-            tokenizer = vocab.make(o.tokenizer, o.vocab_size, lines, model_dir)
-            tokenizer.save_pretrained(folder / "tokenizer")
-            for split, rows in (("train", lines), ("eval", held)):
-                classification.store_tokens(folder, split, rows, None, tokenizer, o.seq_len)
-                np.save(folder / f"{split}-labels.npy", np.zeros(len(rows), dtype=np.int32))
-            return {
-                "sizes": {"train": len(lines), "eval": len(held)},
-                "vocab": len(tokenizer),
-                "pad": tokenizer.pad_token_id or 0,
-                "token_types": False,
+            rows = {
+                split: classification.Rows(texts, None, np.zeros(len(texts), dtype=np.int32))
+                for split, texts in (("train", lines), ("eval", held))
             }
+            if empty := [split for split, part in rows.items() if not part.texts]:
+                raise UsageError(f"The {empty[0]} data has no sentence of more than {LEAST} characters.")
+            say(f"{self.name}: tokenising {len(lines) + len(held):,} sentences ({o.tokenizer})")
+            return self._store(folder, rows, model_dir)
 
         self._open(disk.entry(cache, "sentences", key, build))
-        self._sources = data.names + ([] if other is None else other.names)
+        self.source = ", ".join(data.names + ([] if other is None else other.names))
 
     def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
         """`logits` are the student's embeddings (B, D), and the teacher's stand in the batch."""
         return cosine_score(logits, batch)
 
     def model_overrides(self) -> base.Overrides:
-        o = self.options
-        if o.tokenizer == "model":
-            return {}
-        return {"vocab_size": vocab.config_size(o.tokenizer, o.vocab_size, self._info["vocab"])}
+        return Tokenized.model_overrides(self)
 
-    def describe(self) -> base.Description:
-        return {
-            "train_samples": self.size("train"),
-            "eval_samples": self.size("eval"),
-            "tokenizer": self.options.tokenizer,
-            "vocab_size": self._info["vocab"],
-            "seq_len": self.options.seq_len,
-            "source": ", ".join(self._sources),
-            "licence": "as the files' owner says",
-        }
+    def _particulars(self) -> base.Description:
+        return Tokenized._particulars(self)
 
 
 def cosine_score(embeddings: Tensor, batch: dict[str, Tensor]) -> base.Score:
@@ -142,14 +125,11 @@ def sentences(text: str) -> list[str]:
     return list(unique)
 
 
-def hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+def _hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
     """All but, and a random choice of about this fraction, both in their order. Raises UsageError for one line."""
-    order = np.random.default_rng(seed).permutation(len(lines))
-    held = max(1, round(fraction * len(lines)))
-    if held >= len(lines):
+    parts = chance.held_out(len(lines), fraction, seed)
+    if not len(parts["train"]):
         raise UsageError(
             f"The data has {len(lines)} sentence(s) of more than {LEAST} characters, too few to hold any out."
         )
-    chosen = set(order[:held].tolist())
-    parts = ([line for i, line in enumerate(lines) if (i in chosen) == kept] for kept in (False, True))
-    return tuple(parts)
+    return [lines[i] for i in parts["train"]], [lines[i] for i in parts["eval"]]
