@@ -124,4 +124,4 @@ def test_controls_have_the_parameters_and_the_flops_that_they_are_to_have(name):
     assert (stage["wide-4"].heads, stage["wide-4"].inner) == (stage["base"].heads, stage["keep-4"].inner)
     if "flops-4" in made:
         assert flops_of(made["flops-4"]) == pytest.approx(flops_of(made["keep-4"]), rel=0.005)
-        assert parameters["flops-4"] > 1.1 * parameters["keep-4"]  # attention costs operations that no parameter has
+        assert parameters["flops-4"] > 1.05 * parameters["keep-4"]  # attention costs operations that no parameter has
