@@ -31,7 +31,7 @@ def table(summaries: list[dict]) -> dict[int, dict[str, float]]:
         arms = found.setdefault(summary["recipe"]["task"]["dimension"], {})
         name, error = summary["experiment"]["arm"].split("-")[1], summary["final"]["metric"]
         arms[name] = min(error, arms.get(name, error))
-    order = ["h1", "h2", "h3", "h4", "h5", "control"]
+    order = ["h1", "h2", "h3", "h4", "h5", "h6", "control"]
     return {d: {name: found[d][name] for name in order if name in found[d]} for d in sorted(found)}
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
+from leansurgeon import experiment
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
@@ -244,3 +245,13 @@ def test_arms_of_d_retrieval_have_their_own_tasks_and_tables(tmp_path, monkeypat
     table = experiment_table(list(done.values()), format="table")
     two, four = sorted(table.split("d-retrieval, dimension ")[1:])
     assert "D2-h2 vs D2-h1" in two and "D4" not in two and "D4-h4 vs D4-h1" in four and "D2" not in four
+
+
+@pytest.mark.slow
+def test_the_error_of_d_retrieval_falls_where_the_heads_reach_five(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    recipe = recipefile.load("d-retrieval-5", ["seeds=[1]"])
+    recipe = recipe.model_copy(update={"arms": {name: recipe.arms[name] for name in ("D5-h1", "D5-h4", "D5-h5")}})
+    done = experiment.run(recipe, tmp_path / "runs")
+    errors = {one.experiment.arm: one.final.metric for one in done}
+    assert errors["D5-h1"] > 2 * errors["D5-h4"] and errors["D5-h4"] > 4 * errors["D5-h5"]
