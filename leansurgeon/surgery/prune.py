@@ -21,6 +21,7 @@ from leansurgeon.measure.heads.pruning import strengths
 from leansurgeon.measure.heads.sites import Site
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.operators.head_dim import keeps_size
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided
@@ -105,17 +106,12 @@ def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> 
     left = groups_left(source, asked)
     stages = zip(left, source.shape.stages, strict=True)
     heads = [n * s.heads // s.kv_heads if s.kv_heads > 1 else n for n, s in stages]
-    refuse_unstorable(source)
-    wanted = Wanted(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
-    return plan(source, wanted, seed, Method(heal=heal), calibrated=heal, heads_by=MEASURED)
-
-
-def refuse_unstorable(source: Source) -> None:
-    """UnsupportedModel where the config cannot hold fewer heads of the same size."""
     arch = source.architecture
-    if not arch.stores_head_dim and arch.decoupled is None:
+    if not keeps_size(source):
         raise UnsupportedModel(
             f"{arch.library} derives head_dim of {arch.name} from width // heads, so fewer heads of the same size "
             "cannot be stored.",
             "Importance, ablation and curves are measured all the same: leave --prune out.",
         )
+    wanted = Wanted(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
+    return plan(source, wanted, seed, Method(heal=heal), calibrated=heal, heads_by=MEASURED)

@@ -21,7 +21,7 @@ from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
-from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.measure.data.parts import WORDS, Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.text.sentences import of_documents
@@ -87,7 +87,9 @@ class Calibration:
 
     def recorded(self) -> SampleData:
         """Name, digest and sample counts, as `surgery.json` keeps them."""
-        samples = {part: sum(_rows(b) for b in getattr(self, part)) for part in ("fit", "guard", "heldout")}
+        from leansurgeon.measure.data.batches import rows_of
+
+        samples = {part: sum(map(rows_of, getattr(self, part))) for part in WORDS}
         sources = tuple(source.recorded() for source in self.sources)
         return SampleData(self.name, self.says, self.digest, samples, sources, self.asked)
 
@@ -241,7 +243,7 @@ def of_parts(
     name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None, asked: int | None = None
 ) -> Calibration:
     """Calibration that has these parts."""
-    return Calibration(name, says, digest(parts), parts.fit, parts.guard, parts.heldout, task, asked)
+    return Calibration(name, says, digest(parts), *parts, task, asked)
 
 
 def for_samples(usual: Parts[int], samples: int | None) -> Parts[int]:
@@ -391,7 +393,3 @@ def digest(parts: Parts[list[Batch]]) -> str:
                 sha256.update(f"{key}{tuple(value.shape)}".encode())
                 sha256.update(np.ascontiguousarray(value.numpy()).tobytes())
     return sha256.hexdigest()
-
-
-def _rows(batch: Batch) -> int:
-    return len(next(iter(batch.values())))

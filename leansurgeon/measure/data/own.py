@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
@@ -157,15 +156,15 @@ def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]
 
     length = window(source)
     counts = affordable(source, WINDOWS, length, device)
-    rows = total(counts)
+    rows = sum(counts)
     say(f"Without data, {source.name} writes its own: {rows} windows of {length} tokens (--calibrate takes yours) ...")
     model = load(source.folder).model.eval().to(device)
     chance, drawing = torch.Generator().manual_seed(seed), Drawing.of(source)
     stage = source.shape.stages[0]
     each = 8 * source.shape.depth * stage.kv_heads * stage.head_dim * length
     whole = [
-        written(model, first_tokens(source, number, drawing, chance), length, drawing, chance)
-        for number in pieces(rows, max(1, CACHE // each))
+        written(model, first_tokens(source, len(some), drawing, chance), length, drawing, chance)
+        for some in chunks(np.arange(rows), max(1, CACHE // each))
     ]
     return their_own_labels(torch.cat(whole), counts)
 
@@ -178,7 +177,7 @@ def affordable(source: Source, counts: Parts[int], length: int, device: str) -> 
     if size > ROOM * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise UsageError(f"{size / 1e9:.1f} GB of weights in fp32 leave no room in memory for writing texts.")
     most = WORK.get(device.split(":")[0], WORK["cuda"]) / (2 * source.parameters.total * length)
-    asked = total(counts)
+    asked = sum(counts)
     if most < LEAST:
         raise UsageError(f"{source.parameters.total:,} parameters would take too long to write texts on {device}.")
     return counts if most >= asked else counts.each(lambda _, number: max(1, int(number * most / asked)))
@@ -224,7 +223,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
         raise UsageError(f"The tokenizer of {source.name} has no mask token.")
     length = only_length(source) or min(LINE_TOKENS, window(source))
     counts = affordable(source, LINES, length * (ROUNDS + AGAIN), device)
-    rows = total(counts)
+    rows = sum(counts)
     say(f"Without data, {source.name} fills masks: {rows} windows of {length} tokens (--calibrate takes yours) ...")
     model = load(source.folder).model.eval().to(device)
     chance = torch.Generator().manual_seed(seed)
@@ -232,8 +231,8 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     unknown = range(len(tokenizer), size)  # rows of the embedding that no token has
     drawing = Drawing(banned=tuple({*tokenizer.all_special_ids, *unknown}))
     whole = torch.cat([
-        filled(model, torch.full((number, length), tokenizer.mask_token_id), drawing, chance)
-        for number in pieces(rows, max(1, 8192 // length))
+        filled(model, torch.full((len(some), length), tokenizer.mask_token_id), drawing, chance)
+        for some in chunks(np.arange(rows), max(1, 8192 // length))
     ])  # fmt: skip
     hidden = torch.rand(whole.shape, generator=chance) < HIDDEN
     both = torch.stack([whole.masked_fill(hidden, tokenizer.mask_token_id), whole.masked_fill(~hidden, IGNORED)], 1)
@@ -302,7 +301,7 @@ def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
 
 def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
     """Rows of any tokens, for encoders that predict none."""
-    ids = drawn(source, total(LINES), only_length(source) or min(LINE_TOKENS, window(source)) // 2, seed)
+    ids = drawn(source, sum(LINES), only_length(source) or min(LINE_TOKENS, window(source)) // 2, seed)
     return parted(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
 
 
@@ -342,17 +341,6 @@ def images(source: Source, seed: int) -> Parts[list[Batch]]:
 # -- room and parts -------------------------------------------------------------------------------
 
 
-def pieces(rows: int, most: int) -> Iterator[int]:
-    """`rows` as numbers of at most `most`."""
-    for start in range(0, rows, most):
-        yield min(most, rows - start)
-
-
-def total(counts: Parts[int]) -> int:
-    """Of all parts."""
-    return sum(count for _, count in counts.items())
-
-
 def their_own_labels(windows: Tensor, counts: Parts[int]) -> Parts[list[Batch]]:
     """Windows of text (N, T) by part, as a causal model is called with them."""
     batches = parted(windows, counts, max(1, 2048 // windows.shape[1]))
@@ -361,5 +349,5 @@ def their_own_labels(windows: Tensor, counts: Parts[int]) -> Parts[list[Batch]]:
 
 def parted(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:
     """Rows by part, in batches of `size`."""
-    left = iter(rows.split([count for _, count in counts.items()]))
+    left = iter(rows.split(list(counts)))
     return counts.each(lambda *_: list(next(left).split(size)))

@@ -25,6 +25,9 @@ class Parts(Generic[T]):
         """The parts by name, in their order."""
         return ((field.name, getattr(self, field.name)) for field in fields(self))
 
+    def __iter__(self) -> Iterator[T]:
+        return (content for _, content in self.items())
+
     def __getitem__(self, part: str) -> T:
         return getattr(self, part)
 

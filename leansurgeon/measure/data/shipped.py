@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own, pairs
-from leansurgeon.measure.data.calibration import KINDS, Calibration, head_of, only_length, open_calibration, window
+from leansurgeon.measure.data.calibration import Calibration, head_of, only_length, open_calibration, window
 from leansurgeon.measure.data.parts import RANDOM, Parts
 
 if TYPE_CHECKING:
@@ -44,22 +44,19 @@ def samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
 
 def random_windows(source: Source, seed: int) -> Calibration:
     """Windows of any tokens; they are their own labels for a causal model, which then judges by its predictions."""
-    head, task = head_of(source), None
+    head = head_of(source)
     if head != "causal-lm":
-        parts = own.random_tokens(source, seed)
-    else:
-        from leansurgeon import tasks
+        return own.made(RANDOM, RANDOM, own.random_tokens(source, seed))
+    from leansurgeon import tasks
 
-        counts = own.WINDOWS
-        parts = own.their_own_labels(own.drawn(source, own.total(counts), window(source), seed), counts)
-        task = tasks.make(head, {}) if head in KINDS else None
-    return own.made(RANDOM, RANDOM, parts, task)
+    windows = own.drawn(source, sum(own.WINDOWS), window(source), seed)
+    return own.made(RANDOM, RANDOM, own.their_own_labels(windows, own.WINDOWS), tasks.make(head, {}))
 
 
 def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
     """Any tokens for an encoder, and any others for its decoder to read and to say."""
     length = only_length(source) or min(own.LINE_TOKENS, window(source)) // 2
-    rows = own.drawn(source, own.total(PAIRS), length + round(ANSWER * length), seed)
+    rows = own.drawn(source, sum(PAIRS), length + round(ANSWER * length), seed)
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id")) or 0
 
     def batch(ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -165,7 +165,7 @@ def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> np
     off = ablation.one_off(bench)
     only = ablation.all_but_one(bench, values)
     deltas = np.array([row["change"] for row in off])
-    parts = np.split(np.arange(total), np.cumsum([site.heads for site in bench.sites])[:-1])
+    parts = split(np.arange(total), bench.sites)
     for entry, part, one in zip(document["attentions"], parts, only, strict=True):
         entry["off"], entry["only"] = [off[i] for i in part], one
     document["samples"]["ablation"] = len(bench.whole.losses)

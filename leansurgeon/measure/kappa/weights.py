@@ -29,11 +29,8 @@ def weights(loaded: Measured, modules: list[attentions.AttentionModule | None]) 
 
     A figure is `{"value": x, "lower_bound": null}`, or the other way round where the rank is not full.
     """
-    rows = []
-    for attention in modules:
-        pieces = attentions.matrices(loaded, attention) if attention else None
-        rows.append(None if pieces is None else of_matrices(pieces))
-    return rows
+    pieces = (attentions.matrices(loaded, attention) if attention else None for attention in modules)
+    return [None if matrices is None else of_matrices(matrices) for matrices in pieces]
 
 
 def of_matrices(m: dict[str, np.ndarray]) -> Matrices:

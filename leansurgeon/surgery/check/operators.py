@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.weights import from_float32
 from leansurgeon.hooks import Hooks
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.check.patient import EXACT, Change, Patient, Unclear, Wrong, distance, opened, zeros_in
+from leansurgeon.surgery.check.patient import EXACT, Change, Patient, Unclear, Wrong, distance, with_entries, zeros_in
 from leansurgeon.surgery.layer import canonical
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.operators.head_dim import is_coarse, keeps_size
@@ -134,7 +133,7 @@ def smaller_heads(patient: Patient) -> str:
 
     wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="split")
     with patient.folder() as folder:
-        poor = altered_patient(patient, folder / "poorer", poorer)
+        poor = patient.copy(folder / "poorer", poorer)
         _, output = poor.cut(folder / "cut", [wanted], Method(uncalibrated=True))
         expect(output, poor.own, "With every head split in two smaller ones", SPLIT)
     return "every head split in two of half its size gives the same output, where its scores need few entries"
@@ -262,17 +261,11 @@ def trimmed_heads(patient: Patient) -> str:
     stages = patient.source.shape.stages
     fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages]
     for counts in zip(*fewer, strict=False):
-
-        def silent(spec: TensorSpec, raw: np.ndarray, counts: tuple[int, ...] = counts) -> np.ndarray | None:
-            """The output projection with the heads zeroed that are to go."""
-            if spec.role != "o" or raw.ndim < 2:
-                return None
-            stage, left = stages[spec.stage], counts[spec.stage]
-            groups = stage.kv_heads if grouped(stage) else 1  # as many heads go from every group
-            gone = np.arange(stage.heads) % (stage.heads // groups) >= left // groups
-            return silenced(spec, raw, "q", np.repeat(gone, stage.head_dim))
-
-        if fewer_say(patient, silent, Wanted(heads=text(counts), head_dim="keep")):
+        gone = []
+        for stage, left in zip(stages, counts, strict=True):  # as many heads go from every group
+            heads = np.arange(stage.heads) % (stage.heads // step(stage)) >= left // step(stage)
+            gone.append(np.repeat(heads, stage.head_dim))
+        if fewer_say(patient, silent("o", "q", gone), Wanted(heads=text(counts), head_dim="keep")):
             return "heads"
     return ""
 
@@ -281,31 +274,29 @@ def trimmed_units(patient: Patient) -> str:
     """The same of MLP units."""
     stages = patient.source.shape.stages
     for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
-
-        def silent(spec: TensorSpec, raw: np.ndarray, counts: list[int] = counts) -> np.ndarray | None:
-            """The down projection with the MLP units zeroed that are to go."""
-            if spec.role != "down" or raw.ndim < 2:
-                return None
-            return silenced(spec, raw, "mlp", np.arange(stages[spec.stage].mlp_dim) >= counts[spec.stage])
-
-        if min(counts) > 0 and fewer_say(patient, silent, Wanted(mlp_dim=text(counts))):
+        gone = [np.arange(stage.mlp_dim) >= left for stage, left in zip(stages, counts, strict=True)]
+        if min(counts) > 0 and fewer_say(patient, silent("down", "mlp", gone), Wanted(mlp_dim=text(counts))):
             return "MLP units"
     return ""
 
 
-def silenced(spec: TensorSpec, raw: np.ndarray, axis: str, gone: np.ndarray) -> np.ndarray:
-    """A copy whose entries along an axis are zero where they are `gone`."""
-    new = np.moveaxis(raw.copy(), spec.axes.index(axis), 0)
-    new[gone] = 0
-    return np.ascontiguousarray(np.moveaxis(new, 0, spec.axes.index(axis)))
+def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:
+    """The matrices of a role are zero where entries along an axis are `gone`, a mask for every stage."""
+
+    def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        if spec.role != role or raw.ndim < 2:
+            return None
+        return with_entries(raw, spec.axes.index(axis), gone[spec.stage], np.zeros_like)
+
+    return change
 
 
-def fewer_say(patient: Patient, silent: Change, wanted: Wanted) -> bool:
-    """Whether a model whose last heads or units are silent loses them and answers as before; False where it cannot be
-    planned. Raises `Wrong` where the answer changes.
+def fewer_say(patient: Patient, change: Change, wanted: Wanted) -> bool:
+    """Whether a model whose last heads or units `change` silences loses them and answers as before; False where it
+    cannot be planned. Raises `Wrong` where the answer changes.
     """
     with patient.folder() as folder:
-        quiet = altered_patient(patient, folder / "silent", silent)
+        quiet = patient.copy(folder / "silent", change)
         try:
             _, output = quiet.cut(folder / "cut", [wanted])
         except Unclear:
@@ -330,21 +321,11 @@ def needs_same_size(patient: Patient) -> None:
         raise Unclear(f"{patient.arch.library} has no {patient.arch.name} with a head_dim of its own.")
 
 
-def grouped(stage: Stage) -> bool:
-    """Whether heads share key/value heads."""
-    return stage.kv_heads < stage.heads
-
-
 def step(stage: Stage) -> int:
-    """By how many heads an attention can grow or shrink."""
-    return stage.kv_heads if grouped(stage) else 1
+    """By how many heads an attention can grow or shrink: one, or one for every key/value head that several share."""
+    return stage.kv_heads if stage.kv_heads < stage.heads else 1
 
 
 def text(numbers: Iterable[int]) -> str:
     """One number a stage, as flags have them."""
     return ",".join(map(str, numbers))
-
-
-def altered_patient(patient: Patient, folder: Path, change: Change) -> Patient:
-    """The same model after a change, in `folder`."""
-    return patient.beside(opened(patient.write(folder, change), patient.arch))

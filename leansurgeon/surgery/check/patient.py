@@ -146,6 +146,10 @@ class Patient:
         (folder / "config.json").write_text(json.dumps(self.source.config))
         return folder
 
+    def copy(self, folder: Path, change: Change) -> Patient:
+        """The same model after a change, in `folder`."""
+        return self.beside(opened(self.write(folder, change), self.arch))
+
     @contextmanager
     def folder(self) -> Iterator[Path]:
         """A new folder for a copy, for as long as the block lasts."""
@@ -202,10 +206,14 @@ class Patient:
         mask = self.part(spec, role)
         if mask is None:
             return None
-        at = next(i for i, a in enumerate(spec.axes) if a != "width")
-        new = np.moveaxis(raw.copy(), at, 0)
-        new[mask] = value(new[mask])
-        return np.ascontiguousarray(np.moveaxis(new, 0, at))
+        return with_entries(raw, next(i for i, a in enumerate(spec.axes) if a != "width"), mask, value)
+
+
+def with_entries(raw: np.ndarray, at: int, mask: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """A copy with `value(old)` in place of the entries that a mask names along axis `at`, that axis first."""
+    new = np.moveaxis(raw.copy(), at, 0)
+    new[mask] = value(new[mask])
+    return np.ascontiguousarray(np.moveaxis(new, 0, at))
 
 
 def opened(folder: Path, architecture: Architecture) -> Source:

@@ -132,10 +132,7 @@ class Balanced:
     def __init__(self, target: Reshaped, outs: list[Out]) -> None:
         self.target, self.source, self.outs = target, target.source, {out.name: out for out in outs}
         self.scores = free_scores(self.source)
-        self.by_layer: dict[int, list[TensorSpec]] = {}
-        for spec in inside(target.specs):
-            self.by_layer.setdefault(spec.layer, []).append(spec)
-        self.layer_of = {spec.name: layer for layer, specs in self.by_layer.items() for spec in specs}
+        self.layer_of = {spec.name: spec.layer for spec in inside(target.specs)}
         self.now: tuple[int, dict[str, Array]] = (-1, {})
         self.record: dict[str, Any] = {}
 
@@ -155,7 +152,7 @@ class Balanced:
 
     def made(self, layer: int) -> Arrays:
         """The balanced tensors of a layer by name, in float32."""
-        specs = self.by_layer[layer]
+        specs = inside(self.target.by_layer[layer])
         stage = self.target.shape.stages[specs[0].stage]
         pieces: dict[str, Array] = {}
         for spec in specs:

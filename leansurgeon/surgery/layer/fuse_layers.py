@@ -114,15 +114,10 @@ def gain(layer: Layer, norm: str, norms: Norms) -> Array:
     return layer.rest[f"{norm}.weight"] + np.float32(norms.offset)
 
 
-def shift(layer: Layer, norm: str) -> Array | None:
-    """What a norm adds, `(width,)`; None where it adds nothing."""
-    return layer.rest.get(f"{norm}.bias")
-
-
 def folded(layer: Layer, norms: Norms, gains: tuple[Array, Array]) -> Layer:
     """The same layer with other gains before attention and MLP and without shifts; both move into the matrices."""
     into_attention, into_mlp = (
-        (gain(layer, name, norms) / new, shift(layer, name))
+        (gain(layer, name, norms) / new, layer.rest.get(f"{name}.bias"))
         for name, new in zip((norms.attention, norms.mlp), gains, strict=True)
     )
     attention, mlp = layer.attention, layer.mlp

@@ -41,18 +41,16 @@ class Torch:
     def of(cls, attention: Attention, scale: float | None = None, causal: bool = False) -> Torch:
         """By default scores are scaled by 1/sqrt(head_dim). Shared keys and values are repeated."""
 
-        def tensor(x: np.ndarray | None, like: tuple[int, ...]) -> Tensor:
-            """The array as a float32 tensor; zeros of a shape in place of an absent bias."""
-            return torch.zeros(like) if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
-
         a, group = attention, attention.heads // attention.kv_heads
-        heads = {"q": a.q, "k": a.k, "v": a.v}
-        tensors = {n: tensor(x, x.shape).mT.repeat_interleave(1 if n == "q" else group, 0) for n, x in heads.items()}
-        for n, x in heads.items():
-            bias = tensor(getattr(a, f"{n}_bias"), x.shape[:2])[:, None]
-            tensors[f"{n}_bias"] = bias.repeat_interleave(1 if n == "q" else group, 0)
-        o = tensor(a.o, a.o.shape).permute(1, 2, 0)
-        return cls(**tensors, o=o, o_bias=tensor(a.o_bias, (a.width,)), scale=scale or a.head_dim**-0.5, causal=causal)
+        tensors: dict[str, Tensor] = {}
+        for name in "qkv":
+            x, bias, times = getattr(a, name), getattr(a, f"{name}_bias"), 1 if name == "q" else group
+            bias = torch.zeros(x.shape[:2]) if bias is None else tensor(bias)
+            tensors[name] = tensor(x).mT.repeat_interleave(times, 0)
+            tensors[f"{name}_bias"] = bias[:, None].repeat_interleave(times, 0)
+        o_bias = torch.zeros(a.width) if a.o_bias is None else tensor(a.o_bias)
+        o, scale = tensor(a.o).permute(1, 2, 0), scale or a.head_dim**-0.5
+        return cls(**tensors, o=o, o_bias=o_bias, scale=scale, causal=causal)
 
     def project(self, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, H, T, D)`."""
@@ -99,6 +97,11 @@ class Lazy(Sequence):
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+def tensor(x: np.ndarray) -> Tensor:
+    """The array as a float32 tensor."""
+    return torch.from_numpy(np.ascontiguousarray(x, np.float32))
 
 
 def parts(

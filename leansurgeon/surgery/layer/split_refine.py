@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.surgery.layer.score_forms import Forms, roots
-from leansurgeon.surgery.layer.split_factors import Torch, moment, output_roots, parts, real_tokens, some
+from leansurgeon.surgery.layer.split_factors import Torch, moment, output_roots, parts, real_tokens, some, tensor
 from leansurgeon.surgery.refit.local_fit import order, schedule
 
 RATE = 0.03  # of Adam, relative to the root mean square of the entries
@@ -91,8 +91,3 @@ def by_child(v: Tensor, factors: Sequence[Tensor]) -> Tensor:
     seen = [v[..., own] @ factor for own, factor in zip(columns, factors, strict=True)]
     width = max(s.shape[-1] for s in seen)
     return torch.stack([torch.nn.functional.pad(s, (0, width - s.shape[-1])) for s in seen], dim=2)
-
-
-def tensor(x: np.ndarray) -> Tensor:
-    """The array as a float32 tensor."""
-    return torch.from_numpy(np.ascontiguousarray(x, np.float32))

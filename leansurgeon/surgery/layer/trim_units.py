@@ -26,12 +26,11 @@ ROUNDS = 16
 @dataclass(frozen=True)
 class Trimmed:
     """`kept` groups in their old order; `change` (I [+ 1], O) is what is to be added to the old weight, so that the
-    columns of removed groups become zero; `cost` of every removed group when it went.
+    columns of removed groups become zero.
     """
 
     kept: list[int]
     change: Tensor
-    cost: dict[int, float]
 
 
 def trim(
@@ -63,7 +62,6 @@ def trim(
     alive = torch.ones(groups, dtype=torch.bool)
     section = torch.arange(groups) // (groups // shared)
     left = torch.full((shared,), groups // shared)
-    cost: dict[int, float] = {}
     to_go = groups - keep
     while to_go:
         scores = group_costs(inverse, weight, group, groups, worth)
@@ -79,7 +77,6 @@ def trim(
                 going.append(g)
                 alive[g] = False
                 left[section[g]] -= 1
-                cost[g] = float(scores[g])
         at = (torch.tensor(going)[:, None] * group + torch.arange(group)).reshape(-1)
         rows = inverse[at]  # (R, I)
         solved = torch.linalg.solve(rows[:, at], torch.cat([weight[at], rows], 1))
@@ -93,7 +90,7 @@ def trim(
         to_go -= len(going)
     new = weight.clone()
     new[:inputs] -= old.T.to(weight)
-    return Trimmed(alive.nonzero()[:, 0].tolist(), new, cost)
+    return Trimmed(alive.nonzero()[:, 0].tolist(), new)
 
 
 def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None = None) -> Tensor:

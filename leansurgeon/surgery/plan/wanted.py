@@ -142,10 +142,8 @@ def ratio_to_dim(ratio: float, width: int) -> int:
 
 def choose_policy(source: Source, asked: str) -> tuple[str, str]:
     """keep, split or a number, and the sentence that explains an automatic choice."""
-    if asked in ("keep", "split"):
-        return asked, f"head_dim: {asked}, as asked"
     if asked != "auto":
-        if not (asked.isascii() and asked.isdecimal()) or int(asked) < 1:
+        if asked not in ("keep", "split") and (not (asked.isascii() and asked.isdecimal()) or int(asked) < 1):
             raise UsageError(f"--head-dim {asked}: give auto, keep, split or a positive whole number.")
         return asked, f"head_dim: {asked}, as asked"
     if source.policy:

@@ -12,7 +12,7 @@ have, and the projection is refitted so that r becomes `std(r) z + mean(r)` in e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -52,6 +52,11 @@ class BlockFit:
     guard: Samples
     ridges: Sequence[float] = heal.RIDGES
     exact: bool = True  # sums of products in float64; else in float32, piece by piece
+
+    def on(self, streams: Mapping[str, Stream], layer: int) -> BlockFit:
+        """The same samples, run through block `layer` of the skeleton that `streams` (of fit and guard) go through."""
+        fit, guard = (replace(getattr(self, part), stream=streams[part]) for part in ("fit", "guard"))
+        return replace(self, layer=layer, fit=fit, guard=guard)
 
     @property
     def block(self) -> nn.Module:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,11 +24,12 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
+from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.batches import tokens_of
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.progress import track
+from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan.operators import drop_layers
@@ -38,7 +39,7 @@ from leansurgeon.surgery.walk import choose_layers, make_fused, projection
 from leansurgeon.surgery.walk.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
 from leansurgeon.surgery.walk.changes import divides_heads, is_near
-from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, Say, View
+from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, View
 from leansurgeon.surgery.walk.grow import fit_locally
 from leansurgeon.surgery.walk.judge import judge
 from leansurgeon.surgery.walk.kept import edits_in
@@ -64,9 +65,7 @@ class Outcome:
         self.held.close()
 
 
-def calibrate(
-    plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = lambda _: None
-) -> Outcome:
+def calibrate(plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = silent) -> Outcome:
     """Carry a plan through on sample data.
 
     Raises `UnsupportedModel` where the model cannot be run block by block, `Diverged` where activations are not finite,
@@ -114,7 +113,7 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
         ground.go_on_from(step)
         said = step.record
         ground.held_back += said["held_back"]
-        return [Candidate.of(c) for c in said["chosen"]], said["evidence"], [Tried.from_dict(c) for c in said["tried"]]
+        return [*map(Candidate.from_dict, said["chosen"])], said["evidence"], [*map(Tried.from_dict, said["tried"])]
     part = View.of(ground.calibration, TRIAL)
     tried: list[Tried] = []
     chosen, evidence = choose(ground, part)
@@ -127,7 +126,7 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
         chosen += best_of_stages(ground, tried)
         for student in students:
             student.edits.close()
-    contested = {"chosen": [asdict(c) for c in chosen], "evidence": evidence, "tried": [c.as_dict() for c in tried]}
+    contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(tried)}
     ground.keep(CHOICE, {}, contested | {"held_back": ground.held_back})
     return chosen, evidence, tried
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
+from leansurgeon.checkpoints.recorded.part import Part
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Part):
     """Layers to keep, what chose them, and what is refitted beside the MLP's output at cuts."""
 
     kept: tuple[int, ...]
@@ -23,11 +23,6 @@ class Candidate:
     attention: bool = False  # the attention's output at cuts, too
     later: bool = False  # the MLP's output in every layer behind the first cut, too
     fused: tuple[int, ...] = ()  # kept layers that take the next one, which goes, into themselves
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Candidate:
-        """From what `asdict` gave."""
-        return cls(**{**said, "kept": tuple(said["kept"]), "fused": tuple(said["fused"])})
 
     def tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
         """The candidate as the record has it, with its score on `data`."""

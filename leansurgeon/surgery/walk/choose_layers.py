@@ -23,7 +23,7 @@ from torch import Tensor
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.progress import track
+from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
@@ -262,7 +262,7 @@ def by_output(
     period: int = 1,
     *,
     greedy: bool,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> tuple[tuple[int, ...], list[dict]]:
     """Leave-one-out (`greedy`: again after each loss): the kept layers, and the error of every candidate by round.
 

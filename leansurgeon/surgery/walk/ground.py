@@ -27,6 +27,7 @@ from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, some_rows, tokens_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.device import free_memory
+from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import healing
@@ -38,7 +39,6 @@ from leansurgeon.surgery.walk.candidates import Candidate
 from leansurgeon.surgery.walk.changes import is_near, stages_of
 from leansurgeon.surgery.walk.kept import Kept, Step
 
-Say = Callable[[str], None]
 PARTS = ("fit", "guard")
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
@@ -129,9 +129,7 @@ class Ground:
     weights, or one that cannot be run block by block.
     """
 
-    def __init__(
-        self, plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = lambda _: None
-    ) -> None:
+    def __init__(self, plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = silent) -> None:
         self.plan, self.source, self.target = plan, plan.source, plan.target
         if self.source.weights is None:
             raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")

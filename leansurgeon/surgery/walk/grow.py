@@ -89,12 +89,17 @@ def share_of_steps(marks: Sequence[Mark], depth: int, fit: float, guard: float, 
     """Which share of their steps spans may take, so that all cost `PASSES` at most; of tokens to fit, which lie in so
     many `pieces`, and to guard.
     """
-    steps = sum(
+    steps = block_steps(marks, pieces)
+    return min(1.0, PASSES * depth * (fit + guard) / max(1.0, 3 * steps * fit / pieces))
+
+
+def block_steps(marks: Sequence[Mark], pieces: int) -> int:
+    """Steps of all spans where each gains at once, counted for every block in a span; of so many pieces to fit."""
+    return sum(
         min(phase.steps, EPOCHS * pieces) * (end - mark.first + 1)
         for mark in marks
         for phase, end in zip(mark.phases, mark.ends, strict=False)
     )
-    return min(1.0, PASSES * depth * (fit + guard) / max(1.0, 3 * steps * fit / pieces))
 
 
 class Walked(Protocol):

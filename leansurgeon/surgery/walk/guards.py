@@ -14,17 +14,18 @@ from leansurgeon.checkpoints.recorded.decided import MixedIn, Mixing
 from leansurgeon.measure.data.batches import rows_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.mixed import with_own
+from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.walk import calibrated
 from leansurgeon.surgery.walk.calibrated import Outcome
-from leansurgeon.surgery.walk.ground import Options, Say
+from leansurgeon.surgery.walk.ground import Options
 
 SAFE = 1.05  # times what is off on own samples where they alone are fitted to
 MORE, ROUNDS = 4, 4  # times as many own samples from round to round; the last takes all that there are
 
 
 def calibrate_safely(
-    plan: Plan, calibration: Calibration, options: Options, say: Say = lambda _: None
+    plan: Plan, calibration: Calibration, options: Options, say: Say = silent
 ) -> tuple[Outcome, Calibration]:
     """The cut and the data that it was made on. Raises what `calibrate` raises."""
     if calibration.beside is None:

@@ -45,9 +45,7 @@ def make_fused(ground: Ground, view: View, site: BlockFit, kept: int) -> Made:
     norms = fuse_layers.norms_of(source, plan.before.stage_of(kept))
     fused = fuse_layers.fuse(canonical.unpack(source, kept), canonical.unpack(source, kept + 1), norms)
     skeleton.fill(kept, canonical.pack(fused, ground.wide_model, kept))
-    streams = view.standing(skeleton)
-    parts = {name: replace(getattr(site, name), stream=streams[name]) for name in ("fit", "guard")}
-    work = replace(site, layer=kept, **parts)
+    work = site.on(view.standing(skeleton), kept)
     made = Made(fused=(kept, kept + 1))
     groups, units = list(range(2 * before.kv_heads)), list(range(2 * before.mlp_dim))
     o, down = skeleton.projections(kept)[0], skeleton.mlp_down(kept)

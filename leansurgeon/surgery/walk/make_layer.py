@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.recorded.decided import Split, Trim
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.layer import canonical, split_heads, trim_units
@@ -61,7 +60,7 @@ def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[
     made = Made()
     shop = ground.workshop
     ground.fill(kept, shop)
-    work = on_source(lesson, site, shop, kept)
+    work = site.on({part: stream.through(shop) for part, stream in lesson.streams.items()}, kept)
     o, down = shop.projections(kept)[0], shop.mlp_down(kept)
     if divides_heads(ground.plan, kept):
         tensors, note = split(ground, lesson, work, kept, site.layer)
@@ -77,16 +76,6 @@ def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[
         made = replace(made, units=units, solved=left, units_trimmed=note)
     shop.empty(kept)
     return made
-
-
-def on_source(lesson: Lesson, site: BlockFit, skeleton: Skeleton, kept: int) -> BlockFit:
-    """The same samples, run through block `kept` of a skeleton of the source."""
-
-    def part(name: str, samples: Samples) -> Samples:
-        """The samples with the source's stream in place of the student's."""
-        return replace(samples, stream=lesson.streams[name].through(skeleton))
-
-    return replace(site, layer=kept, fit=part("fit", site.fit), guard=part("guard", site.guard))
 
 
 def solved(role: str, module: nn.Module, kept: list[int], group: int) -> Solved:

@@ -15,11 +15,11 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import LINES, TOKENS, window
 from leansurgeon.surgery.refit.heal import RIDGES
-from leansurgeon.surgery.refit.span_fit import EPOCHS, PHASES, STEP_TOKENS
+from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS
 from leansurgeon.surgery.walk.budget import TRIAL, Effort, Tokens, refitted
 from leansurgeon.surgery.walk.choose_layers import BLOCKS
 from leansurgeon.surgery.walk.ground import PARTS, SHARE, SPANS, STREAMS, TRAINED, Ground
-from leansurgeon.surgery.walk.grow import PASSES, marks
+from leansurgeon.surgery.walk.grow import PASSES, block_steps, marks
 
 REACHED = 0.4  # of the peak rates
 CONVERTED = 2e9  # bytes of weights a second that the host turns into fp32
@@ -252,12 +252,7 @@ def divided(ground: Ground, samples: Samples) -> float:
     """Block-tokens of the local fit of a plan that drops no layers: of short stages whose heads are divided."""
     layers = tuple(range(ground.plan.before.depth))
     spans = marks(layers, layers, set(), ground) if ground.options.grows else []
-    stepped = [
-        min(phase.steps, EPOCHS * max(1, samples.fit // STEP_TOKENS)) * (end - mark.first + 1)
-        for mark in spans
-        for phase, end in zip(mark.phases, mark.ends, strict=False)
-    ]
-    return min(PASSES * ground.one_pass, 3.0 * sum(stepped) * STEP_TOKENS)
+    return min(PASSES * ground.one_pass, 3.0 * block_steps(spans, max(1, samples.fit // STEP_TOKENS)) * STEP_TOKENS)
 
 
 def timed(ground: Ground) -> float:

@@ -84,13 +84,9 @@ class Transfer:
         """The tensors of the result in its own order, each made when it is written."""
         outs = []
         for target in self.plan.result.specs:
-            if target.layer is None:
-                spec = self.outside[target.name]
-                follows = spec.role in FOLLOWERS
-                outs.append(self.block_tensor(target, spec, self.index(spec)) if follows else self.copy(target, spec))
-                continue
-            spec = self.origin(target)
-            outs.append(self.block_tensor(target, spec, self.index(spec)))
+            spec = self.outside[target.name] if target.layer is None else self.origin(target)
+            stays = target.layer is None and spec.role not in FOLLOWERS
+            outs.append(self.copy(target, spec) if stays else self.block_tensor(target, spec, self.index(spec)))
         return outs
 
     def origin(self, target: TensorSpec) -> TensorSpec:
@@ -290,7 +286,7 @@ class LayerIndex:
         before, after = self.before, self.after
         if after.mlp_dim >= before.mlp_dim:
             return mlp.widen(before.mlp_dim, after.mlp_dim)
-        incoming = [self.matrix(role, "mlp", last=False) for role in ("up", "gate") if self.has(role)]
+        incoming = [self.matrix(role, "mlp", last=False) for role in ("up", "gate") if self.tensors(role)]
         return mlp.strongest(
             [part for m in incoming for part in np.split(m, len(m) // before.mlp_dim)],
             self.matrix("down", "mlp", last=True),
@@ -307,10 +303,6 @@ class LayerIndex:
         """The layer's tensors of one role."""
         specs = self.t.by_layer[self.layer if layer is None else layer].values()
         return [s for s in specs if s.role == role and s.group == self.group]
-
-    def has(self, role: str) -> bool:
-        """Whether the layer has a tensor of this role."""
-        return bool(self.tensors(role))
 
     def matrix(self, role: str, axis: str, *, last: bool, layer: int | None = None) -> np.ndarray:
         """The weight matrix of a role in float32, turned so that `axis` is its last or first dimension."""
