@@ -95,7 +95,11 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained") and not adapters:
         save_transformers(model, folder)
     elif isinstance(getattr(model, "pretrained_cfg", None), Mapping):
-        save_timm(model, folder)
+        from timm.models import save_for_hf
+
+        # A timm model does not keep what its constructor was given: where that was more than the name, opening the
+        # folder says that config and weights differ.
+        save_for_hf(model, str(folder), safe_serialization=True)
     else:
         raise UnsupportedModel(
             f"A {type(model).__name__} is neither a model of transformers nor of timm.",
@@ -134,15 +138,6 @@ def save_transformers(model: torch.nn.Module, folder: Path) -> None:
         return
     with quiet_transformers():
         model.save_pretrained(folder)
-
-
-def save_timm(model: torch.nn.Module, folder: Path) -> None:
-    """As timm publishes models. A timm model does not keep what its constructor was given: where that was more than the
-    name, opening the folder says that config and weights differ.
-    """
-    from timm.models import save_for_hf
-
-    save_for_hf(model, str(folder), safe_serialization=True)
 
 
 def name_of(model: torch.nn.Module) -> str:

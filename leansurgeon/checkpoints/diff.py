@@ -7,6 +7,7 @@ of its files), or both from the same source, layer 4 of B may be layer 9 of A. O
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite, prod, sqrt
@@ -19,7 +20,7 @@ from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Entry, to_float32
 from leansurgeon.reading.jsonfile import Json, JsonObject
-from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.shape import Shape
 
 PIECE = 1 << 22  # values that are compared at once
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -65,10 +66,7 @@ class Diff:
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of tensors in each state."""
-        by_state: dict[str, int] = {}
-        for tensor in self.tensors:
-            by_state[tensor.state] = by_state.get(tensor.state, 0) + 1
-        return by_state
+        return dict(Counter(tensor.state for tensor in self.tensors))
 
     def as_dict(self) -> JsonObject:
         """The comparison as the JSON document that `diff --json` prints."""
@@ -88,14 +86,12 @@ class Diff:
 
 def side(source: Source) -> JsonObject:
     """One of the two models, as the JSON document describes it."""
-    shape: Shape = source.shape
-    parameters: ParameterCount = source.parameters
     return {
         "name": source.name,
         "kind": source.kind,
         "family": source.architecture.name,
-        "shape": shape.as_dict(),
-        "parameters": parameters.as_dict(),
+        "shape": source.shape.as_dict(),
+        "parameters": source.parameters.as_dict(),
     }
 
 

@@ -26,6 +26,7 @@ from leansurgeon.architectures.tensors import counted
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
 from leansurgeon.checkpoints.foreign import companions, converted, crammed_bert_layout, trust, unpacked
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights
@@ -160,14 +161,13 @@ def from_preset(preset: Preset, changes: Config) -> Source:
 def from_folder(
     path: Path,
     *,
-    name: str | None = None,
+    name: str,
     kind: str = "folder",
     allow_pickle: bool = False,
     keep: ExitStack,
     tower: str | None = None,
 ) -> Source:
     """A model folder opened for reading; temporary folders live as long as `keep`."""
-    name = name or str(path)
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
         path = path / "model"  # a run folder
     seen = {file: identity(file) for file in read_from(path)}  # before the first of them is read
@@ -206,7 +206,7 @@ def from_folder(
         specs,
         path,
         weights,
-        preset_of(record),
+        PRESETS.get(record.source.preset or "") if record else None,
         notes,
         files=files,
         record=record,
@@ -281,11 +281,6 @@ def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
     return record.tower if record and not architectures.declared(config) else None
 
 
-def preset_of(record: SurgeryRecord | None) -> Preset | None:
-    """The preset that a folder stems from."""
-    return PRESETS.get(record.source.preset or "") if record else None
-
-
 def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Config:
     """A config with all that its family's library gives it, where nobody declared that. A timm config with the
     constructor's arguments; many on the hub leave some or all out, since the name says the
@@ -345,7 +340,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
             f"The published weights of timm/{name} cannot be had here ({type(error).__name__}).",
             "Without network, --init fresh starts from its architecture; or give a folder with the weights.",
         ) from None
-    folder = converted.temporary(keep)
+    folder = keep.enter_context(scratch())
     tensors = {k: v.contiguous() for k, v in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2))

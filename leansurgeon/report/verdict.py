@@ -169,25 +169,23 @@ def longer_training(section: Section) -> list[str]:
 
 def warnings(section: Section) -> list[str]:
     """What makes a comparison doubtful before any number is looked at."""
+    if section.kind != "experiment":
+        return []
     told = []
-    for row in section.rows if section.kind == "experiment" else ():
-        if row.role == "original" and row.still_falling:
+    for row in (row for row in section.rows if row.role == "original"):
+        if row.still_falling:
             of = f" in {row.still_falling} of {len(row.seeds)} seeds" if len(row.seeds) > 1 else ""
             told.append(
                 f"{row.name} was still improving when its training ended{of}: it is not fully trained, so "
                 "a win of another arm over it is not credible. Train longer."
             )
-        if row.role == "original" and row.init_std and row.width and row.width <= SMALL_WIDTH:
-            natural = 1 / math.sqrt(row.width)
-            if row.init_std < natural / 2:
-                told.append(
-                    f"{row.name} starts from weights of std {row.init_std:g}; at width {row.width} that is far below "
-                    f"1/sqrt(width) = {natural:.3f}, which holds deep models back and flatters shallow ones."
-                )
-    if section.kind == "experiment":
-        leans, controls = [[r for r in section.rows if r.role == role] for role in ("lean", "control")]
-        if leans and not controls:
+        natural = 1 / math.sqrt(row.width) if row.width else 0.0
+        if row.init_std and row.width and row.width <= SMALL_WIDTH and row.init_std < natural / 2:
             told.append(
-                "There is no control (same depth, old heads, equal parameters): a gain may come from depth alone."
+                f"{row.name} starts from weights of std {row.init_std:g}; at width {row.width} that is far below "
+                f"1/sqrt(width) = {natural:.3f}, which holds deep models back and flatters shallow ones."
             )
+    roles = {row.role for row in section.rows}
+    if "lean" in roles and "control" not in roles:
+        told.append("There is no control (same depth, old heads, equal parameters): a gain may come from depth alone.")
     return told

@@ -37,7 +37,7 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
         raise UnsupportedModel(f"{pickles[0].name} holds no tensors.")
     from safetensors.torch import save_file
 
-    copy = temporary(keep)
+    copy = keep.enter_context(scratch())
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     companions.copy(path, copy, also=("config.json", "README.md"))
     return copy, tuple(pickles)
@@ -46,13 +46,8 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
     """The published Crammed BERT, converted into a temporary folder that lives as long as `keep`."""
     new_config, tensors = layout.convert(config, weights.float32, list(weights.entries))
-    folder = temporary(keep)
+    folder = keep.enter_context(scratch())
     arrays = {name: (value() if callable(value) else value) for name, value in tensors.items()}
     write(folder, [Out(name, "F32", a.shape, make=lambda a=a: a.astype("<f4")) for name, a in arrays.items()])
     (folder / "config.json").write_text(json.dumps(new_config, indent=2))
     return folder
-
-
-def temporary(keep: ExitStack) -> Path:
-    """A temporary folder that lives as long as `keep`."""
-    return keep.enter_context(scratch())

@@ -8,6 +8,7 @@ from pathlib import Path
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+NEEDED = "A source needs config.json and safetensors weights."
 OTHERS = {
     ".gguf": (
         "a GGUF file: quantised weights for llama.cpp",
@@ -36,9 +37,7 @@ def of_file(path: Path) -> UnsupportedModel:
         return UnsupportedModel(
             f"{path} is {what}.", f"Where transformers reads it: {how}.save_pretrained(FOLDER)." if how else None
         )
-    return UnsupportedModel(
-        f"{path} is a file, and a model is a folder.", "A source needs config.json and safetensors weights."
-    )
+    return UnsupportedModel(f"{path} is a file, and a model is a folder.", NEEDED)
 
 
 def of_folder(path: Path) -> UnsupportedModel:
@@ -48,13 +47,8 @@ def of_folder(path: Path) -> UnsupportedModel:
         what = f"holds weights ({weights[0].name}) and no config.json, which says class and shape of the model"
         return UnsupportedModel(f"{path} {what}.", lines(weights[0]))
     below = sorted(file.parent for file in path.glob("*/config.json"))
-    if below:
-        return UnsupportedModel(
-            f"{path} has no config.json, so it is no model folder.", f"There is one in {below[0]}: name that."
-        )
-    return UnsupportedModel(
-        f"{path} has no config.json, so it is no model folder.", "A source needs config.json and safetensors weights."
-    )
+    hint = f"There is one in {below[0]}: name that." if below else NEEDED
+    return UnsupportedModel(f"{path} has no config.json, so it is no model folder.", hint)
 
 
 def lines(weights: Path) -> str:

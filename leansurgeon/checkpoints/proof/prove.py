@@ -111,8 +111,8 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
         return Comparison(done=False, why="the source itself gives NaN or Inf")
     scored: dict[str, Any] = {}
     if result["count"]:
-        right = {"source": original["right"] / original["count"], "result": result["right"] / result["count"]}
-        loss = {"source": mean_loss(original), "result": mean_loss(result)}
+        both = {"source": original, "result": result}
+        right, loss = ({of: one[key] / one["count"] for of, one in both.items()} for key in ("right", "loss_sum"))
         loss |= certain(original, result, 0)
         scored = {"loss": loss, "accuracy": right | certain(original, result, 2), "scored": result["count"]}
     differences = dict(original["differences"])
@@ -135,11 +135,6 @@ def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict
     both = list(zip(original["samples"], result["samples"], strict=True))
     interval = paired.interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
     return {"low": interval[0], "high": interval[1]} if interval else {}
-
-
-def mean_loss(account: dict[str, Any]) -> float:
-    """Loss per label or token from the sums of the fresh process."""
-    return account["loss_sum"] / account["count"]
 
 
 def written(batches: Sequence[dict[str, Any]], file: Path) -> Path:

@@ -25,7 +25,7 @@ from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRec
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.reading.files import writable
-from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
 from leansurgeon.reading.values import text
 from leansurgeon.shape import NUMBERS, Shape
 
@@ -254,18 +254,12 @@ def judge(folder: Path, made: SurgeryRecord) -> None:
     if new := model_index(text.partition("\n")[0].removeprefix("# "), task, metrics):
         known = {result["dataset"]["name"] for result in new[0]["results"]}
         older = [entry for entry in head.get("model-index") or [] if isinstance(entry, dict)]
-        kept = [r for entry in older for r in entry.get("results") or [] if name_of_data(r) not in known]
+        kept = [r for entry in older for r in entry.get("results") or [] if value_at(r, "dataset", "name") not in known]
         head["model-index"] = [{**new[0], "results": [*kept, *new[0]["results"]]}]
     rest = re.sub(rf"\n*^{JUDGED}\n.*?(?=^## |\Z)", "\n\n", text, flags=re.MULTILINE | re.DOTALL).rstrip("\n")
     lines = [f"- {public(name)}: {sentence(one, made.language)}" for name, one in made.judged.items()]
     said = "Source and result on the same samples."
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join([rest, "", JUDGED, "", said, "", *lines]) + "\n"))
-
-
-def name_of_data(result: JsonObject) -> Json:
-    """The name of the data of one result in a card's `model-index`."""
-    data = result.get("dataset") if isinstance(result, dict) else None
-    return data.get("name") if isinstance(data, dict) else None
 
 
 def text_of(head: JsonObject, text: str) -> str:

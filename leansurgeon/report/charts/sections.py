@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 
 import altair as alt
 
+from leansurgeon.measure.costs.memory import PARTS as MEMORY
+from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.report import humans
 from leansurgeon.report.charts.anatomy import of_cuts
 from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, lines, stacked
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis, steep_until
-from leansurgeon.report.evidence import predicted
 from leansurgeon.report.evidence.folder import Curve
 from leansurgeon.report.evidence.kappa import LayerKappa
 from leansurgeon.report.humans import Spread
@@ -208,14 +209,14 @@ def of_heads(section: Section) -> list[Chart]:
 def predicted_memory(section: Section) -> list[Chart]:
     """Stacked bars of the predicted peak memory (bytes), for the rows whose first run has a prediction."""
     known = [(row, prediction_of(row)) for row in section.rows if prediction_of(row)]
-    rows = [(row.name, [memory.parts[key] for key in predicted.PARTS]) for row, memory in known]
+    rows = [(row.name, [getattr(memory, key) for key in MEMORY]) for row, memory in known]
     sums = [humans.memory(memory.total) for _, memory in known]
     says = "What lives at the moment of the peak, by a rehearsal without a GPU."
-    drawing = stacked(rows, predicted.PARTS, sums, humans.memory)
+    drawing = stacked(rows, MEMORY, sums, humans.memory)
     return one("memory", "Predicted peak memory", says, drawing)
 
 
-def prediction_of(row: Row) -> predicted.Predicted | None:
+def prediction_of(row: Row) -> Prediction | None:
     """The predicted memory of a row's first run, None where it was not rehearsed."""
     return row.runs[0].predicted if row.runs else None
 

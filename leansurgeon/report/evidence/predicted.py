@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import jsonfile
@@ -14,18 +13,11 @@ from leansurgeon.reading.values import number, text
 from leansurgeon.training.runs.folder import BEST, LAST
 from leansurgeon.training.runs.summary import Summary
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
+if TYPE_CHECKING:
+    from leansurgeon.measure.costs.memory import Prediction
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """Bytes at the moment of the peak: all, and by part."""
-
-    total: int
-    parts: dict[str, int]
-
-
-def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ...] | None) -> Predicted | None:
+def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ...] | None) -> Prediction | None:
     """What `measure.memory` predicts for the model, batch, precision and optimizer of a run.
 
     None on a CPU, whose peak is that of a whole process and no counterpart; where the model or its setting is not
@@ -56,7 +48,7 @@ def setting_of(summary: Summary) -> tuple[tuple[str, Any], ...] | None:
 
 
 @cache
-def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Predicted | None:
+def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Prediction | None:
     """The peak memory rehearsed from the run's config and setting; None where it cannot be rehearsed."""
     config = jsonfile.read_object_if_whole(place / "config.json")
     if config is None:
@@ -66,7 +58,6 @@ def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Predicted | No
     from leansurgeon.measure.costs.memory import predict as rehearse
 
     try:
-        prediction = rehearse(config, architectures.of(config), Setting(**dict(setting)))
+        return rehearse(config, architectures.of(config), Setting(**dict(setting)))
     except (LeanSurgeonError, RuntimeError, ValueError, TypeError, KeyError):
         return None  # a report must not end because one model cannot be rehearsed
-    return Predicted(prediction.total, {key: getattr(prediction, key) for key in PARTS})

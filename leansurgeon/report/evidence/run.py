@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import FRESH, SurgeryRecord
@@ -16,12 +17,15 @@ from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.collect import Entry
-from leansurgeon.report.evidence.predicted import Predicted, predicted_of, setting_of
+from leansurgeon.report.evidence.predicted import predicted_of, setting_of
 from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
 from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.costs.memory import Prediction
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
@@ -104,7 +108,7 @@ class Run:
         return folder.experiment_file(self.path) if self.kind == "run" else None
 
     @cached_property
-    def predicted(self) -> Predicted | None:
+    def predicted(self) -> Prediction | None:
         """Its peak memory on a GPU as it should have been."""
         return predicted_of(self.path, self.summary.memory_kind, setting_of(self.summary))
 

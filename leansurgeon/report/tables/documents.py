@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -100,12 +99,6 @@ def comments(runs: Sequence[Unfinished]) -> str:
 
 
 # -- json -----------------------------------------------------------------------------------------
-
-
-def as_json(sections: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()) -> str:
-    """The report as JSON text; NaN and infinity are refused."""
-    made = document(sections, problems, unfinished)
-    return json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def document(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -73,7 +74,8 @@ def render(
                 "`leansurgeon kappa RUN` measures it; or put `measure: {kappa: {}}` into the recipe.",
             )
     if format == "json":
-        return documents.as_json(sections, problems, unfinished)
+        document = documents.document(sections, problems, unfinished)
+        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     if format == "csv":
         return documents.as_csv(sections, kappa)
     write = {"table": _terminal, "markdown": documents.markdown, "latex": documents.latex}[format]
