@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from leansurgeon.api import given
-from leansurgeon.api.results import Cut, Folder, Plan
+from leansurgeon.api.results import Cut, Folder
 from leansurgeon.api.surface import Number, Progress, public, speaker, trusting, word
 
 if TYPE_CHECKING:
     import torch
 
+    from leansurgeon.commands.plan import Plan
     from leansurgeon.commands.shrink import ShrinkOptions, Shrunk
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.wanted import Wanted
@@ -68,9 +69,8 @@ def plan(
     held = given.written(source) if given.is_model(source) else None
     name = str(held.folder) if held else given.place(source)
     with trusting(trust_remote_code):
-        priced = command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle)
-        cuts = command.calibrated(name, wanted, tower=tower, allow_pickle=allow_pickle) if calibrate else ()
-    return Plan(replace(priced, source=held.folder.name) if held else priced, tuple(cuts))
+        made = command.plan(name, wanted, training, calibrate=calibrate, tower=tower, allow_pickle=allow_pickle)
+    return replace(made, costs=replace(made.costs, source=held.folder.name)) if held else made
 
 
 @overload

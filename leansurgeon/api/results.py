@@ -4,13 +4,12 @@ document of its --json.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.api.surface import public
-from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 
 RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` or `Trained`
@@ -25,39 +24,7 @@ if TYPE_CHECKING:
     from leansurgeon.commands.report import Picture
     from leansurgeon.measure.kappa.study import KappaDocument
     from leansurgeon.shape import Shape
-    from leansurgeon.surgery.plan.costs import Cost, Costs
-    from leansurgeon.surgery.walk.projection import Projected
     from leansurgeon.training.runs.summary import Summary
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
-
-    costs: Costs = field(repr=False)
-    calibrated: tuple[Projected, ...] = field(default=(), repr=False)  # what a calibrated cut takes on a GPU
-
-    @property
-    def before(self) -> Cost:
-        """The source: `shape`, `parameters`, `operations`, `memory`."""
-        return self.costs.before
-
-    @property
-    def after(self) -> Cost:
-        """The same of what the cut leads to."""
-        return self.costs.after
-
-    def as_dict(self) -> JsonObject:
-        """What `plan --json` prints."""
-        more = {"calibrated": [asdict(cut) for cut in self.calibrated]} if self.calibrated else {}
-        return {"schema_version": 1, **self.costs.as_dict(), **more}
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.costs import costs_table
-        from leansurgeon.report.tables.plan import projection_table
-
-        table = costs_table(replace(self.costs, source=short(self.costs.source, 32)))
-        return f"{table}\n\n{projection_table(self.calibrated)}" if self.calibrated else table
 
 
 class Folder:

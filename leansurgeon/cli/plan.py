@@ -78,18 +78,12 @@ def plan(
 
     Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
     """
-    from leansurgeon.api.results import Plan
     from leansurgeon.commands import plan as command
     from leansurgeon.surgery.plan.wanted import Wanted
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
     training = command.Training(memory, batch, tokens, precision, attention, optimizer, checkpointing, world_size, gpu)
+    options = {"calibrate": calibrate, "tower": tower and tower.value, "allow_pickle": allow_pickle}
     # With --json and memory, torch counts the operations too.
-    priced = command.plan(
-        source, wanted, training, tower=tower and tower.value, allow_pickle=allow_pickle, cross_check=as_json
-    )
-    cuts = ()
-    if calibrate:
-        cuts = command.calibrated(source, wanted, tower=tower and tower.value, allow_pickle=allow_pickle)
-    made = Plan(priced, tuple(cuts))
+    made = command.plan(source, wanted, training, **options, cross_check=as_json)
     print(json.dumps(made.as_dict()) if as_json else made)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, short
+from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.plan.costs import Costs
+    from leansurgeon.checkpoints.source import Source
+    from leansurgeon.surgery.plan.costs import Cost, Costs
     from leansurgeon.surgery.plan.wanted import Wanted
     from leansurgeon.surgery.walk.projection import Projected
 
@@ -40,19 +42,52 @@ class Training:
         return self.memory or self.checkpointing or any(value is not None for value in others)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
+
+    costs: Costs = field(repr=False)
+    calibrated: tuple[Projected, ...] = field(default=(), repr=False)  # what a calibrated cut takes on a GPU
+
+    @property
+    def before(self) -> Cost:
+        """The source: `shape`, `parameters`, `operations`, `memory`."""
+        return self.costs.before
+
+    @property
+    def after(self) -> Cost:
+        """The same of what the cut leads to."""
+        return self.costs.after
+
+    def as_dict(self) -> JsonObject:
+        """What `plan --json` prints."""
+        more = {"calibrated": [asdict(cut) for cut in self.calibrated]} if self.calibrated else {}
+        return {"schema_version": 1, **self.costs.as_dict(), **more}
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.costs import costs_table
+        from leansurgeon.report.tables.plan import projection_table
+
+        table = costs_table(replace(self.costs, source=short(self.costs.source, 32)))
+        return f"{table}\n\n{projection_table(self.calibrated)}" if self.calibrated else table
+
+
 def plan(
     source: str,
     wanted: Wanted,
     training: Training,
     *,
+    calibrate: bool = False,
     tower: str | None = None,
     allow_pickle: bool = False,
     cross_check: bool = False,
-) -> Costs:
+) -> Plan:
     """Parameters, operations and peak training memory before and after; with memory, `cross_check` lets torch count the
-    operations, too.
+    operations, too. `calibrate` foretells what a calibrated cut to the wanted layers would take on a GPU, for this
+    model and for known sizes.
 
-    Raises `UsageError` for what cannot be; and what opening and predicting raise.
+    Raises `UsageError` for what cannot be, or where no layer goes that a calibrated cut is about; and what opening and
+    predicting raise.
     """
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import gpus
@@ -68,23 +103,14 @@ def plan(
         setting.check()
     with ExitStack() as keep:
         opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
-        return costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None)
+        priced = costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None)
+        return Plan(priced, tuple(calibrated(opened, priced.after.shape.depth)) if calibrate else ())
 
 
-def calibrated(
-    source: str, wanted: Wanted, *, tower: str | None = None, allow_pickle: bool = False
-) -> Sequence[Projected]:
-    """What a calibrated cut to the wanted layers would take on a GPU, for this model and for known sizes.
-
-    Raises `UsageError` where no layer goes.
-    """
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.surgery.plan.wanted import resolve
+def calibrated(opened: Source, depth: int) -> Sequence[Projected]:
+    """What a calibrated cut to so many layers would take. Raises `UsageError` where no layer goes."""
     from leansurgeon.surgery.walk.projection import projections
 
-    with ExitStack() as keep:
-        opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
-        depth = resolve(opened, wanted).shape.depth
-        if depth == opened.shape.depth:
-            raise UsageError("--calibrate foretells a cut of layers, and all stay.", "Add --layers N.")
-        return projections(opened, depth)
+    if depth == opened.shape.depth:
+        raise UsageError("--calibrate foretells a cut of layers, and all stay.", "Add --layers N.")
+    return projections(opened, depth)

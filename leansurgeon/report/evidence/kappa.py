@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -86,53 +85,44 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
     dtype = text(measured[0].get("forward_dtype"))
     limit = ceiling(dtype)
 
-    def over(pick: Callable[[Any], Any], key: str, bound: str) -> Bound | None:
+    def over(parts: list[Any], key: str, bound: str) -> Bound | None:
         """The mean over runs of a figure; a lower bound only, where it exceeds what the dtype can tell."""
-        merged = _mean_bound([(number(value_at(pick(k), key)), number(value_at(pick(k), bound))) for k in measured])
+        merged = _mean_bound([(number(value_at(part, key)), number(value_at(part, bound))) for part in parts])
         return Bound(merged.value, False) if merged and limit and merged.value > limit else merged
+
+    def figures(parts: list[Any], deficient: int) -> dict[str, Bound | None]:
+        """What is said of the whole model and of every layer."""
+        return {
+            "mean": _at_least(over(parts, "mean", "median_lower_bound"), deficient),
+            "median": over(parts, "median", "median_lower_bound"),
+            "worst": over(parts, "worst", "lower_bound"),
+            "centred": over(parts, "centred_median", "centred_lower_bound"),
+        }
 
     def layer(i: int) -> LayerKappa:
         """Layer `i`'s figures, averaged over the runs that have such a layer."""
-
-        def pick(k: JsonObject) -> Any:
-            return k["layers"][i] if len(k["layers"]) > i else None
-
-        def mean(key: str) -> float | None:
-            """The mean over runs of a plain figure of this layer."""
-            known = spread(number(value_at(pick(k), key)) for k in measured)
-            return known.mean if known else None
-
-        deficient = sum(whole(value_at(pick(k), "deficient")) or 0 for k in measured)
-        ranks = [(number(value_at(pick(k), "rank")), number(value_at(pick(k), "k"))) for k in measured]
+        parts = [k["layers"][i] if len(k["layers"]) > i else None for k in measured]
+        deficient = sum(whole(value_at(part, "deficient")) or 0 for part in parts)
+        ranks = [(number(value_at(part, "rank")), number(value_at(part, "k"))) for part in parts]
         poorest = min((r for r in ranks if None not in r), default=(None, None))
+        plain = ("stable_rank", "effective_rank", "aspect")
+        known = {key: spread(number(value_at(part, key)) for part in parts) for key in plain}
         return LayerKappa(
             layer=i + 1,
-            mean=_at_least(over(pick, "mean", "median_lower_bound"), deficient),
-            median=over(pick, "median", "median_lower_bound"),
-            worst=over(pick, "worst", "lower_bound"),
-            centred=over(pick, "centred_median", "centred_lower_bound"),
+            **figures(parts, deficient),
             rank=poorest[0],
             k=poorest[1],
             deficient=deficient,
-            stable_rank=mean("stable_rank"),
-            effective_rank=mean("effective_rank"),
-            aspect=mean("aspect"),
-            output=over(lambda k: value_at(pick(k), "output"), "median", "median_lower_bound"),
-            jacobian=_jacobian([value_at(pick(k), "jacobian") for k in measured]),
-            weights={w: _figure([value_at(pick(k), "weights", w) for k in measured]) for w in (*MATRICES, *PRODUCTS)},
+            **{key: value and value.mean for key, value in known.items()},
+            output=over([value_at(part, "output") for part in parts], "median", "median_lower_bound"),
+            jacobian=_jacobian([value_at(part, "jacobian") for part in parts]),
+            weights={w: _figure([value_at(part, "weights", w) for part in parts]) for w in (*MATRICES, *PRODUCTS)},
         )
 
     layers = tuple(layer(i) for i in range(len(measured[0]["layers"])))
-
-    def model(k: JsonObject) -> Any:
-        return k["model"]
-
     deficient = sum(layer.deficient for layer in layers)
     return Kappa(
-        mean=_at_least(over(model, "mean", "median_lower_bound"), deficient),
-        median=over(model, "median", "median_lower_bound"),
-        worst=over(model, "worst", "lower_bound"),
-        centred=over(model, "centred_median", "centred_lower_bound"),
+        **figures([k["model"] for k in measured], deficient),
         deficient=deficient,
         samples=whole(measured[0].get("samples")) or 0,
         dtype=dtype,
