@@ -184,12 +184,9 @@ def report(paths: Place | Iterable[Place] = (), *, workspace: str | os.PathLike[
 
     single = isinstance(paths, str | os.PathLike) or hasattr(paths, "folder")
     several = [paths] if single else list(paths)  # type: ignore[arg-type]
-    return command.report([run_or_model(one) for one in several], Path(workspace))
-
-
-def run_or_model(one: Place) -> Path:
-    """Of a training its run, which has the figures; of everything else its folder."""
-    return one.run if isinstance(one, Trained) else Path(given.place(one, "paths"))
+    # Of a training its run, which has the figures; of everything else its folder.
+    folders = [one.run if isinstance(one, Trained) else Path(given.place(one, "paths")) for one in several]
+    return command.report(folders, Path(workspace))
 
 
 @public

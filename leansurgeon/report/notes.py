@@ -36,11 +36,12 @@ def setting(section: Section) -> list[str]:
 
 def notes(section: Section, kappa: bool = False) -> list[Note]:
     """How the numbers came about, in as few sentences as honesty allows. With `kappa`, for a table of layers only."""
-    lines = [] if kappa else [*of_quality(section), *of_expectations(section)]
-    lines += [] if kappa else of_judged(section)
-    lines += of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
-    lines += [] if kappa else of_memory([row for row in section.rows if row.memory])
-    if section.kind == "runs" and len(section.rows) > 1 and not kappa:
+    measured = of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
+    if kappa:
+        return measured + list(section.notes)
+    lines = [*of_quality(section), *of_expectations(section), *of_judged(section), *measured]
+    lines += of_memory([row for row in section.rows if row.memory])
+    if section.kind == "runs" and len(section.rows) > 1:
         said = (
             "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
         )

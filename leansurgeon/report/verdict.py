@@ -179,10 +179,11 @@ def warnings(section: Section) -> list[str]:
                 f"{row.name} was still improving when its training ended{of}: it is not fully trained, so "
                 "a win of another arm over it is not credible. Train longer."
             )
-        natural = 1 / math.sqrt(row.width) if row.width else 0.0
-        if row.init_std and row.width and row.width <= SMALL_WIDTH and row.init_std < natural / 2:
+        std, width = row.runs[0].init_std, row.runs[0].width
+        natural = 1 / math.sqrt(width) if width else 0.0
+        if std and width and width <= SMALL_WIDTH and std < natural / 2:
             told.append(
-                f"{row.name} starts from weights of std {row.init_std:g}; at width {row.width} that is far below "
+                f"{row.name} starts from weights of std {std:g}; at width {width} that is far below "
                 f"1/sqrt(width) = {natural:.3f}, which holds deep models back and flatters shallow ones."
             )
     roles = {row.role for row in section.rows}

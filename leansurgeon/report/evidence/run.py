@@ -5,7 +5,7 @@ what lies beside it (curves, recipe, what other commands left), which is read wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """`kind` is "run" or "model" (of which only what surgery.json says is known, and the summary is empty)."""
+    """`kind` is "run" or "model" (of which only what surgery.json says is known; its summary has date and versions)."""
 
     path: Path
     kind: str
@@ -59,8 +59,6 @@ class Run:
     summary: Summary = UNTRAINED
     task: Task | None = None
     cut: Cut | None = None
-    finished: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
     parameters: int | None = None
     parameters_of_source: int | None = None
     parts: Mapping[str, int | None] | None = None
@@ -126,9 +124,8 @@ def model(entry: Entry, surgery: SurgeryRecord) -> Run:
         path=entry.path,
         kind="model",
         when=entry.when,
+        summary=replace(UNTRAINED, finished=text(surgery.created), versions=words(surgery.versions)),
         cut=cut_of(surgery),
-        finished=text(surgery.created),
-        versions=words(surgery.versions),
         parameters=after.get("total"),
         parameters_of_source=surgery.plan.parameters_before.get("total"),
         parts=parts_of(after or None),
@@ -149,8 +146,6 @@ def training(entry: Entry, summary: Summary) -> Run:
         summary=summary,
         task=task_of(summary.task),
         cut=cut_of(summary.model.record),
-        finished=summary.finished,
-        versions=summary.versions,
         parameters=summary.model.parameters,
         parameters_of_source=whole(value_at(surgery, "plan", "parameters_before", "total")),
         parts=parts_of(summary.model.parts),

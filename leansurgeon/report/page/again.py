@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from leansurgeon.measure.data.parts import RANDOM
 from leansurgeon.reading.values import text
 from leansurgeon.report import humans
-from leansurgeon.report.evidence.paper import printed
-from leansurgeon.report.evidence.run import Run
+from leansurgeon.report.evidence.run import SHAPE, Run
 from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import NONE, listed
 from leansurgeon.report.page.blocks import Block, Code, Facts, cell, folded, table, words
@@ -23,6 +23,42 @@ PRINTED = (
     "The paper's figures are printed ones, from its own data, schedule and hardware (its memory is of all GPUs "
     "together). They are no measurement of ours."
 )
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the paper prints for a shape: where, the model's name, parameters as its text, score and memory (GB)."""
+
+    where: str
+    model: str
+    parameters: str | None
+    score_name: str
+    score: float | None
+    memory: float | None
+
+
+def printed(preset: str, wanted: dict[str, str] | None) -> list[Printed]:
+    """Every row of the paper's tables (not its figures, whose points are no text) with this preset and shape."""
+    from leansurgeon import paper
+
+    known = [(exhibit, r) for exhibit in paper.TABLES for r in exhibit.rows if r.preset == preset]
+    if not known or not wanted:
+        return []
+    from leansurgeon.errors import LeanSurgeonError
+    from leansurgeon.paper.audit import Start, target_of
+
+    rows = []
+    for exhibit, candidate in known:
+        try:
+            shape = target_of(Start(preset), candidate.words, candidate.policy).shape
+        except LeanSurgeonError:
+            continue
+        if {key: shape.column(key) for key in SHAPE} == wanted:
+            said = candidate.printed
+            score = said.scores.get(exhibit.headline)
+            model = f"{candidate.model}, {candidate.role}"
+            rows.append(Printed(exhibit.name, model, said.parameters, exhibit.headline, score, said.memory))
+    return rows
 
 
 def paper(section: Section) -> list[Block]:
@@ -59,6 +95,7 @@ def reproduce(section: Section) -> list[Block]:
     runs = section.runs
     first = runs[0] if runs else None
     task = first.summary.task if first else None
+    versions = first.summary.versions if first else {}
     amounts = [(task.train_samples, "to train"), (task.eval_samples, "to evaluate")] if task else []
     pairs = [
         ("seeds", seeds(section)),
@@ -67,8 +104,11 @@ def reproduce(section: Section) -> list[Block]:
         ("data", data_of(first) if first else ""),
         ("hardware", listed(dict.fromkeys(run.summary.device for run in runs if run.summary.device))),
         ("precision", listed(dict.fromkeys(row.precision for row in section.rows if row.precision))),
-        ("software", ", ".join(f"{name} {version}" for name, version in first.versions.items()) if first else ""),
-        ("finished", span([run.finished for run in runs])),
+        (
+            "software",
+            ", ".join(f"{name} {version}" for name, version in first.summary.versions.items()) if first else "",
+        ),
+        ("finished", span([run.summary.finished for run in runs])),
     ]
     lines = commands(section)
     known = tuple(pair for pair in pairs if pair[1])

@@ -59,8 +59,6 @@ class Row:
     inherited: float | None = None  # epochs of the training here that its first weights come from
     began_trained: bool = False  # its first weights had learned something, here or elsewhere
     still_falling: int = 0
-    init_std: float | None = None
-    width: int | None = None
     device: str = ""
     precision: str = ""
     runs: tuple[Run, ...] = ()
@@ -150,8 +148,6 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         began_trained=first.began_trained,
         epochs=head.epochs,
         still_falling=sum(run.summary.last_losses_still_falling for run in runs),
-        init_std=first.init_std,
-        width=first.width,
         device=head.device,
         precision=head.precision,
         runs=tuple(runs),
