@@ -50,10 +50,10 @@ def memory(value: float | None) -> str:
     """`12.3 MiB`, `412 MiB`, `13.4 GiB`."""
     if value is None:
         return NONE
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1000:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1000 or unit == "TiB":
             break
-        value, unit = value / 1024, {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}[unit]
+        value /= 1024
     return f"{value:.0f} {unit}" if value >= 99.95 or unit == "B" else f"{value:.1f} {unit}"
 
 

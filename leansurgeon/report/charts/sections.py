@@ -18,9 +18,10 @@ from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis, steep_until
 from leansurgeon.report.evidence.folder import Curve
 from leansurgeon.report.evidence.kappa import LayerKappa
+from leansurgeon.report.evidence.run import PARTS
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.by_heads import sweep
-from leansurgeon.report.rows.rows import PARTS, Row, Section
+from leansurgeon.report.rows.rows import Row, Section
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (

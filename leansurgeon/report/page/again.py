@@ -104,10 +104,7 @@ def reproduce(section: Section) -> list[Block]:
         ("data", data_of(first) if first else ""),
         ("hardware", listed(dict.fromkeys(run.summary.device for run in runs if run.summary.device))),
         ("precision", listed(dict.fromkeys(row.precision for row in section.rows if row.precision))),
-        (
-            "software",
-            ", ".join(f"{name} {version}" for name, version in first.summary.versions.items()) if first else "",
-        ),
+        ("software", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("finished", span([run.summary.finished for run in runs])),
     ]
     lines = commands(section)

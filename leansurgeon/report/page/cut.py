@@ -10,11 +10,12 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.values import words
 from leansurgeon.report import humans
 from leansurgeon.report.charts.sections import of_section
+from leansurgeon.report.evidence.run import PARTS, SHAPE
 from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import NONE, listed
 from leansurgeon.report.page.blocks import Block, Group, Line, Words, cell, figures, grid, table
 from leansurgeon.report.page.results import chosen
-from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
+from leansurgeon.report.rows.rows import Row, Section
 from leansurgeon.report.tables.columns import Column
 from leansurgeon.shape import NUMBERS, Shape
 from leansurgeon.shape import PARTS as PART_LABELS

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from leansurgeon.report import humans
 from leansurgeon.report.charts.sections import of_section, prediction_of
+from leansurgeon.report.evidence.run import SHAPE
 from leansurgeon.report.evidence.studies import Bench, BenchRow
 from leansurgeon.report.humans import NONE
 from leansurgeon.report.page.blocks import Block, Cell, cell, figures, folded, grid, table, words
-from leansurgeon.report.rows.rows import SHAPE, Row, Section
+from leansurgeon.report.rows.rows import Row, Section
 from leansurgeon.report.tables.columns import (
     SHARED,
     Column,

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.report.evidence.kappa import Kappa, kappa_of
-from leansurgeon.report.evidence.run import PARTS, SHAPE, Run, Task
+from leansurgeon.report.evidence.run import Run, Task
 from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import Spread, spread
 from leansurgeon.training.runs.summary import Scores, Summary
-
-__all__ = ["PARTS", "SHAPE", "Note", "Row", "Section", "Task", "make_row"]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 from leansurgeon.report import humans
 from leansurgeon.report.evidence.kappa import MATRICES, Bound, LayerKappa
+from leansurgeon.report.evidence.run import PARTS, SHAPE
 from leansurgeon.report.humans import NONE, Spread
 from leansurgeon.report.rows import glue
-from leansurgeon.report.rows.rows import PARTS, SHAPE, Row, Section
+from leansurgeon.report.rows.rows import Row, Section
 
 SHARED = ("name", "layer", "kappa_median")  # the first columns of the second table of `--kappa`
 
