@@ -52,10 +52,7 @@ def kappa(
 
     with opened(model, tokenizer, tower, trust_remote_code) as name:
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
-        named = given.data(data)
-        document = command.kappa(name, named, speaker(progress), **asked, allow_pickle=allow_pickle)
-        if named is None:
-            command.keep(name, document, speaker(progress))
+        document = command.kappa(name, given.data(data), speaker(progress), **asked, allow_pickle=allow_pickle)
     if given.is_model(model):
         document["name"] = Path(name).name
     return Kappa(document)
@@ -112,7 +109,6 @@ def heads(
         measured = command.heads(
             name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle
         )
-        command.keep(name, measured, say)
     if given.is_model(model):
         measured.document["model"] = Path(name).name
     if measured.pruned is None:

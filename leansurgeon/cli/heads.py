@@ -114,6 +114,5 @@ def heads(
             print(measured.pruned.told())
     for file in files:
         say(f"Wrote {file}.")
-    command.keep(model, measured, say)
     if measured.pruned:
         pushed(where, measured.pruned.asked.out)

@@ -112,7 +112,9 @@ def heads(
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.data import pairs
     from leansurgeon.measure.device import chosen
+    from leansurgeon.report.evidence.folder import HEADS
     from leansurgeon.surgery import prune
+    from leansurgeon.training.runs.folder import run_of, write_json
     from leansurgeon.training.runs.sample_data import data_to_measure
 
     with ExitStack() as stack:
@@ -142,20 +144,12 @@ def heads(
             "parameters": opened.parameters.total,
             **study.document,
         }
-        if pruning is None:
-            return Measured(document)
-        smaller = pruned(opened, study, pruning, sample, options.seed, say)
-    return Measured(document | {"prune": smaller.as_dict()}, smaller)
-
-
-def keep(model: str, measured: Measured, say: Say) -> None:
-    """Keep the document as heads.json where MODEL is a run or in one."""
-    from leansurgeon.report.evidence.folder import HEADS
-    from leansurgeon.training.runs import folder as runfolder
-
-    if run := runfolder.run_of(model):
-        runfolder.write_json(run / HEADS, measured.document)
+        smaller = pruned(opened, study, pruning, sample, options.seed, say) if pruning else None
+    document |= {"prune": smaller.as_dict()} if smaller else {}
+    if run := run_of(model):
+        write_json(run / HEADS, document)
         say(f"Kept as {run / HEADS}.")
+    return Measured(document, smaller)
 
 
 def measured(opened: Source, sample: Calibration, options: Options, say: Say) -> Study:

@@ -25,29 +25,24 @@ def kappa(
     seed: int = 0,
     allow_pickle: bool = False,
 ) -> KappaDocument:
-    """Measure a model on held-out samples of `data` (None: what a run was trained on).
+    """Measure a model on held-out samples of `data`. None is what a run was trained on; then the document is also kept
+    as kappa.json in its folder.
 
     Raises `UsageError` for another precision, a preset, or missing data; and what opening and measuring raise.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.report.evidence.collect import KAPPA
+    from leansurgeon.training.runs.folder import run_of, write_json
     from leansurgeon.training.runs.sample_data import data_for_kappa
 
     opened = open_source(model, allow_pickle=allow_pickle)
     sample = data_for_kappa(opened, data, model, seed, say)
     from leansurgeon.measure.kappa.study import study
 
-    return study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
-
-
-def keep(model: str, document: KappaDocument, say: Say) -> None:
-    """Keep the document as kappa.json where MODEL is a run or in one; a report shows it beside figures of the run's own
-    data.
-    """
-    from leansurgeon.report.evidence.collect import KAPPA
-    from leansurgeon.training.runs import folder as runfolder
-
-    if run := runfolder.run_of(model):
-        runfolder.write_json(run / KAPPA, document)
+    document = study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
+    if data is None and (run := run_of(model)):  # figures of its own data, which a report shows
+        write_json(run / KAPPA, document)
         say(f"Kept as {run / KAPPA}.")
+    return document

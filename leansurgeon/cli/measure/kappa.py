@@ -47,5 +47,3 @@ def kappa(
     asked = {"samples": samples, "probes": probes, "precision": precision}
     document = command.kappa(model, data, say, **asked, seed=seed, allow_pickle=allow_pickle)
     print(json.dumps(document) if as_json else "\n".join(describe(document)))
-    if data is None:
-        command.keep(model, document, say)
