@@ -99,10 +99,9 @@ def heads(
 
     share = f"{100 * prune:g}%" if isinstance(prune, float) else prune
     target = None if out is None else Path(out)
-    asked = command.checked(reduction, normalize, share, target)
+    pruning = command.checked(reduction, normalize, share, target, heal, force, device)
     from leansurgeon.measure.heads.document import Options
 
-    pruning = None if asked is None or target is None else command.Pruning(asked, target, heal, force, device)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     say = speaker(progress)
     with opened(model, tokenizer, tower, trust_remote_code) as name:

@@ -259,11 +259,6 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
         )
 
 
-def is_timm(config: Config) -> bool:
-    """Whether the config is one that timm writes."""
-    return "architecture" in config and "model_type" not in config
-
-
 def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
     """surgery.json of a folder that came from here; or why it cannot be read, which is no reason to refuse it."""
     try:
@@ -287,7 +282,7 @@ def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None
     rest. How pixels are prepared stays as the file says it, since a name's weights differ in that. `shapes` of its
     weights tell a variant that goes by a declared family's name.
     """
-    if not is_timm(config):
+    if "architecture" not in config or "model_type" in config:  # none of timm's
         model_type = config.get("model_type")
         inferred = isinstance(model_type, str) and model_type and not architectures.declared(config)
         return infer.completed(config) if inferred and architectures.known_to_transformers(model_type) else config

@@ -84,8 +84,8 @@ def heads(
     mean(tower)
     from leansurgeon.commands import heads as command
 
-    share = command.checked(reduction, normalize, prune, out)
-    if push and share is None:
+    pruning = command.checked(reduction, normalize, prune, out, heal, force, device)
+    if push and pruning is None:
         raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
     where = destination(push, public=public)
     if plots is not None:
@@ -95,7 +95,6 @@ def heads(
     from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.tables.heads import describe
 
-    pruning = None if share is None or out is None else command.Pruning(share, out, heal, force, device)
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
     measured = command.heads(model, data, options, pruning, say, samples=samples, allow_pickle=allow_pickle)
     document = measured.document

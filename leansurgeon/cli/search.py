@@ -28,7 +28,7 @@ from leansurgeon.words import wrap
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.commands.search import Searched
-    from leansurgeon.search.space import Candidate, Shapes
+    from leansurgeon.search.space import Shapes
 
 
 def search(
@@ -156,7 +156,10 @@ def listed(opened: Source, shapes: Shapes, *, as_json: bool) -> str:
     cheaply = cheap.scores(opened, shapes.candidates, None)
     ranked = cheap.order(shapes.candidates, cheaply)
     if as_json:
-        return json.dumps(dry_document(opened, shapes, ranked))
+        document: JsonObject = {"schema_version": 1, "dry_run": True, "source": opened.name}
+        document["space"] = {"shapes": shapes.looked_at, "too_large": shapes.too_large, "refused": shapes.refused}
+        candidates = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
+        return json.dumps(document | {"candidates": candidates})
     name, size = short(opened.name, 60), opened.parameters.total
     lines = [*wrap(f"{name}, {size:,} parameters. {space_line(shapes)}"), "", candidates_table(ranked, cheaply)]
     more = len(ranked) - 20
@@ -174,10 +177,3 @@ def show(outcome: Searched, plots: Path | None, *, as_json: bool) -> None:
         document["plots"] = [str(file) for file in drawing.draw(outcome.outcome, plots)]
         write_json(outcome.folder / command.DOCUMENT, document)
     print(json.dumps(document) if as_json else outcome)
-
-
-def dry_document(opened: Source, space: Shapes, ranked: list[Candidate]) -> JsonObject:
-    """The JSON document of a search without training: the space and its best candidates."""
-    shapes = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
-    counts = {"shapes": space.looked_at, "too_large": space.too_large, "refused": space.refused}
-    return {"schema_version": 1, "dry_run": True, "source": opened.name, "space": counts, "candidates": shapes}

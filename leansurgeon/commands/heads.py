@@ -192,8 +192,10 @@ def pruned(opened: Source, study: Study, pruning: Pruning, sample: Calibration, 
     return Pruned(decided, carry_out(decided, pruning.out, force=pruning.force, say=say), pruning)
 
 
-def checked(reduction: str, normalize: str, prune: str | None, out: Path | None) -> float | None:
-    """Refuse what cannot be before anything is opened; the share of --prune as a number. Raises `UsageError`."""
+def checked(
+    reduction: str, normalize: str, prune: str | None, out: Path | None, heal: bool, force: bool, device: str
+) -> Pruning | None:
+    """Refuse what cannot be before anything is opened; what --prune asks for. Raises `UsageError`."""
     for value, flag, known in (
         (reduction, "--reduction", ("sample", "token", "batch")),
         (normalize, "--normalize", ("none", "layer")),
@@ -202,8 +204,8 @@ def checked(reduction: str, normalize: str, prune: str | None, out: Path | None)
             raise UsageError(f"{flag} {value}: give one of {', '.join(known)}.")
     if (prune is None) != (out is None):
         raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
-    if prune is None:
+    if prune is None or out is None:
         return None
     from leansurgeon.surgery.prune import share
 
-    return share(prune)
+    return Pruning(share(prune), out, heal, force, device)

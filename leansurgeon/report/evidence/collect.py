@@ -126,7 +126,8 @@ def _walk(path: Path, depth: int, collected: Collection) -> None:
 
 
 def _unfinished(run: Path) -> Unfinished:
-    return Unfinished(run, text(folder.called(run), "?"), folder.last_step(run), is_held(run), resume_line(run))
+    last_step = next((int(step) for step, _ in folder.logged(run, newest_first=True)), None)
+    return Unfinished(run, text(folder.called(run), "?"), last_step, is_held(run), resume_line(run))
 
 
 def resume_line(run: Path) -> str:

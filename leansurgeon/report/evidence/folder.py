@@ -67,11 +67,6 @@ def curve(run: Path, seed: int | None, epochs: float | None, steps: float | None
     return Curve(seed, thinned(loss), thinned(metric)) if loss or metric else None
 
 
-def last_step(run: Path) -> int | None:
-    """The last step that a training has logged."""
-    return next((int(step) for step, _ in logged(run, newest_first=True)), None)
-
-
 def logged(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
     """The lines of a run's metrics that name a step, with it."""
     lines = (text_of(run / METRICS) or "").splitlines()
