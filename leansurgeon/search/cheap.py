@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.score import ranks
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape, evenly_per_stage
@@ -46,27 +45,20 @@ class Cheap:
     influence: float | None = None
     kappa: float | None = None
 
-    def as_dict(self) -> JsonObject:
-        """The numbers as JSON holds them."""
-        return asdict(self)
 
-
-def scores(
-    source: Source,
-    candidates: Sequence[Candidate],
-    evidence: Evidence | None,
-) -> dict[str, Cheap]:
+def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence | None) -> dict[str, Cheap]:
     """Everything but memory and latency, by name."""
-    by_name = {}
-    for candidate in candidates:
-        tokens = evidence.tokens if evidence else None
-        cheap = Cheap(candidate.parameters, flops(source, candidate.shape, tokens) if tokens else None)
-        if evidence:
-            share = kept_influence(source.shape, candidate.shape, evidence.influence)
-            kappa = foretold_kappa(source.shape, candidate.shape, evidence)
-            cheap = replace(cheap, influence=share, kappa=kappa)
-        by_name[candidate.name] = cheap
-    return by_name
+    if evidence is None:
+        return {candidate.name: Cheap(candidate.parameters) for candidate in candidates}
+    return {
+        candidate.name: Cheap(
+            candidate.parameters,
+            flops(source, candidate.shape, evidence.tokens) if evidence.tokens else None,
+            influence=kept_influence(source.shape, candidate.shape, evidence.influence),
+            kappa=foretold_kappa(source.shape, candidate.shape, evidence),
+        )
+        for candidate in candidates
+    }
 
 
 def flops(source: Source, shape: Shape, tokens: float) -> int:

@@ -18,7 +18,6 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
@@ -38,10 +37,6 @@ class Evidence:
     kappa: list[float | None]
     influence: list[float] | None
     says: str
-
-    def as_dict(self) -> JsonObject:
-        """The figures as JSON holds them."""
-        return asdict(self)
 
 
 def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: Say = silent) -> Evidence:
@@ -68,7 +63,7 @@ def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: S
         says = f"No influence of layers: nothing of {source.name} is learned yet."
     evidence = Evidence(tokens, kappa, influence, says)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, evidence.as_dict())
+    write_json(file, asdict(evidence))
     return evidence
 
 

@@ -8,8 +8,9 @@ winner, its control and the source, since the best of many is flattered by what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from leansurgeon.measure.data.inputs import answer
 from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
@@ -35,6 +35,7 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.write.apply import apply
+from leansurgeon.tasks.base import Sums
 from leansurgeon.training.runs.folder import write_json
 
 PARTS = ("choosing", "untouched")
@@ -60,11 +61,8 @@ class Heals:
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung on the choosing half."""
         results = {}
-        title = f"rung {rung.number}"
-        for number, candidate in track(list(enumerate(candidates, 1)), title, "candidates/s"):
-            scores = self.of(candidate, rung.share)
-            results[candidate.name] = scores["choosing"]
-            result = scores["choosing"]
+        for number, candidate in track(list(enumerate(candidates, 1)), f"rung {rung.number}", "candidates/s"):
+            results[candidate.name] = result = self.of(candidate, rung.share)["choosing"]
             told = f"{result.score.label} {result.score.text}" if result.score else f"failed: {result.failed}"
             self.say(f"  [{number}/{len(candidates)}] {candidate.name}: {told}")
         return results
@@ -85,7 +83,7 @@ class Heals:
         except Diverged as error:  # of this shape alone; other errors are of the source or the data
             results = {part: Result(None, error.message) for part in PARTS}
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {part: written(result) for part, result in results.items()})
+        write_json(file, {part: asdict(result) for part, result in results.items()})
         return results
 
     def healed(self, candidate: Candidate, share: Fraction) -> Results:
@@ -139,31 +137,22 @@ def heal_of(share: Fraction) -> str:
 
 def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score:
     """The task's metric over all batches. Raises `Diverged` where the loss is no number."""
-    sums: Any = None
+    sums = Sums(0.0, 0.0, 0.0, 0.0)
     samples = 0
     for batch in batches:
         score = data.task.score(answer(loaded, batch), batch)
-        parts = [float(value) for value in score[:4]]
         extra = None if score.extra is None else score.extra.double().numpy()
-        sums = (parts, extra) if sums is None else ([a + b for a, b in zip(sums[0], parts, strict=True)],
-                                                    None if extra is None else sums[1] + extra)  # fmt: skip
+        extra = extra if sums.extra is None else sums.extra + extra
+        sums = Sums(*(a + float(b) for a, b in zip(sums[:4], score[:4], strict=True)), extra)
         samples += len(batch["labels"])
-    loss_sum, loss_count, _, metric_count = sums[0]
-    loss = loss_sum / max(1.0, loss_count)
-    if not loss == loss or loss in (float("inf"), -float("inf")):
+    loss = sums.loss_sum / max(1.0, sums.loss_count)
+    if not math.isfinite(loss):
         raise Diverged("its loss is no finite number.")
     metric = data.task.metric
-    value = data.task.metric_value(sums_of(*sums[0], sums[1]))[metric.key]
-    right = metric.percent and "accuracy" in metric.key and int(metric_count) == samples
+    value = data.task.metric_value(sums)[metric.key]
+    right = metric.percent and "accuracy" in metric.key and int(sums.metric_count) == samples
     error = binomial_error(value, samples) if right else None
     return Score(value, metric.label, metric.higher_is_better, metric.percent, loss, samples, error)
-
-
-def sums_of(*parts: Any) -> Any:
-    """Sums of scores in the form that a task takes."""
-    from leansurgeon.tasks.base import Sums
-
-    return Sums(*parts)
 
 
 # -- sample data ----------------------------------------------------------------------------------
@@ -195,11 +184,6 @@ def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
 
 
 # -- files ----------------------------------------------------------------------------------------
-
-
-def written(result: Result) -> JsonObject:
-    """A result as its file holds it."""
-    return {"score": result.score.as_dict() if result.score else None, "failed": result.failed}
 
 
 def read_result(value: dict[str, Any]) -> Result:

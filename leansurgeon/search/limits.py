@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.reshaped import Reshaped
@@ -38,6 +38,7 @@ def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
     import torch
 
     from leansurgeon.checkpoints.model import initialise
+    from leansurgeon.measure.costs.speed import clocked
 
     config, family = config_of(source, shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,20 +49,8 @@ def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
         for _ in range(WARM_UP):
             inputs.run(model, batch)
         while len(taken) < LEAST or sum(taken) < SECONDS:
-            wait(device)
-            start = time.perf_counter()
-            inputs.run(model, batch)
-            wait(device)
-            taken.append(time.perf_counter() - start)
+            taken.append(clocked(lambda: inputs.run(model, batch), device))
     return 1000 * statistics.median(taken)
-
-
-def wait(device) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
 
 
 @dataclass
@@ -99,17 +88,10 @@ def pick(ordered: Sequence[Candidate], tries: int, old_heads: int, limits: Seque
     number of heads, as far as there are such.
     """
 
-    def first(candidates: list[Candidate], count: int) -> list[Candidate]:
-        picked: list[Candidate] = []
-        for candidate in candidates:
-            if len(picked) == count:
-                break
-            if all(limit.fits(candidate) for limit in limits):
-                picked.append(candidate)
-        return picked
+    def first(candidates: list[Candidate], count: int) -> set[str]:
+        fitting = (candidate.name for candidate in candidates if all(limit.fits(candidate) for limit in limits))
+        return set(islice(fitting, count))
 
-    old = first([c for c in ordered if not c.more_heads], old_heads)
-    names = {c.name for c in old}
-    more = first([c for c in ordered if c.name not in names], tries - len(old))
-    names |= {c.name for c in more}
+    names = first([c for c in ordered if not c.more_heads], old_heads)
+    names |= first([c for c in ordered if c.name not in names], tries - len(names))
     return [c for c in ordered if c.name in names]

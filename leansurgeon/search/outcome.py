@@ -164,11 +164,10 @@ def who_is_tried(
     except UsageError:
         size = Limit(budget.memory or 0, lambda c: limits.training_memory(source, c.shape, setting))
         time = Limit(budget.latency or 0, lambda c: limits.latency(source, c.shape, setting.tokens))
-        asked = [limit for limit in (size, time) if limit.most]
-        for limit, name in ((size, "memory"), (time, "latency")):
-            if limit.most:
-                say(f"Looking for shapes that keep the limit of {name} ...")
-        picked = limits.pick(ranked, tries, cheap.old_heads(tries), asked)
+        asked = {name: limit for name, limit in (("memory", size), ("latency", time)) if limit.most}
+        for name in asked:
+            say(f"Looking for shapes that keep the limit of {name} ...")
+        picked = limits.pick(ranked, tries, cheap.old_heads(tries), list(asked.values()))
         if not picked:
             raise nothing_fits(len(ranked), size, time) from None
         known = {"names": [c.name for c in picked], "memory": size.known, "latency": time.known}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-
-from leansurgeon.reading.jsonfile import JsonObject
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,6 @@ class Score:
     def text(self) -> str:
         """The value as a person reads it."""
         return f"{100 * self.value:.1f} %" if self.percent else f"{self.value:.4g}"
-
-    def as_dict(self) -> JsonObject:
-        """The score as JSON holds it."""
-        return asdict(self)
 
 
 def binomial_error(value: float, samples: int) -> float:

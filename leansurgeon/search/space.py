@@ -46,16 +46,9 @@ class Budget:
         """`60M`, `16GB`, `5ms`. Raises `UsageError` where there is none, or one that is no such size."""
         if parameters is None and memory is None and latency is None:
             raise UsageError("A search needs a budget.", "Give --params 60M, --memory 16GB or --latency 5ms.")
-        sizes = [
-            size(text, units, flag, example)
-            for text, units, flag, example in (
-                (parameters, UNITS, "--params", "60M or 152394"),
-                (memory, BYTES, "--memory", "16GB or 16GiB"),
-                (latency, MILLISECONDS, "--latency", "5ms"),
-            )
-        ]
-        whole = [None if value is None else int(value) for value in sizes[:2]]
-        return cls(whole[0], whole[1], sizes[2])
+        sizes = size(parameters, UNITS, "--params", "60M or 152394"), size(memory, BYTES, "--memory", "16GB or 16GiB")
+        whole = (None if value is None else int(value) for value in sizes)
+        return cls(*whole, size(latency, MILLISECONDS, "--latency", "5ms"))
 
 
 def size(text: str | None, units: dict[str, float], flag: str, example: str) -> float | None:

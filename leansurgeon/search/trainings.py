@@ -60,17 +60,15 @@ class Trainings:
             left = {key: job for key, job in jobs.items() if key[0] not in failed}
             done = given | {key: old for key, job in left.items() if (old := finished(job))}
             try:
-                known = left | dict.fromkeys(given)
                 library, title = self.source.architecture.library, f"rung {rung.number}"
-                drive(known, done, ORIGINAL, parallel, samples, self.say, library, title)
+                drive(left | given, done, ORIGINAL, parallel, samples, self.say, library, title)
+                break
             except Diverged as error:  # a shape may not learn at this rate; the others may
                 name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
                 if name is None:
                     raise
                 self.say(error.message)
                 failed[name] = error.message
-                continue
-            break
         if rung.share < 1:
             for job in jobs.values():
                 forget_weights(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import hypot
 from typing import Any
@@ -78,10 +78,8 @@ def pareto(outcome: Outcome) -> list[str]:
         if all(getattr(outcome.cheap[name], key) is not None for name in everyone)
     ]
     last = {name for name in outcome.rungs[-1] if name in everyone}
-    points = {}
-    for name in everyone:
-        costs = [getattr(outcome.cheap[name], key) for key in known]
-        points[name] = (costs, [score.key for score in outcome.scores(name)])
+    costs = {name: [getattr(outcome.cheap[name], key) for key in known] for name in everyone}
+    points = {name: (costs[name], [score.key for score in outcome.scores(name)]) for name in everyone}
     tried = {c.name for c in outcome.tried}
     among_tried = set(front({name: point for name, point in points.items() if name in tried}))
     at_the_end = set(front({name: (points[name][0], points[name][1][-1:]) for name in last}))
@@ -115,10 +113,10 @@ def document(outcome: Outcome, command: str, extra: dict[str, Any]) -> JsonObjec
                 "name": name,
                 "shape": candidate.shape.as_dict(),
                 "control_of": candidate.control_of,
-                "cheap": outcome.cheap[name].as_dict(),
+                "cheap": asdict(outcome.cheap[name]),
                 "cheap_rank": place.get(name),
                 "scores": {
-                    str(rung.share): results[name].score.as_dict() if results[name].score else None
+                    str(rung.share): asdict(results[name].score) if results[name].score else None
                     for rung, results in zip(outcome.schedule, outcome.rungs, strict=True)
                     if name in results
                 },
@@ -143,7 +141,7 @@ def document(outcome: Outcome, command: str, extra: dict[str, Any]) -> JsonObjec
         "winner": outcome.winner.name,
         "control": outcome.control.name if outcome.control else None,
         "as_good": [c.name for c in as_good(outcome)],
-        "untouched": {name: score.as_dict() for name, score in outcome.untouched.items()},
+        "untouched": {name: asdict(score) for name, score in outcome.untouched.items()},
         "order": {
             "changes": [
                 {"from": c.before, "to": c.after, "kendall_tau": c.tau, "candidates": c.count, "moved_up": c.moves}

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from leansurgeon.errors import plural
+from leansurgeon.measure.costs.speed import clocked
 from leansurgeon.progress import duration_text
 from leansurgeon.training.data import feed, order
 from leansurgeon.training.data.limit import Sampled
@@ -119,18 +120,18 @@ def measured(run: Run) -> tuple[float, float]:
     model, clocks = run.trainer.scored, []
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+
+    def step() -> None:
+        made = run.task.batch("train", rows[len(clocks) % len(rows)], seed=train.seed, epoch=0)
+        batch = feed.to_device(made, accelerator.device)
+        with torch.random.fork_rng(devices=devices):
+            score = model(run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch)
+            (score.loss_sum / score.loss_count.clamp(min=1)).backward()
+
     try:
         # The first is mostly warming up. Processes that share weights must take as many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
-            start = time.perf_counter()
-            batch = feed.to_device(
-                run.task.batch("train", rows[len(clocks) % len(rows)], seed=train.seed, epoch=0), accelerator.device
-            )
-            with torch.random.fork_rng(devices=devices):
-                score = model(run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch)
-                (score.loss_sum / score.loss_count.clamp(min=1)).backward()
-            wait(accelerator.device)
-            clocks.append(time.perf_counter() - start)
+            clocks.append(clocked(step, accelerator.device))
         evaluated = of_evaluation(run)
     finally:
         run.trainer.optimizer.zero_grad(set_to_none=True)
@@ -144,15 +145,16 @@ def of_evaluation(run: Run) -> float:
     """Seconds of one sample in evaluation."""
     count = min(run.recipe.train.eval.batch, run.plan.micro, run.task.size("eval"))
     spread = order.eval_batches(run.task.size("eval"), count, 1, 0)[0]
-    model = run.judged
+    model, device = run.judged, run.trainer.accelerator.device
     training = model.training
+
+    def look() -> None:
+        model(feed.to_device(run.task.batch("eval", spread, seed=0, epoch=0), device))
+
     model.eval()
     try:
-        start = time.perf_counter()
         with torch.no_grad():
-            model(feed.to_device(run.task.batch("eval", spread, seed=0, epoch=0), run.trainer.accelerator.device))
-        wait(run.trainer.accelerator.device)
-        return (time.perf_counter() - start) / count
+            return clocked(look, device) / count
     finally:
         model.train(training)
 
@@ -183,9 +185,3 @@ def sentence(run: Run, cost: Cost) -> str:
 
 def _brief(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def wait(device: Any) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

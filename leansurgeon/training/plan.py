@@ -100,13 +100,7 @@ class Plan:
 
     def due(self, every: str, done: int) -> bool:
         """Whether something that comes every so many epochs or steps comes after step `done`; never for a time."""
-        length = parse_duration(every)
-        if length.seconds is not None:
-            return False
-        if length.unit == "ep" and self.ramp_steps:
-            stretch = length.value * self.epoch_samples
-            return self.position(done) // stretch > self.position(done - 1) // stretch
-        return done % length.steps(self.steps_per_epoch) == 0
+        return self._times_by(every, done) > self._times_by(every, done - 1)
 
     def times(self, every: str) -> int:
         """How often such a thing comes before the last step."""
@@ -166,7 +160,10 @@ def make(
     per_epoch = train_samples // train.batch
     duration = parse_duration(train.duration)
     timed = duration.seconds is not None
-    steps, ramp_steps = (ENDLESS, _timed_ramp(train, per_epoch)) if timed else _steps(train, duration, epoch_samples)
+    if timed:
+        steps, ramp_steps = ENDLESS, _ramp_steps(train, per_epoch * train.batch) if train.batch_ramp else 0
+    else:
+        steps, ramp_steps = _steps(train, duration, epoch_samples)
     if not cut_short:
         _check_lengths(train, duration, steps, per_epoch, epoch_samples)
     warmup = train.schedule.warmup
@@ -214,8 +211,7 @@ def _check_lengths(train: Train, duration: Duration, steps: int, per_epoch: int,
             _SHORTER.format("schedule.warmup"),
         )
     if isinstance(until, str):
-        end = parse_duration(until)
-        ramped = _ramp_for(train, end.value * epoch_samples) if end.unit == "ep" else end.steps(1)
+        ramped = _ramp_steps(train, epoch_samples)
         if ramped > steps:
             raise UsageError(
                 f"The batch ramp until {until} has {ramped} steps and the training of {train.duration} {steps}.",
@@ -258,10 +254,7 @@ def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, i
     until = train.batch_ramp.until
 
     def ramped(steps: int) -> int:
-        if isinstance(until, float):
-            return int(steps * until)
-        length = parse_duration(until)
-        return min(steps, _ramp_for(train, length.value * epoch_samples) if length.unit == "ep" else length.steps(1))
+        return int(steps * until) if isinstance(until, float) else min(steps, _ramp_steps(train, epoch_samples))
 
     def samples(steps: int) -> int:
         taken = ramped(steps)
@@ -277,13 +270,9 @@ def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, i
     return low, ramped(low)
 
 
-def _ramp_for(train: Train, samples: float) -> int:
-    """Steps of a ramp that takes so many samples."""
-    return max(1, round(samples / ((train.batch_ramp.start + train.batch) / 2)))
-
-
-def _timed_ramp(train: Train, per_epoch: int) -> int:
-    if not train.batch_ramp:
-        return 0
+def _ramp_steps(train: Train, epoch_samples: int) -> int:
+    """Steps of a ramp whose length has a unit."""
     until = parse_duration(train.batch_ramp.until)
-    return _ramp_for(train, until.value * per_epoch * train.batch) if until.unit == "ep" else until.steps(per_epoch)
+    if until.unit != "ep":
+        return until.steps(1)
+    return max(1, round(until.value * epoch_samples / ((train.batch_ramp.start + train.batch) / 2)))

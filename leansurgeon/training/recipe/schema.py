@@ -121,22 +121,6 @@ class ExperimentRecipe(Strict):
         """`original:` with nothing behind it means `{}`."""
         return {name: {} if arm is None else arm for name, arm in arms.items()} if isinstance(arms, dict) else arms
 
-    @field_validator("arms", mode="after")
-    @classmethod
-    def _another_task_is_learned_afresh(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
-        for name, arm in arms.items():
-            if arm.task and arm.init != "fresh":
-                raise ValueError(f"arm {name!r} has a task of its own, so it cannot start from the original's weights")
-        return arms
-
-    @field_validator("arms", mode="after")
-    @classmethod
-    def _only_controls_match(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
-        for name, arm in arms.items():
-            if arm.match and arm.control_of is None:
-                raise ValueError(f"arm {name!r} matches {arm.match} of no arm: it says no control_of")
-        return arms
-
     @model_validator(mode="after")
     def _trainings_of_arms_are_trainings(self) -> ExperimentRecipe:
         for name in self.arms:
@@ -145,10 +129,14 @@ class ExperimentRecipe(Strict):
 
     @field_validator("arms", mode="after")
     @classmethod
-    def _controls_have_an_arm(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
+    def _arms_go_together(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
         for name, arm in arms.items():
+            if arm.task and arm.init != "fresh":
+                raise ValueError(f"arm {name!r} has a task of its own, so it cannot start from the original's weights")
             other = arm.control_of
             if other is None:
+                if arm.match:
+                    raise ValueError(f"arm {name!r} matches {arm.match} of no arm: it says no control_of")
                 continue
             if arm.changes_shape:
                 raise ValueError(

@@ -12,7 +12,7 @@ of one name. `recipe.yaml` has them since a training goes on with them. Both sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -46,11 +46,7 @@ class Scores:
 
     @classmethod
     def from_dict(cls, data: object) -> Scores | None:
-        if not isinstance(data, Mapping):
-            return None
-        return cls(
-            number(data.get("loss")), number(data.get("metric")), figures(data.get("metrics")), whole(data.get("step"))
-        )
+        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
 
     def as_dict(self) -> JsonObject:
         more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
@@ -69,9 +65,7 @@ class OnTest:
 
     @classmethod
     def from_dict(cls, data: object) -> OnTest | None:
-        if not isinstance(data, Mapping):
-            return None
-        return cls(whole(data.get("samples")), *(Scores.from_dict(data.get(key)) for key in ("last", "best")))
+        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
 
     def as_dict(self) -> JsonObject:
         last, best = (scores and scores.as_dict() for scores in (self.last, self.best))
@@ -97,16 +91,8 @@ class Model:
     def from_dict(cls, data: Mapping[str, Any]) -> Model:
         start = data.get("start")
         files = jsonfile.value_at(start, "files")
-        return cls(
-            text(data.get("source")),
-            _object(data.get("shape")),
-            whole(data.get("parameters")),
-            _object(data.get("parts")),
-            _object(data.get("surgery")),
-            number(data.get("init_std")),
-            text(jsonfile.value_at(start, "name")),
-            {k: v for k, v in files.items() if isinstance(v, str)} if isinstance(files, Mapping) else {},
-        )
+        files = {k: v for k, v in files.items() if isinstance(v, str)} if isinstance(files, Mapping) else {}
+        return cls(**_known(cls, data) | {"start_name": text(jsonfile.value_at(start, "name")), "start_files": files})
 
     def as_dict(self) -> JsonObject:
         keys = ("source", "shape", "parameters", "parts", "surgery", "init_std")
@@ -137,19 +123,11 @@ class Task:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
-        return cls(
-            text(data.get("name")),
-            text(data.get("metric")),
-            text(data.get("metric_label")) or text(data.get("metric")),
-            data.get("higher_is_better") is not False,
-            data.get("percent") is True,
-            whole(data.get("train_samples")),
-            whole(data.get("eval_samples")),
-            _object(data.get("data")) or {},
-        )
+        known = _known(cls, data) | {"higher_is_better": data.get("higher_is_better") is not False}
+        return cls(**known | {"metric_label": known["metric_label"] or known["metric"]})
 
     def as_dict(self) -> JsonObject:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return dict(vars(self))
 
     def shown(self, metric: float | None) -> str:
         """`97.2 %`, `31.415`: the metric as a line of talk says it."""
@@ -175,15 +153,10 @@ class Part:
 
     @classmethod
     def from_dict(cls, data: object) -> Part | None:
-        if not isinstance(data, Mapping):
-            return None
-        words = {key: text(data.get(key)) for key in ("name", "arm", "digest", "init", "own_task")}
-        control_of, settings = text(data.get("control_of")) or None, _object(data.get("settings"))
-        return cls(**words, seed=whole(data.get("seed")), control_of=control_of, settings=settings)
+        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
 
     def as_dict(self) -> JsonObject:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return values if self.settings is not None else {k: v for k, v in values.items() if k != "settings"}
+        return {key: value for key, value in vars(self).items() if key != "settings" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -234,29 +207,17 @@ class Summary:
         """Raises `DamagedSummary`, whose message is the end of a sentence about the file."""
         if trouble := what_is_wrong(data):
             raise DamagedSummary(trouble)
-        numbers = ("epochs", "seconds", "step_ms", "throughput", "data_wait")
-        counts = ("schema_version", "seed", "world_size", "micro_batch", "steps")
-        words = ("name", "device", "precision", "throughput_unit", "started", "finished")
         said = {key: text(value) for key, value in (_object(data.get("versions")) or {}).items()}
-        known = {
+        known = _known(cls, data) | {
             "model": Model.from_dict(data["model"]),
             "task": Task.from_dict(data["task"]),
             "status": DONE if data.get("status") is None else text(data["status"]),
             "versions": {key: value for key, value in said.items() if value},
-            **{key: Scores.from_dict(data.get(key)) for key in ("before", "final", "best")},
-            **{key: number(data.get(key)) for key in numbers},
-            **{key: whole(data.get(key)) for key in counts},
-            **{key: text(data.get(key)) for key in words},
-            **{key: data.get(key) is True for key in ("averaged", "stopped_early", "last_losses_still_falling")},
-            **{key: wholes(data.get(key)) for key in ("left_out_steps", "resumed_after")},
-            **{key: _object(data.get(key)) for key in ("kappa", "heads")},
             "memory_bytes": whole(jsonfile.value_at(data, "memory", "bytes")),
             "memory_kind": text(jsonfile.value_at(data, "memory", "kind")),
-            "test": OnTest.from_dict(data.get("test")),
-            "recipe": _object(data.get("recipe")) or {},
-            "experiment": Part.from_dict(data.get("experiment")),
         }
-        return cls(**known, other={key: value for key, value in data.items() if key not in {*known, "memory"}})
+        ours = known.keys() - {"other"} | {"memory"}
+        return cls(**known | {"other": {key: value for key, value in data.items() if key not in ours}})
 
     def as_dict(self) -> JsonObject:
         """As the file holds it."""
@@ -313,3 +274,26 @@ def what_is_wrong(data: object) -> str | None:
 
 def _object(value: object) -> JsonObject | None:
     return value if isinstance(value, dict) else None
+
+
+_READERS: dict[str, Callable[[object], Any]] = {
+    "str": text,
+    "str | None": lambda value: text(value) or None,
+    "bool": lambda value: value is True,
+    "int": whole,
+    "int | None": whole,
+    "float | None": number,
+    "tuple[int, ...]": wholes,
+    "dict[str, float]": figures,
+    "dict[str, int] | None": _object,
+    "dict[str, Any] | None": _object,
+    "dict[str, Any]": lambda value: _object(value) or {},
+    "Scores | None": Scores.from_dict,
+    "OnTest | None": OnTest.from_dict,
+    "Part | None": Part.from_dict,
+}
+
+
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a class of this file that its types alone tell how to read."""
+    return {one.name: _READERS[one.type](data.get(one.name)) for one in fields(cls) if one.type in _READERS}
