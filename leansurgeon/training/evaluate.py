@@ -1,21 +1,32 @@
-"""Evaluation: every sample counts exactly once, on any number of processes, and the count is checked."""
+"""Evaluation: every sample counts exactly once, on any number of processes, and the count is checked. `evaluate` is
+part of a training; `evaluate_model` says what a model is worth as it stands, on the data of a recipe's task.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.base import Sums
+from leansurgeon.training import setup, starting
 from leansurgeon.training.data import feed, order
+from leansurgeon.training.data.limit import first_batches
 from leansurgeon.training.processes import engine, shards
+from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs.summary import Scores
+from leansurgeon.training.update import distill
+from leansurgeon.training.update.step import Scored
+from leansurgeon.training.watch import guards
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from accelerate import Accelerator
     from torch import nn
 
@@ -57,8 +68,6 @@ def evaluate(
     are kept on the device in fp64 and read once. Raises `LeanSurgeonError` when the samples seen are not the samples
     that exist, `Diverged` for a loss that is no number, and `OutOfMemory`.
     """
-    import torch
-
     device = accelerator.device
     kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
@@ -94,7 +103,7 @@ def evaluate(
     finally:
         scored.train(training)
         shards.give_back(scored)
-    *sums, samples = all_reduced(totals, accelerator).tolist()
+    *sums, samples = engine.all_reduced(totals, accelerator).tolist()
     _check_count(task, size, int(samples), sums[3], sums[1])
     return _evaluation(task, Sums(*sums, _extra(extra, task, accelerator, kind)), int(samples))
 
@@ -115,11 +124,9 @@ def _extra(extra: torch.Tensor | None, task: Task, accelerator: Accelerator, kin
     """The task's further sums over all processes; a process that had no batch brings zeros."""
     if task.extra_sums == 0:
         return None
-    import torch
-
     if extra is None:
         extra = torch.zeros(task.extra_sums, dtype=kind, device=accelerator.device)
-    return all_reduced(extra, accelerator).cpu().double().numpy()
+    return engine.all_reduced(extra, accelerator).cpu().double().numpy()
 
 
 def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_count: float) -> None:
@@ -133,13 +140,29 @@ def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_
         raise LeanSurgeonError(f"The evaluation split of task '{task.name}' has nothing to score: every label is -100.")
 
 
-def all_reduced(sums: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
-    """The sum over all processes, in place; nothing happens on one."""
-    if accelerator.num_processes > 1:
-        import torch
-
-        torch.distributed.all_reduce(sums)
-    return sums
+def evaluate_model(
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    *,
+    cpu: bool = False,
+    limit_batches: int | None = None,
+    say: Say = silent,
+) -> Evaluation:
+    """Loss, samples and metrics of the model, by all processes of the group together. Raises what `evaluate` does."""
+    accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
+    with accelerator.local_main_process_first():
+        task = setup.prepared_task(recipe, model_dir, say)
+    task = first_batches(task, recipe.train, limit_batches)
+    train, device = recipe.train, accelerator.device
+    with guards.memory_explained(accelerator, lambda: guards.SMALLER):
+        loaded = starting.loaded(recipe, model_dir, task)
+        loaded.model.to(device)
+        # Where a task has no labels, the teacher judges.
+        features = task.head == distill.FEATURES
+        judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
+        options = {"precision": train.precision, "sparse_prediction": train.sparse_prediction}
+        scored = Scored(loaded, task, distillation=judge, **options).to(device)
+    return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
 
 
 def still_falling(losses: list[float]) -> bool:

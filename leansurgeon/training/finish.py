@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,20 +19,22 @@ import torch
 from leansurgeon.errors import plural
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training import budget, judge, testing
+from leansurgeon.training import budget, judge
 from leansurgeon.training.cards import cards
-from leansurgeon.training.evaluate import all_reduced, still_falling
+from leansurgeon.training.evaluate import evaluate, still_falling
 from leansurgeon.training.processes import engine
-from leansurgeon.training.processes.signals import Wish
+from leansurgeon.training.processes.signals import Enough, Wish, until
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import Part, Summary
-from leansurgeon.training.watch import bounded, measures, speed
+from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary
+from leansurgeon.training.update.step import Scored
+from leansurgeon.training.watch import measures, speed
 from leansurgeon.version import __version__
 
 if TYPE_CHECKING:
     from leansurgeon.training.state import Run
 
+TEST = "test"  # the split, where a task publishes one
 LONGEST = 600.0  # seconds, or as long as the training took: after that nobody waits for a measure
 
 
@@ -62,10 +63,10 @@ def measured(run: Run, seconds: float) -> JsonObject:
     called by all processes.
     """
     known: dict[str, Any] = {}
-    if testing.is_wanted(run):
+    if TEST in run.task.splits and run.recipe.train.eval.test:
         run.progress.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
         try:
-            known["test"] = testing.at_end(run, run.stops.raise_if_asked)
+            known["test"] = _tested(run)
         except Wish:
             run.progress.say("The test split is left out, and so is everything else.")
             return known
@@ -79,14 +80,49 @@ def measured(run: Run, seconds: float) -> JsonObject:
     )
     start = time.perf_counter()
     try:
-        with bounded.until(limit):
+        with until(limit):
             measures.at_end(run, known)
-    except bounded.Enough as end:
+    except Enough as end:
         left = [name for name in names if name not in known]
         run.progress.say(f"{plural(len(left), 'measure')} left out ({', '.join(left)}): {end}.")
         return known
     run.progress.say(f"Measured in {duration_text(time.perf_counter() - start)}.")
     return known
+
+
+def _tested(run: Run) -> OnTest:
+    """What the last weights and the best, those that the evaluation split chose, reach on the test split: read once,
+    when the training is over, and nothing is chosen by it. Both models are written by then.
+    """
+    last = _on_test(run, run.judged)
+    result = OnTest(run.task.size(TEST), last, last)
+    best = run.history.best
+    if best is not None and best.step != run.history.done:
+        kept = run.recipe.train.checkpoint.keep_best
+        result = replace(result, best=_on_test(run, _best(run)) if kept else None)
+    chosen, metric = result.best or last, run.task.metric
+    shown = f"{100 * chosen.metric:.2f} %" if metric.percent else f"{chosen.metric:.4g}"
+    which = "best by validation" if result.best else "last step"
+    run.progress.say(f"test split, {plural(result.samples, 'sample')}: {metric.label} {shown} ({which})")
+    run.note(type="test", step=run.history.done, **result.as_dict(), metric_key=metric.key)
+    return result
+
+
+def _on_test(run: Run, scored: Scored) -> Scores:
+    train, accelerator = run.recipe.train, run.trainer.accelerator
+    options = {"batch": train.eval.batch, "check": run.stops.raise_if_asked, "workers": train.workers}
+    return evaluate(scored, run.task, accelerator, split=TEST, **options).scores()
+
+
+def _best(run: Run) -> Scored:
+    """The best model, read back from the run folder."""
+    from leansurgeon import checkpoints
+
+    train = run.recipe.train
+    torch.manual_seed(train.seed)
+    loaded = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
+    scored = Scored(loaded, run.task, precision=train.precision, sparse_prediction=train.sparse_prediction)
+    return scored.to(run.trainer.accelerator.device)
 
 
 def _publish(run: Run, made: Summary) -> None:
@@ -110,7 +146,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         name=run.recipe.name,
         model=summary.Model(
             **{key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")},
-            start_name=_called(run.loaded.folder),
+            start_name=runfolder.called(run.loaded.folder),
             start_files=run.origin,
         ),
         task=summary.Task(
@@ -153,18 +189,12 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
     )
 
 
-def _called(folder: Path) -> str:
-    """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
-    folder = Path(folder).resolve()
-    return folder.parent.name if folder.name in (runfolder.BEST, runfolder.LAST) else folder.name
-
-
 def _largest(value: int, run: Run) -> int:
     """The largest `value` of any process."""
     accelerator = run.trainer.accelerator
     values = torch.zeros(accelerator.num_processes, dtype=torch.int64, device=accelerator.device)
     values[accelerator.process_index] = value
-    return int(all_reduced(values, accelerator).max())
+    return int(engine.all_reduced(values, accelerator).max())
 
 
 def _versions() -> dict[str, str]:

@@ -90,53 +90,41 @@ def ready(
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):
         if loaded is None:
             loaded = starting.loaded(recipe, model_dir, task)
-        run = _assembled(recipe, model_dir, run_dir, progress, task, loaded, scheme, accelerator, council, origin)
+        sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
+        twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
+        trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
+        progress.steps = None if scheme.timed else scheme.steps
+        run = Run(
+            recipe,
+            run_dir,
+            task,
+            loaded,
+            judged,
+            judged_loaded,
+            trainer,
+            council,
+            Stops(council),
+            progress,
+            PeakMemory(accelerator.device),
+            runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None),
+            History(),
+            origin,
+            trackers=trackers.Trackers(recipe, run_dir, main=False),
+            twin=twin,
+        )
         _fit(run)
     _occupy(run, start, saved, replace)
     progress.say(_sentence(run, start))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", council.processes))
-    crowd = recipe.train.workers * here
-    if crowd > cores():
-        shared, fewer = plural(cores(), "core"), cores() // here
-        progress.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
+    _warn_of_crowd(run)
     return run
 
 
-def _assembled(
-    recipe: TrainingRecipe,
-    model_dir: Path,
-    run_dir: Path,
-    progress: Progress,
-    task: tasks.Task,
-    loaded: Loaded,
-    scheme: plan.Plan,
-    accelerator: Accelerator,
-    council: Council,
-    origin: dict[str, str],
-) -> Run:
-    """Everything that a training uses, in memory; its folder is not touched yet."""
-    sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
-    twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
-    trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
-    progress.steps = None if scheme.timed else scheme.steps
-    return Run(
-        recipe,
-        run_dir,
-        task,
-        loaded,
-        judged,
-        judged_loaded,
-        trainer,
-        council,
-        Stops(council),
-        progress,
-        PeakMemory(accelerator.device),
-        runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None),
-        History(),
-        origin,
-        trackers=trackers.Trackers(recipe, run_dir, main=False),
-        twin=twin,
-    )
+def _warn_of_crowd(run: Run) -> None:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.council.processes))
+    crowd = run.recipe.train.workers * here
+    if crowd > cores():
+        shared, fewer = plural(cores(), "core"), cores() // here
+        run.progress.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
 
 
 def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:

@@ -20,6 +20,7 @@ from leansurgeon.checkpoints.source import Source, complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.tasks.text import vocab
+from leansurgeon.training.recipe.from_data import brings_tokenizer
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
                 "They do not belong together: bring the tokenizer that the model was trained with.",
             )
         return
-    if not has_learned(model_dir) or not brings_tokenizer(model_dir):
+    if not has_learned(model_dir) or not brings_tokenizer(Path(model_dir)):
         return
     own = vocab.load(model_dir)
     if own.get_vocab() != tokenizer.get_vocab():
@@ -106,15 +107,6 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
             f"{model_dir} belong to ({len(own):,} tokens).",
             "Take the model's own: --set task.tokenizer=model. Or let the embeddings start anew: --new-tokenizer.",
         )
-
-
-def brings_tokenizer(model_dir: Path) -> bool:
-    """Whether a tokenizer lies beside the weights."""
-    try:
-        vocab.key_of("model", None, Path(model_dir))
-    except UsageError:
-        return False
-    return True
 
 
 def rows_of(model_dir: Path) -> int | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.rank import is_worker
-from leansurgeon.training.evaluate import Evaluation
-from leansurgeon.training.evaluate_model import evaluate_model
+from leansurgeon.training.evaluate import Evaluation, evaluate_model
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
@@ -63,7 +62,7 @@ def evaluate_on(
     limit_batches: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
-    """`evaluation.evaluate_model` on `processes` processes, as `train_on` has it."""
+    """`evaluate.evaluate_model` on `processes` processes, as `train_on` has it."""
     options = {"cpu": cpu, "limit_batches": limit_batches}
     if processes == 1 or is_worker():
         return evaluate_model(recipe, model_dir, say=say or _talk, **options)

@@ -129,6 +129,15 @@ def seed_generators(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def all_reduced(sums: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+    """The sum over all processes, in place; nothing happens on one."""
+    if accelerator.num_processes > 1:
+        import torch
+
+        torch.distributed.all_reduce(sums)
+    return sums
+
+
 def average_statistics(model: nn.Module, accelerator: Accelerator) -> None:
     """Give every process the mean of the running statistics of batch norms, which each has seen its own samples of."""
     if accelerator.num_processes == 1:

@@ -1,7 +1,7 @@
 """SIGTERM, SIGUSR1 and Ctrl-C as wishes: the training finishes its step, saves, and ends with the right exit code.
 
 A second Ctrl-C ends at once. All processes must agree before one of them stops, since the others would wait for it:
-`Stops.asked` is the question, asked at the same places by all.
+`Stops.asked` is the question, asked at the same places by all. What may take only so long is ended by `until`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, Stopped, Terminated
+from leansurgeon.progress import duration_text
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -153,6 +154,30 @@ def insisting() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
         signal.signal(signal.SIGALRM, alarm if alarm is not None else signal.SIG_DFL)
+
+
+class Enough(KeyboardInterrupt):
+    """The time is up, or somebody does not want to wait. Nobody below takes it for an error of a model."""
+
+
+@contextmanager
+def until(seconds: float) -> Iterator[None]:
+    """End what is done with `Enough` after so many seconds, or at the first signal; outside the main thread, where no
+    signal arrives, nothing ends it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Enough(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
+
+    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM), end):
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def ended(kind: int, message: str, hint: str | None) -> LeanSurgeonError:

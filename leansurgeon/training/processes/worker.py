@@ -42,7 +42,7 @@ def main(folder: Path) -> int:
 
 
 def _work(job: dict, folder: Path) -> None:
-    from leansurgeon.training.evaluate_model import evaluate_model
+    from leansurgeon.training.evaluate import evaluate_model
     from leansurgeon.training.processes.launch import ANSWER
     from leansurgeon.training.recipe.schema import TrainingRecipe
     from leansurgeon.training.runs.summary import Part

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data import calibration, images
@@ -81,12 +80,7 @@ def tokenizer_options(source: Source, kind: str, anew: bool) -> dict[str, Any]:
     """Nothing where the checkpoint's own tokenizer is taken; else a vocabulary made from the data. Raises `UsageError`
     for learned embeddings without a tokenizer.
     """
-    try:
-        vocab.key_of("model", None, source.folder)
-        missing = None
-    except UsageError as error:
-        missing = error
-    if missing is None and not anew:
+    if not anew and brings_tokenizer(source.folder):
         return {}
     if source.learned and not anew:
         raise UsageError(
@@ -96,6 +90,15 @@ def tokenizer_options(source: Source, kind: str, anew: bool) -> dict[str, Any]:
         )
     room = source.architecture.flat(source.config).get("vocab_size") or OWN_SIZE
     return {"tokenizer": OWN[kind], "vocab_size": min(OWN_SIZE, int(room))}
+
+
+def brings_tokenizer(folder: Path | None) -> bool:
+    """Whether a tokenizer lies beside the weights."""
+    try:
+        vocab.key_of("model", None, folder)
+    except UsageError:
+        return False
+    return True
 
 
 def length(source: Source, usual: int) -> int:
@@ -186,15 +189,3 @@ def class_folders(data: UserData) -> list[str]:
     if places.kind != "folder":
         return []
     return sorted(entry.name for entry in Path(places.places["train"][0]).iterdir() if entry.is_dir())
-
-
-def prepared(chosen: Chosen, model_dir: Path, cache: Path, say: Callable[[str], None]) -> tasks.Task:
-    """The task with its data ready: whoever trains finds it there."""
-    task = tasks.make(chosen.name, chosen.options)
-    task.prepare(cache, model_dir, workers=1, say=say)
-    return task
-
-
-def length_of(task: tasks.Task) -> int | None:
-    """Tokens of a sample; None for images."""
-    return getattr(task.options, "seq_len", None)

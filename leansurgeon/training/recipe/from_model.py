@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import calibration
@@ -21,6 +22,7 @@ from leansurgeon.training.recipe import from_data, machine, reading, teacher
 from leansurgeon.training.recipe.asked import Asked
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.runs import folder as runfolder
 
 LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
@@ -49,10 +51,10 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
         say(sentence)
     if chosen.new_head:
         taught_by = teacher.Teacher(None, "its head is new")
-    task = from_data.prepared(chosen, model_dir, cache, say)
-    train = settings(
-        source, kind, task.size("train"), from_data.length_of(task), taught_by, asked, new_head=chosen.new_head
-    )
+    task = tasks.make(chosen.name, chosen.options)
+    task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
+    tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
+    train = settings(source, kind, task.size("train"), tokens, taught_by, asked, new_head=chosen.new_head)
     raw = {
         "version": 1,
         "name": f"{name_of(model_dir)}-{data.slug}",
@@ -146,7 +148,6 @@ def evaluated_every(duration: str) -> str:
 
 def name_of(model_dir: Path) -> str:
     """What a person calls the model: its folder, or of a run's `model/` the run's folder."""
-    folder = model_dir.resolve()
-    name = folder.parent.name if folder.name in ("model", "last") else folder.name
+    name = runfolder.called(model_dir)
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in name).strip("-.")
     return cleaned or "model"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,7 @@ def load_training(
     if isinstance(recipe, TrainingRecipe):
         return load(name_or_path, sets) if sets else recipe
     training = recipe.training(transferred=transferred)
-    if not sets:
-        return training
-    return _check(_with_sets(plain(training), sets), _Source(str(find(name_or_path)), {}, sets=tuple(sets)))
+    return checked(plain(training), sets, str(find(name_or_path))) if sets else training
 
 
 def checked(raw: dict[str, Any], sets: list[str] | tuple[str, ...], where: str) -> TrainingRecipe:
@@ -168,13 +167,14 @@ def meant(path: Sequence[str]) -> str | None:
 Places = dict[tuple[str, ...], str]  # key by its path of keys -> "FILE, line N"
 
 
+@dataclass(frozen=True)
 class _Source:
     """Where a key was written: in a line of a file, in its `debug` block, or in a `--set`."""
 
-    def __init__(
-        self, file: str, places: Places, sets: tuple[str, ...] = (), over: tuple[str, ...] | None = None
-    ) -> None:
-        self.file, self.places, self.sets, self.over = file, places, sets, over
+    file: str
+    places: Places
+    sets: tuple[str, ...] = ()
+    over: tuple[str, ...] | None = None
 
     def of(self, path: tuple[str, ...]) -> str:
         for text in reversed(self.sets):

@@ -142,6 +142,12 @@ def is_trained(folder: Path) -> bool:
     return folder.name in (BEST, LAST) and (folder.parent / RECIPE).is_file()
 
 
+def called(model_dir: Path) -> str:
+    """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
+    folder = Path(model_dir).resolve()
+    return folder.parent.name if folder.name in (BEST, LAST) else folder.name
+
+
 def run_of(model: str | Path) -> Path | None:
     """The run folder that MODEL names, itself or by a model in it; None for anything else."""
     folder = Path(model).expanduser()

@@ -20,7 +20,6 @@ from torch import nn
 
 from leansurgeon.training.data import order, sparse
 from leansurgeon.training.data.feed import Batch
-from leansurgeon.training.evaluate import all_reduced
 from leansurgeon.training.processes import engine, shards
 from leansurgeon.training.update.distill import FEATURES
 from leansurgeon.training.update.optimizer import set_lr
@@ -163,7 +162,7 @@ class Trainer:
                 self.accelerator.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
             part = torch.stack([score.loss_sum.detach(), score.loss_count])
             sums = part if sums is None else sums + part
-        return all_reduced(sums, self.accelerator)
+        return engine.all_reduced(sums, self.accelerator)
 
     def _update(self, step: int, result: torch.Tensor) -> None:
         """Take the step, unless something is not finite and the recipe, or fp16, goes on without it: then the average
