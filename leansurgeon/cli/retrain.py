@@ -139,7 +139,7 @@ def sigterm_as_exception() -> Iterator[None]:
     """SIGTERM raises `Terminated` here, so that a training says what was kept. Processes forked from this one end as
     SIGTERM ends them.
     """
-    from leansurgeon.training.processes.signals import insisting
+    from leansurgeon.training.processes.signals import handled, insisting
 
     owner = os.getpid()
 
@@ -149,13 +149,5 @@ def sigterm_as_exception() -> Iterator[None]:
             os._exit(Terminated.exit_code)
         raise Terminated
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread, where no signal arrives
+    with handled([signal.SIGTERM], stop), insisting():
         yield
-        return
-    try:
-        with insisting():
-            yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -60,7 +60,7 @@ def digest(job: Job, settings: dict[str, Any]) -> str:
     recipes = [training_of(job, seed=0)]
     recipes += [job.experiment.training(transferred=False)] if job.transferred else []
     chosen = [by_dotted_key(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes]
-    chosen = [{key: value for key, value in one.items() if not _free(key)} for one in chosen]
+    chosen = [{key: value for key, value in one.items() if not resume.is_free(key, FREE)} for one in chosen]
     decided = {k: v for k, v in by_dotted_key(settings).items() if not k.startswith("original.") and v != _default(k)}
     return hashlib.sha256(json.dumps([chosen, decided], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -155,7 +155,3 @@ _DEFAULTS = {
 def _default(key: str) -> Any:
     default = _DEFAULTS.get(key)
     return None if default is MISSING else default
-
-
-def _free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)

@@ -183,9 +183,6 @@ def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
     return [first], [{key: value[rows // 2 :] for key, value in batches[0].items()}]
 
 
-# -- files ----------------------------------------------------------------------------------------
-
-
 def read_result(value: dict[str, Any]) -> Result:
     """A result from its file."""
     return Result(Score(**value["score"]) if value["score"] else None, value["failed"])

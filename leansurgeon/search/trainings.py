@@ -18,7 +18,7 @@ from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.experiment.jobs import Job, make_jobs, prepare_data
 from leansurgeon.experiment.kept import finished
 from leansurgeon.experiment.machine import default_parallel
-from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.experiment.side_by_side import Key, drive
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.halving import Result, Results, Rung
@@ -31,7 +31,6 @@ from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores, Summary
 
 ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
-Key = tuple[str, int]
 
 
 @dataclass

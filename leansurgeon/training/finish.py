@@ -179,7 +179,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         throughput=rate,
         throughput_unit=unit,
         data_wait=history.waited / max(trained, 1e-9),
-        memory_bytes=_largest(max(history.peak, run.memory.bytes), run),
+        memory_bytes=int(run.council.largest([max(history.peak, run.memory.bytes)])[0]),
         memory_kind=run.memory.kind,
         recipe=run.recipe.model_dump(mode="json"),
         started=history.started,
@@ -187,14 +187,6 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         experiment=experiment,
         last_losses_still_falling=still_falling(history.eval_losses),
     )
-
-
-def _largest(value: int, run: Run) -> int:
-    """The largest `value` of any process."""
-    accelerator = run.trainer.accelerator
-    values = torch.zeros(accelerator.num_processes, dtype=torch.int64, device=accelerator.device)
-    values[accelerator.process_index] = value
-    return int(engine.all_reduced(values, accelerator).max())
 
 
 def _versions() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -263,11 +264,9 @@ def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, i
     if duration.unit == "st":
         return duration.steps(1), ramped(duration.steps(1))
     wanted = duration.value * epoch_samples
-    low, high = 1, max(2, round(wanted / train.batch_ramp.start))
-    while low < high:  # the fewest steps that see so many samples
-        middle = (low + high) // 2
-        low, high = (low, middle) if samples(middle) >= wanted else (middle + 1, high)
-    return low, ramped(low)
+    most = max(2, round(wanted / train.batch_ramp.start))
+    fewest = 1 + bisect_left(range(1, most), wanted, key=samples)  # steps that see so many samples
+    return fewest, ramped(fewest)
 
 
 def _ramp_steps(train: Train, epoch_samples: int) -> int:

@@ -126,7 +126,7 @@ def _tried(
 ) -> Numbers:
     """The loss of the first step and the time of the second, each of one micro batch."""
     micro = plan.make(_alone(recipe, scheme), len(first["labels"]), 1)
-    trainer, _, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
+    trainer, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
     batch, losses, seconds = feed.to_device(first, accelerator.device), [], []
     while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
         clock = time.perf_counter()

@@ -92,7 +92,7 @@ def ready(
             loaded = starting.loaded(recipe, model_dir, task)
         sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
         twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
-        trainer, judged, judged_loaded = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
+        trainer, judged = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
         progress.steps = None if scheme.timed else scheme.steps
         run = Run(
             recipe,
@@ -100,7 +100,6 @@ def ready(
             task,
             loaded,
             judged,
-            judged_loaded,
             trainer,
             council,
             Stops(council),
@@ -156,9 +155,9 @@ def make_trainer(
     scheme: plan.Plan,
     model_dir: Path,
     sharing: bool = False,
-) -> tuple[Trainer, Scored, Any]:
-    """The trainer, what is evaluated (the model or its average) as a module, and what is saved of it; `sharing` the
-    weights among the processes or not.
+) -> tuple[Trainer, Scored]:
+    """The trainer, and what is evaluated and saved, the model or its average; `sharing` the weights among the processes
+    or not.
     """
     train, device = recipe.train, accelerator.device
     mixing = _changed_for(train, task, loaded)
@@ -188,8 +187,8 @@ def make_trainer(
     if sharing:  # before the optimizer, which is to know the parts
         copied = shards.rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
-        for module, of in {scored: loaded, judged: loaded if average is None else average.loaded}.items():
-            shards.split(module, blocks_of(of), device, accelerator.num_processes)
+        for module in dict.fromkeys([scored, judged]):
+            shards.split(module, blocks_of(module.loaded), device, accelerator.num_processes)
     made = optimizer.make(scored, train.optim, fused=optimizer.in_one_kernel(train, device.type, sharing=sharing))
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
@@ -209,7 +208,7 @@ def make_trainer(
         mixing=mixing,
         rehearsal=rehearsal,
     )
-    return trainer, judged, loaded if average is None else average.loaded
+    return trainer, judged
 
 
 def _judging(averaged: Loaded, train: Train, task: tasks.Task, distillation: distill.Distillation | None) -> Scored:

@@ -84,7 +84,6 @@ class Run:
     task: Task
     loaded: Any
     judged: Scored
-    judged_loaded: Any
     trainer: Trainer
     council: Council
     stops: Stops
@@ -200,8 +199,8 @@ def exported(run: Run) -> Any:
     they share the weights, only the main one gets something.
     """
     if run.twin is None:
-        return run.judged_loaded
-    shards.fill(run.twin, run.judged_loaded.model, main=run.main)
+        return run.judged.loaded
+    shards.fill(run.twin, run.judged.loaded.model, main=run.main)
     return run.twin
 
 

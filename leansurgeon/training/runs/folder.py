@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints.publish import leftovers
 from leansurgeon.checkpoints.publish.durable import sync, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 
@@ -264,6 +265,8 @@ def explained(path: Path) -> Iterator[None]:
         raise
 
 
+is_held = leftovers.in_use  # whether some process is training in a folder now
+
 _held: set[int] = set()  # what this process has open by `hold`
 
 
@@ -272,21 +275,11 @@ def hold(run_dir: Path) -> int | None:
 
     Raises `UsageError` where another process holds it. None where the file system knows no locks.
     """
-    try:
-        import fcntl
-
-        handle = os.open(run_dir, os.O_RDONLY)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UsageError(f"{run_dir} is being trained by another process.", "Choose another folder with -o.") from None
-    except OSError:
-        os.close(handle)
-        return None
-    _held.add(handle)
+    handle, taken = leftovers.locked(run_dir)
+    if taken:
+        raise UsageError(f"{run_dir} is being trained by another process.", "Choose another folder with -o.")
+    if handle is not None:
+        _held.add(handle)
     return handle
 
 
@@ -302,12 +295,3 @@ def leave_to_parent() -> None:
     """
     while _held:
         os.close(_held.pop())
-
-
-def is_held(run_dir: Path) -> bool:
-    """Whether some process is training there now."""
-    try:
-        release(hold(run_dir))
-    except UsageError:
-        return True
-    return False

@@ -94,9 +94,14 @@ def check_data(state: dict[str, Any], data: dict[str, int], entry: str | None = 
         )
 
 
+def is_free(path: str, free: tuple[str, ...] = FREE) -> bool:
+    """Whether this key, or one around it, is among those that may differ."""
+    return any(path == key or path.startswith(f"{key}.") for key in free)
+
+
 def first_difference(old: Any, new: Any, free: tuple[str, ...] = FREE, path: str = "") -> tuple[str, Any, Any] | None:
     """The first key, in the order of the recipe, whose value differs, with both values; `free` keys may."""
-    if any(path == key or path.startswith(f"{key}.") for key in free):
+    if is_free(path, free):
         return None
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*new, *(key for key in old if key not in new)]:

@@ -57,10 +57,11 @@ class Scored(nn.Module):
     ) -> None:
         super().__init__()
         self.model = loaded.model
-        self._loaded, self._score = loaded, task.score
+        self.loaded, self._score = loaded, task.score
         models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
         self._sparse = sparse_prediction and all(sparse.head_of(model) for model in models)
-        self._precision, self._smoothing = precision, label_smoothing
+        self._precision = precision
+        self._smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
         self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
 
@@ -70,19 +71,14 @@ class Scored(nn.Module):
         batch = self.seen(batch)
         with engine.autocast(self._precision, batch["labels"].device):
             if self._features:
-                return self._distillation[0].of_features(self._loaded, batch, learning)
-            logits = sparse.forward(self._loaded, batch)
-            score = self._task_score(logits, sparse.scored(batch))
+                return self._distillation[0].of_features(self.loaded, batch, learning)
+            logits = sparse.forward(self.loaded, batch)
+            score = self._score(logits, sparse.scored(batch), **(self._smoothing if learning else {}))
             return score if distillation is None else distillation.added(score, logits, batch)
 
     def seen(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""
         return batch if self._sparse else sparse.dense(batch)
-
-    def _task_score(self, logits: torch.Tensor, batch: Batch) -> Score:
-        if self.training and self._smoothing:
-            return self._score(logits, batch, label_smoothing=self._smoothing)
-        return self._score(logits, batch)
 
 
 def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -35,19 +35,19 @@ def due(run: Run, done: int) -> bool:
 
 def at_start(run: Run) -> None:
     """Before the first step, what is measured on the way."""
-    _measure(run, [wanted for wanted in _wanted(run) if wanted.every])
+    _measure(run, [wanted for wanted in _wanted(run) if wanted.every], {})
 
 
 def at_step(run: Run) -> None:
     """What is due after the step that was just done. To be called by all processes."""
-    _measure(run, [wanted for wanted in _wanted(run) if _due(run, wanted, run.history.done)])
+    _measure(run, [wanted for wanted in _wanted(run) if _due(run, wanted, run.history.done)], {})
 
 
-def at_end(run: Run, found: dict[str, Any] | None = None) -> JsonObject:
+def at_end(run: Run, found: dict[str, Any]) -> None:
     """Everything, with the last weights: what the summary holds under `kappa` and `heads`, put into `found` one by one
     for whoever ends it early. Called by all processes.
     """
-    return _measure(run, _wanted(run), end=True, found=found)
+    _measure(run, _wanted(run), found, end=True)
 
 
 def wanted_names(run: Run) -> list[str]:
@@ -64,16 +64,13 @@ def _due(run: Run, wanted: Kappa | Heads, done: int) -> bool:
     return wanted.every is not None and run.plan.due(wanted.every, done)
 
 
-def _measure(
-    run: Run, wanted: list[Kappa | Heads], *, end: bool = False, found: dict[str, Any] | None = None
-) -> JsonObject:
+def _measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end: bool = False) -> None:
     """Measure on one process, and write a row for each that also comes on the way."""
     if not wanted:
-        return {}
+        return
     export = state.exported(run)
     if not run.main:
-        return {}
-    found = {} if found is None else found
+        return
     with _generators_kept(run.trainer.accelerator.device):
         for one in wanted:
             found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
@@ -83,7 +80,6 @@ def _measure(
                 epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
                 run.note(type=one.kind, step=done, epoch=epoch, **found[one.kind])
                 run.progress.say(_sentence(one.kind, found[one.kind], done))
-    return found
 
 
 def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
