@@ -18,6 +18,18 @@ def wrap(text: str, indent: str = "") -> list[str]:
     return [line.replace("\u00a0", " ") for line in lines]
 
 
+def in_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Heads, rule and rows, the first column to the left and the others to the right; two blanks between columns
+    (tabulate would pad every head by two more).
+    """
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [heads, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    )
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Neighbours as a range.
 

@@ -8,7 +8,7 @@ from leansurgeon.paper.audit import Alternative, Audited
 from leansurgeon.paper.base import UNITS, Exhibit
 from leansurgeon.paper.document import Exhibits, summary
 from leansurgeon.shape import Shape
-from leansurgeon.words import wrap
+from leansurgeon.words import in_columns, wrap
 
 WIDTH = 80
 STYLES = {"markdown": "pipe", "latex": "latex_booktabs"}
@@ -242,20 +242,8 @@ def name(exhibit: Exhibit, a: Audited) -> str:
 def draw(grid: Grid, format: str) -> str:
     """A table in a format of `tabulate`, or for a terminal."""
     if format not in STYLES:
-        return plain(grid)
+        return in_columns(grid.heads, grid.rows)
     from tabulate import tabulate
 
     align = ["left", *["right"] * (len(grid.heads) - 1)]
     return tabulate(grid.rows, grid.heads, tablefmt=STYLES[format], colalign=align, disable_numparse=True)
-
-
-def plain(grid: Grid) -> str:
-    """Heads, rule and rows; two blanks between columns (tabulate would pad every head by two more)."""
-    widths = [max(len(cell) for cell in column) for column in zip(grid.heads, *grid.rows, strict=True)]
-    lines = [grid.heads, ["-" * w for w in widths], *grid.rows]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )

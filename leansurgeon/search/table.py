@@ -9,6 +9,7 @@ from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.search.verdict import TOLD, as_good, changes, foretold, pareto
+from leansurgeon.words import in_columns
 
 WIDTH = 80
 # What is left out first where the table would be too wide.
@@ -31,14 +32,8 @@ def table(outcome: Outcome) -> str:
 
 
 def lines_of(rows: list[dict[str, str]], columns: list[str]) -> str:
-    """Rows under their headings, two spaces apart; the first column to the left, numbers to the right."""
-    table = [columns, *([r[c] for c in columns] for r in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    table.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
-        for line in table
-    )
+    """These columns of the rows, under their heads."""
+    return in_columns(columns, [[row[c] for c in columns] for row in rows])
 
 
 def by_success(outcome: Outcome) -> list[Candidate]:

@@ -114,8 +114,12 @@ class Run:
 
     def check_folder(self) -> None:
         """Raises `Gone` where the run folder is not the one that the training began in. For the main process."""
-        if self.place is not None:
-            runfolder.check_place(self.folder, self.place, self.history.done)
+        if self.place is not None and runfolder.place_of(self.folder) != self.place:
+            raise runfolder.Gone(
+                f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
+                f"{self.history.done}.",
+                "Nothing more is written there. Start the training again, in a folder of its own.",
+            )
 
     def note(self, **row: Any) -> None:
         """Write a line of metrics.jsonl. Only the main process writes any."""

@@ -30,15 +30,6 @@ class Gone(LeanSurgeonError):
     """The folder of a training was deleted or replaced while it went on."""
 
 
-def check_place(folder: Path, place: tuple[int, int], done: int) -> None:
-    """Raises `Gone` where `folder` is not the one at `place` any more; `done` steps were taken."""
-    if place_of(folder) != place:
-        raise Gone(
-            f"The run folder {folder} was deleted or replaced while it was being trained, by step {done}.",
-            "Nothing more is written there. Start the training again, in a folder of its own.",
-        )
-
-
 def place_of(folder: Path) -> tuple[int, int] | None:
     """What tells a folder from another of the same name: its device and inode; None where there is none."""
     try:

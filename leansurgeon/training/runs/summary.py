@@ -12,17 +12,18 @@ of one name. `recipe.yaml` has them since a training goes on with them. Both sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
+from leansurgeon.checkpoints.recorded.part import kinds, taken
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.reading.values import figures, number, text, whole, wholes
+from leansurgeon.reading.values import text, whole, wholes
 from leansurgeon.training.runs import folder as runfolder
 
 FORM = 1  # raised where an older reader would misread what is written
@@ -41,7 +42,7 @@ class Scores:
 
     loss: float | None = None
     metric: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
 
     @classmethod
@@ -59,9 +60,9 @@ class OnTest:
     where these were not kept).
     """
 
-    samples: int | None
-    last: Scores | None
-    best: Scores | None
+    samples: int | None = None
+    last: Scores | None = None
+    best: Scores | None = None
 
     @classmethod
     def from_dict(cls, data: object) -> OnTest | None:
@@ -112,8 +113,8 @@ class Model:
 class Task:
     """What was trained and measured; `data` is what the task says of its data."""
 
-    name: str
-    metric: str
+    name: str = ""
+    metric: str = ""
     metric_label: str = ""
     higher_is_better: bool = True
     percent: bool = False
@@ -123,8 +124,8 @@ class Task:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
-        known = _known(cls, data) | {"higher_is_better": data.get("higher_is_better") is not False}
-        return cls(**known | {"metric_label": known["metric_label"] or known["metric"]})
+        known = cls(**_known(cls, data))
+        return replace(known, metric_label=known.metric_label or known.metric)
 
     def as_dict(self) -> JsonObject:
         return dict(vars(self))
@@ -174,7 +175,7 @@ class Summary:
     world_size: int | None = None
     micro_batch: int | None = None
     precision: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     before: Scores | None = None
     final: Scores | None = None
     best: Scores | None = None
@@ -207,16 +208,15 @@ class Summary:
         """Raises `DamagedSummary`, whose message is the end of a sentence about the file."""
         if trouble := what_is_wrong(data):
             raise DamagedSummary(trouble)
-        said = {key: text(value) for key, value in (_object(data.get("versions")) or {}).items()}
         known = _known(cls, data) | {
             "model": Model.from_dict(data["model"]),
             "task": Task.from_dict(data["task"]),
             "status": DONE if data.get("status") is None else text(data["status"]),
-            "versions": {key: value for key, value in said.items() if value},
+            **{key: wholes(data.get(key)) for key in ("left_out_steps", "resumed_after")},
             "memory_bytes": whole(jsonfile.value_at(data, "memory", "bytes")),
             "memory_kind": text(jsonfile.value_at(data, "memory", "kind")),
         }
-        ours = known.keys() - {"other"} | {"memory"}
+        ours = {"memory", *(one.name for one in fields(cls) if one.name != "other")}
         return cls(**known | {"other": {key: value for key, value in data.items() if key not in ours}})
 
     def as_dict(self) -> JsonObject:
@@ -272,28 +272,6 @@ def what_is_wrong(data: object) -> str | None:
     return f"lacks {', '.join(lacking)}" if lacking else None
 
 
-def _object(value: object) -> JsonObject | None:
-    return value if isinstance(value, dict) else None
-
-
-_READERS: dict[str, Callable[[object], Any]] = {
-    "str": text,
-    "str | None": lambda value: text(value) or None,
-    "bool": lambda value: value is True,
-    "int": whole,
-    "int | None": whole,
-    "float | None": number,
-    "tuple[int, ...]": wholes,
-    "dict[str, float]": figures,
-    "dict[str, int] | None": _object,
-    "dict[str, Any] | None": _object,
-    "dict[str, Any]": lambda value: _object(value) or {},
-    "Scores | None": Scores.from_dict,
-    "OnTest | None": OnTest.from_dict,
-    "Part | None": Part.from_dict,
-}
-
-
 def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a class of this file that its types alone tell how to read."""
-    return {one.name: _READERS[one.type](data.get(one.name)) for one in fields(cls) if one.type in _READERS}
+    """The fields that an object of the file has, as their types say; what is missing or odd is left to its default."""
+    return {one.name: value for one, kind in kinds(cls) if (value := taken(kind, data.get(one.name))) is not None}
