@@ -77,17 +77,9 @@ def flops_of(reshaped: Reshaped) -> int:
 
 
 def typed(arm: Arm) -> Wanted:
-    def text(value: object) -> str | None:
-        return None if value is None else str(value)
-
-    return Wanted(
-        heads=text(arm.heads),
-        layers=text(arm.layers),
-        head_dim=text(arm.head_dim) or "auto",
-        mlp_dim=text(arm.mlp_dim),
-        mlp_ratio=arm.mlp_ratio,
-        init=arm.init or "transfer",
-    )
+    given = {key: getattr(arm, key) for key in ("heads", "layers", "head_dim", "mlp_dim")}
+    texts = {key: str(value) for key, value in given.items() if value is not None}
+    return Wanted(**texts, mlp_ratio=arm.mlp_ratio, init=arm.init or "transfer")
 
 
 def equal_mlp(source: Source, wanted: Wanted, size: int, of: Callable[[Reshaped], int] = parameters_of) -> list[int]:

@@ -69,21 +69,15 @@ def climb(
         last = rung is rungs[-1]
         names = {c.name for c in alive}
         extra = [c for c in beside(alive) if c.name not in names] if last else []
-        say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also(extra)}, {rung.length}")
-        results_here = attempt(rung, [*alive, *extra])
-        results.append(results_here)
-        alive = ordered(alive, results_here)
+        also = f" and {', '.join(c.name for c in extra)}" if extra else ""
+        say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also}, {rung.length}")
+        here = attempt(rung, [*alive, *extra])
+        results.append(here)
+        alive = ordered(alive, here)
         if not alive:
-            why = next(result.failed for result in results_here.values() if result.failed)
-            raise LeanSurgeonError(
-                f"None of the {len(results_here)} candidates of rung {rung.number} has a score: {why}"
-            )
+            why = next(result.failed for result in here.values() if result.failed)
+            raise LeanSurgeonError(f"None of the {len(here)} candidates of rung {rung.number} has a score: {why}")
     return results
-
-
-def also(extra: Sequence[Candidate]) -> str:
-    """Who is tried besides, as the end of a sentence."""
-    return f" and {', '.join(c.name for c in extra)}" if extra else ""
 
 
 def ordered(candidates: Sequence[Candidate], results: dict[str, Result]) -> list[Candidate]:

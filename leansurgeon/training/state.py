@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,7 @@ class History:
         return cls(**data | {key: Scores.from_dict(data.get(key)) for key in ("before", "best", "last")})
 
     def as_dict(self) -> JsonObject:
-        scores = {
-            key: scores and scores.as_dict() for key in ("before", "best", "last") for scores in [getattr(self, key)]
-        }
-        return asdict(self) | scores
+        return {key: value.as_dict() if isinstance(value, Scores) else value for key, value in vars(self).items()}
 
 
 @dataclass

@@ -215,7 +215,6 @@ def _check(raw: dict[str, Any], source: _Source) -> Recipe:
         raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither{near}.")
     recipe = _validate(models[kind], raw, (), source)
     if isinstance(recipe, ExperimentRecipe):
-        _refuse_unknown_in_retrain(raw.get("retrain") or {}, Train, ("retrain",), source)
         _validate(Train, merge(raw["train"], recipe.retrain), ("retrain",), source)
     _check_task(recipe, source)
     return recipe
@@ -232,18 +231,6 @@ def _check_task(recipe: Recipe, source: _Source) -> None:
             tasks.make(task.name, task.options)
         except UsageError as error:
             raise UsageError(f"{source.of(path)}: {error.message}", error.hint) from None
-
-
-def _refuse_unknown_in_retrain(block: Any, model: type[BaseModel], path: tuple[str, ...], source: _Source) -> None:
-    """Name unknown keys of `retrain` at their own place, before the merge hides where they came from."""
-    if not isinstance(block, dict):
-        return
-    for key, value in block.items():
-        if key not in model.model_fields:
-            raise _unknown((*path, str(key)), model, source)
-        inner = _model_in(model.model_fields[key].annotation)
-        if inner is not None:
-            _refuse_unknown_in_retrain(value, inner, (*path, str(key)), source)
 
 
 def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source: _Source) -> Any:

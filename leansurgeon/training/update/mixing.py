@@ -49,12 +49,10 @@ class Mixing:
     def __call__(self, batch: Batch, epoch: int, step: int) -> Batch:
         """The mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
         places = paired(len(batch["labels"]), batch["labels"].device)
-        images = batch["pixel_values"].index_select(0, places)
-        labels = batch["labels"].index_select(0, places)
+        batch = {key: value.index_select(0, places) for key, value in batch.items()}
         with numpy_seeded(order.mixing_seed(self.seed, epoch, step)):
-            images, shares = self._mixup(images, labels)
-        rest = {k: v for k, v in batch.items() if k not in ("pixel_values", "labels")}
-        return {k: v.index_select(0, places) for k, v in rest.items()} | {"pixel_values": images, "labels": shares}
+            images, shares = self._mixup(batch["pixel_values"], batch["labels"])
+        return batch | {"pixel_values": images, "labels": shares}
 
 
 def paired(size: int, device: torch.device) -> torch.Tensor:
