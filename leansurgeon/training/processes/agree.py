@@ -6,11 +6,13 @@ Talk goes over the CPU (gloo), so that it costs no wait for a GPU. With one proc
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError, memory_is_short
-from leansurgeon.training.processes.engine import COLLECTIVE_TIMEOUT
+
+COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
 class LostOthers(LeanSurgeonError):

@@ -10,21 +10,20 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes import environment
+from leansurgeon.training.processes.agree import COLLECTIVE_TIMEOUT
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import Accelerator
-    from torch import nn
 
     from leansurgeon.training.recipe.settings import Train
-
-COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
 def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
@@ -33,7 +32,6 @@ def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -
     Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables that would change
     the computation are set aside, or where that cannot be done and `train` is overridden, named to `say` all the same.
     """
-    import torch
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
@@ -101,8 +99,6 @@ def prepared(accelerator: Accelerator, module: nn.Module) -> nn.Module:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
     """What the forward pass runs under: matrix products in bf16 or fp16 where `precision` says so."""
-    import torch
-
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
@@ -110,8 +106,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
 
 def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
     """fp16 alone needs its losses scaled, since its small gradients are zero."""
-    import torch
-
     return torch.amp.GradScaler(device.type) if precision == "fp16" else None
 
 
@@ -120,8 +114,6 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
     `torch.manual_seed` visits every kind of device that torch knows, which takes 0.1 ms; this takes a hundredth of it.
     """
-    import torch
-
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
@@ -132,8 +124,6 @@ def seed_generators(device: torch.device, seed: int) -> None:
 def all_reduced(sums: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
     """The sum over all processes, in place; nothing happens on one."""
     if accelerator.num_processes > 1:
-        import torch
-
         torch.distributed.all_reduce(sums)
     return sums
 
@@ -142,7 +132,6 @@ def average_statistics(model: nn.Module, accelerator: Accelerator) -> None:
     """Give every process the mean of the running statistics of batch norms, which each has seen its own samples of."""
     if accelerator.num_processes == 1:
         return
-    import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
     for module in model.modules():
@@ -154,8 +143,6 @@ def average_statistics(model: nn.Module, accelerator: Accelerator) -> None:
 
 def device_name(accelerator: Accelerator) -> str:
     """`NVIDIA H200`, or `cpu, 2 threads`: what timings and memory of a run refer to."""
-    import torch
-
     if accelerator.device.type == "cuda":
         return torch.cuda.get_device_name(accelerator.device)
     if accelerator.device.type == "cpu":

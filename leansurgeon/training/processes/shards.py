@@ -12,10 +12,10 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
 
+if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
 
 
@@ -93,8 +93,6 @@ class _Silence:
     """An exchange of FSDP2 that takes the memory of a real one and talks to nobody."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        import torch
-
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *how: Any, **more: Any) -> None:
@@ -112,8 +110,6 @@ def rehearsal(
     alone: a process that is out of memory there leaves no other waiting. Its weights are nothing, its buffers those of
     the model. To be taken before `split`; to be called by all processes, since the group is made again.
     """
-    import torch
-
     from leansurgeon.training.watch.flops import without_memory
 
     bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
@@ -137,8 +133,6 @@ def rehearsal(
 
 def fill(twin: Any, model: nn.Module, *, main: bool) -> None:
     """Give the twin the weights and buffers of `model`; to be called by all processes."""
-    import torch
-
     there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     tensors = collected(there, keep=main)
     if not main:

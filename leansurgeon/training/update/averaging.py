@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor, nn
+
 from leansurgeon.training.processes import shards
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.training.recipe.settings import Ema
 
@@ -35,8 +36,6 @@ class Average:
         Not timm's `update`: that one goes by names, so that a tied weight, which has two, moves twice as fast; and it
         takes no tensors in parts (`shards`).
         """
-        import torch
-
         share = 1 - self._ema.get_decay(done)
         means, values = _tensors(self.model), _tensors(model)
         floating = [name for name, mean in means.items() if mean.is_floating_point()]

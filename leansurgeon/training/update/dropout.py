@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import nn
 
 from leansurgeon.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def apply(model: nn.Module, rate: float, family: str) -> None:
@@ -15,8 +12,6 @@ def apply(model: nn.Module, rate: float, family: str) -> None:
 
     Raises `UsageError` for a model that has none, unless it asks for none.
     """
-    from torch import nn
-
     has_dropout = False
     for module in model.modules():
         if isinstance(module, nn.Dropout):

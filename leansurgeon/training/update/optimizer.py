@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
 
+if TYPE_CHECKING:
     from leansurgeon.training.recipe.settings import Optim, Train
 
 # Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. Their
@@ -36,8 +37,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 def make(model: nn.Module, optim: Optim, *, fused: bool) -> torch.optim.Optimizer:
     """The optimizer on `parameter_groups`; `fused` is the one-kernel form (torch's own, not LAMB)."""
-    from torch.optim import SGD, Adam, AdamW
-
     groups = parameter_groups(model, optim.weight_decay)
     if optim.name == "lamb":
         from timm.optim import Lamb

@@ -7,13 +7,10 @@ linear from 0 at the first block to the rate at the last, unless the family's de
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import nn
 
 from leansurgeon import architectures
 from leansurgeon.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _PLACES = ("drop_path", "drop_path1", "drop_path2", "drop_path3")
 _TIMM = [family.timm for family in architectures.known().values() if family.timm]
@@ -58,6 +55,5 @@ def _blocks(model: nn.Module) -> list[list[nn.Module]]:
 
 def _places(module: nn.Module) -> list[str]:
     from timm.layers import DropPath
-    from torch import nn
 
     return [name for name in _PLACES if isinstance(getattr(module, name, None), (nn.Identity, DropPath))]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+from torch import nn
 
+if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
@@ -45,7 +45,6 @@ def of_training(
     its fused kernel counts as nothing. Matrix products and convolutions count, the rest is small beside them. The head
     of a masked language model counts at the hidden tokens, unless `sparse_prediction` is off.
     """
-    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from leansurgeon.training.data import sparse
@@ -72,7 +71,5 @@ def without_memory(model: nn.Module) -> nn.Module:
 
 
 def _shadow(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
     empty = torch.empty_like(tensor, device="meta")
     return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty

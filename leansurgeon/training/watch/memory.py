@@ -10,10 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class PeakMemory:
@@ -26,8 +24,6 @@ class PeakMemory:
 
     def resume(self) -> None:
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             reset_peak_rss()
@@ -46,8 +42,6 @@ class PeakMemory:
 
     def pause(self) -> None:
         if self.device.type == "cuda":
-            import torch
-
             self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self.device))
         else:
             self.bytes = max(self.bytes, peak_rss())

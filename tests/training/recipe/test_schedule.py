@@ -141,3 +141,23 @@ def test_plan_derives_accumulation_and_steps():
 def test_batches_that_do_not_fit_name_both_numbers(changes, samples, processes, words):
     with pytest.raises(UsageError, match=words):
         plan.make(_train(**changes), samples, processes)
+
+
+@pytest.mark.parametrize("ramp", [None, {"start": 16, "until": 0.5}, {"start": 32, "until": "2ep"}])
+def test_what_comes_every_so_often_comes_where_a_multiple_is_passed(ramp):
+    made = plan.make(_train(duration="6ep", batch_ramp=ramp), 1437, 1)
+    steps = range(1, made.steps + 1)
+    assert [step for step in steps if made.due("7st", step)] == list(range(7, made.steps + 1, 7))
+    assert not any(made.due("90s", step) for step in steps)
+    seen = [made.position(step) / made.epoch_samples for step in (0, *steps)]
+    passed = [step for step in steps if any(seen[step - 1] < half / 2 <= seen[step] for half in range(1, 20))]
+    assert [step for step in steps if made.due("0.5ep", step)] == passed
+    assert made.times("0.5ep") == sum(step < made.steps for step in passed)
+
+
+def test_a_ramp_is_as_long_as_it_says_and_the_training_sees_as_many_samples():
+    whole = _train(duration="6ep").batch
+    for until, length in ((0.5, None), ("7st", 7), ("2ep", round(2 * 1408 / ((32 + whole) / 2)))):
+        made = plan.make(_train(duration="6ep", batch_ramp={"start": 32, "until": until}), 1437, 1)
+        assert made.ramp_steps == (length or made.steps // 2)
+        assert made.position(made.steps - 1) < 6 * made.epoch_samples <= made.position(made.steps)

@@ -68,6 +68,14 @@ def test_odd_values_are_gaps(odd):
     assert found.final in (None, Scores()) and found.model == WHOLE.model and found.recipe == {}
 
 
+def test_odd_entries_of_lists_are_left_out_and_a_metric_without_a_label_is_called_by_its_name():
+    task = {key: value for key, value in WHOLE.task.as_dict().items() if key != "metric_label"}
+    odd = {"left_out_steps": [4, "x", None, 5], "versions": {"torch": "2.11", "timm": 5}, "status": 5, "task": task}
+    found = Summary.from_dict(WHOLE.as_dict() | odd)
+    assert found.left_out_steps == (4, 5) and found.versions == {"torch": "2.11"} and found.status == ""
+    assert found.task.metric_label == "accuracy" and found.task.higher_is_better and found.task.percent
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
