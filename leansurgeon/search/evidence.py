@@ -10,17 +10,24 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints import digests
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.walk import choose_layers
 from leansurgeon.training.runs.folder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
@@ -80,10 +87,6 @@ def identity(source: Source) -> str:
 
 def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | None], float]:
     """Median kappa of every layer (its lower bound where blocks lack rank), and tokens of a sample."""
-    from leansurgeon.checkpoints.model import load
-    from leansurgeon.measure.data.batches import thin
-    from leansurgeon.measure.kappa import blocks as kappa
-
     with scratch() as place:
         folder = source.folder
         if source.weights is None:
@@ -103,11 +106,9 @@ def merged(values: list[float | None], depth: int) -> list[float | None]:
     return [max((v for v in part if v is not None), default=None) for part in parts]
 
 
+@torch.no_grad()
 def influences(source: Source, data: Calibration) -> list[float]:
     """Influence of every layer, with one block of the source in memory."""
-    from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
-    from leansurgeon.surgery.walk import choose_layers
-
     teacher = Skeleton(source.config, source.architecture)
     teacher.fill_outer(source.weights.float32)
     by_layer: dict[int, list[str]] = {}
@@ -117,10 +118,6 @@ def influences(source: Source, data: Calibration) -> list[float]:
     def fill(layer: int) -> None:
         teacher.fill(layer, {name: source.weights.float32(name) for name in by_layer[layer]})
 
-    import torch
-
-    with torch.no_grad():
-        masks, answers = ([of(batch) for batch in data.guard] for of in (data.mask, data.answer_mask))
-        return choose_layers.measure_layers(
-            teacher, fill, data.guard, masks, source.shape, source.shape, answers
-        ).influence
+    masks, answers = ([of(batch) for batch in data.guard] for of in (data.mask, data.answer_mask))
+    shape = source.shape
+    return choose_layers.measure_layers(teacher, fill, data.guard, masks, shape, shape, answers).influence

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from leansurgeon import checkpoints
 from leansurgeon.errors import plural
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
@@ -116,8 +117,6 @@ def _on_test(run: Run, scored: Scored) -> Scores:
 
 def _best(run: Run) -> Scored:
     """The best model, read back from the run folder."""
-    from leansurgeon import checkpoints
-
     train = run.recipe.train
     torch.manual_seed(train.seed)
     loaded = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())

@@ -251,9 +251,7 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
 
 def blocks_of(loaded: Loaded) -> list[torch.nn.Module]:
     """The blocks of a model whose weights are borrowed together; none where its family is not known."""
-    from leansurgeon.training.update.distill import blocks
-
-    return blocks(loaded) if hasattr(loaded, "architecture") else []
+    return distill.blocks(loaded) if hasattr(loaded, "architecture") else []
 
 
 def _fit(run: Run) -> None:

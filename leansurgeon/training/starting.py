@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from leansurgeon import architectures
+from leansurgeon import architectures, checkpoints
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.source import Source, complete, open_source
@@ -120,8 +120,6 @@ def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
     """The model for the recipe's task: a new head, and new embeddings where the recipe wants another tokenizer, are the
     same on every process and in every repetition.
     """
-    from leansurgeon import checkpoints
-
     torch.manual_seed(recipe.train.seed)
     overrides = task.model_overrides()
     if not recipe.train.new_tokenizer:

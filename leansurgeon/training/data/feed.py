@@ -15,6 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch.utils.data import DataLoader
+
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.training.data import order
@@ -22,7 +25,6 @@ from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from leansurgeon.tasks import Task
     from leansurgeon.training.plan import Plan
@@ -80,9 +82,6 @@ def made(
     """
     if workers == 0:
         return (task.batch(split, indices, seed=seed, epoch=epoch) for epoch, indices in rows)
-    import torch
-    from torch.utils.data import DataLoader
-
     with warnings.catch_warnings(), _held_back():  # a signal that came before `_begin` would end a worker
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # `setup` says it, once
         loader = DataLoader(

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from leansurgeon.tasks.base import Batch, Overrides
 from leansurgeon.training.data.limit import Instead
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
 
@@ -55,8 +55,6 @@ class Synthetic(Instead):
         self._config = {**loaded.config, **loaded.architecture.flat(loaded.config)}
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
-        import torch
-
         generator = torch.Generator().manual_seed(seed)
         count = len(indices)
 

@@ -24,6 +24,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from leansurgeon import checkpoints
+from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
@@ -262,8 +265,6 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
 
 def place_of(origin: Origin, hint: str) -> str:
     """What opens the model that this one was cut from. Raises `UsageError` where it is not at hand, or another one."""
-    from leansurgeon.checkpoints import whereabouts
-
     if origin.kind != "folder" or not origin.sha256:
         return origin.name
     place = whereabouts.find(origin)
@@ -278,9 +279,6 @@ def load_teacher(
     """The teacher with the task's head. Raises `UsageError` for one that is not there, has learned nothing, or whose
     head would be new where its logits weigh something.
     """
-    from leansurgeon import checkpoints
-    from leansurgeon.checkpoints.source import open_source
-
     hint = "Name a trained model folder: --set train.distill.teacher=FOLDER."
     if name == "source":
         if surgery is None:

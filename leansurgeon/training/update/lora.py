@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from leansurgeon.errors import UsageError
+from leansurgeon.training.update.distill import blocks
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
@@ -46,8 +47,6 @@ def apply(loaded: Loaded, settings: Lora, task: Task) -> None:
 
 def matrices(loaded: Loaded) -> list[str]:
     """Names of the linear layers in the blocks. Raises `UsageError` where there are none."""
-    from leansurgeon.training.update.distill import blocks
-
     within = {id(module) for block in blocks(loaded) for module in block.modules()}
     names = [
         name
