@@ -13,21 +13,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.tasks import Task
 from leansurgeon.training.data import order
+from leansurgeon.training.plan import Plan
 from leansurgeon.training.runs import folder as runfolder
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from leansurgeon.tasks import Task
-    from leansurgeon.training.plan import Plan
 
 Batch = dict[str, Any]
 _AHEAD = 2  # batches that each worker process makes ahead

@@ -9,14 +9,10 @@ Shape letters: B samples, T tokens, N listed places, D width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from leansurgeon import architectures
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.model import Loaded
 
 PLACES = "_places"
 

@@ -5,18 +5,16 @@ Shape letters: B samples, T tokens, C channels, S pixels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
 from leansurgeon.training.data.limit import Instead
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.tasks import Task
 
 # Samples to train on and to evaluate, as the authors publish them.
 SIZES = {

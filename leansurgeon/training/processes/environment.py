@@ -11,10 +11,8 @@ What only says where or how fast (`CUDA_VISIBLE_DEVICES`, `OMP_NUM_THREADS`, the
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.recipe.settings import Train
 
 _ASIDE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 # Set by `accelerate launch --cpu` and by a wish for one device: they choose where, not what is computed.

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.training.watch.flops import without_memory
 
 
 def split(module: nn.Module, blocks: list[nn.Module], device: torch.device, processes: int) -> None:
@@ -82,8 +82,6 @@ def twin(loaded: Loaded, *, main: bool) -> Any:
     """A copy of `loaded` for what needs a whole model: on the CPU on the main process, without memory on the others.
     To be taken before `split`.
     """
-    from leansurgeon.training.watch.flops import without_memory
-
     other = copy.copy(loaded)
     other.model = copy.deepcopy(loaded.model).cpu() if main else without_memory(loaded.model)
     return other
@@ -110,8 +108,6 @@ def rehearsal(
     alone: a process that is out of memory there leaves no other waiting. Its weights are nothing, its buffers those of
     the model. To be taken before `split`; to be called by all processes, since the group is made again.
     """
-    from leansurgeon.training.watch.flops import without_memory
-
     bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
 
     def made() -> nn.Module:

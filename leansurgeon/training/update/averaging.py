@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.training.processes import shards
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.training.recipe.settings import Ema
+from leansurgeon.training.recipe.settings import Ema
 
 
 class Average:

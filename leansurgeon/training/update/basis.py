@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.checkpoints.pieces import Array, outer_axis, to_pieces
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.kappa import attentions
 from leansurgeon.measure.kappa.basis import Pair, balance, skew
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.training.recipe.settings import Basis, Train
+from leansurgeon.training.recipe.settings import Basis, Train
 
 
 @dataclass(frozen=True)

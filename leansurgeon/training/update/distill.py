@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,17 +26,15 @@ from torch.nn import functional as F
 
 from leansurgeon import checkpoints
 from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
+from leansurgeon.tasks import Score, Task
 from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.checkpoints.record import Origin, SurgeryRecord
-    from leansurgeon.tasks import Score, Task
-    from leansurgeon.training.data.feed import Batch
-    from leansurgeon.training.recipe.settings import Distill, Train
+from leansurgeon.training.data.feed import Batch
+from leansurgeon.training.recipe.settings import Distill, Train
 
 _IGNORED = -100
 _AT_ONCE = (2**26, 2**19)  # logits in fp32 at once: on a GPU, and on a CPU so many that its cache holds them

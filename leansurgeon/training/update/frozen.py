@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.training.update.distill import blocks
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
 
 
 def apply(loaded: Loaded, count: int) -> None:

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import UsageError
+from leansurgeon.tasks import Task
+from leansurgeon.training.recipe.settings import Lora
 from leansurgeon.training.update.distill import blocks
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.tasks import Task
-    from leansurgeon.training.recipe.settings import Lora
 
 CLASSES = ("image-classification", "sequence-classification")
 HEADS = ("classifier", "score", "head", "pooler", "fc_norm")  # what is above the blocks of a model that tells classes

@@ -7,21 +7,17 @@ the batch is cut.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from leansurgeon.errors import UsageError
+from leansurgeon.tasks import Task
 from leansurgeon.training.data import order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from leansurgeon.tasks import Task
-    from leansurgeon.training.data.feed import Batch
-    from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.data.feed import Batch
+from leansurgeon.training.recipe.settings import Train
 
 
 class Mixing:

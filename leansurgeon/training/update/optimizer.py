@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.settings import Optim, Train
+from leansurgeon.training.recipe.settings import Optim, Train
 
 # Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. Their
 # matrices have two or three dimensions, so that the rule "no decay below two dimensions" would miss them.

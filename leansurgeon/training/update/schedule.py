@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.settings import Schedule
+from leansurgeon.training.recipe.settings import Schedule
 
 
 def lr_at(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.tasks import Task
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.tasks import Task
+from leansurgeon.training.data import sparse
 
 # Dense peaks in FLOP/s of the makers' data sheets: (bf16 and fp16, fp32 as torch runs it by default, without TF32).
 PEAKS = {
@@ -46,8 +45,6 @@ def of_training(
     of a masked language model counts at the hidden tokens, unless `sparse_prediction` is off.
     """
     from torch.utils.flop_counter import FlopCounterMode
-
-    from leansurgeon.training.data import sparse
 
     if not (sparse_prediction and sparse.head_of(loaded.model)):
         batch = sparse.dense(batch)

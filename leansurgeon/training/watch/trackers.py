@@ -6,13 +6,11 @@ import sys
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
-
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.recipe.schema import TrainingRecipe
 
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "trackio": ("trackio",), "wandb": ("wandb",)}
 
