@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,11 +17,9 @@ from leansurgeon.measure.costs.speed import clocked
 from leansurgeon.progress import duration_text
 from leansurgeon.training.data import feed, order
 from leansurgeon.training.data.limit import Sampled
+from leansurgeon.training.plan import Plan
 from leansurgeon.training.recipe.durations import parse_duration
-
-if TYPE_CHECKING:
-    from leansurgeon.training.plan import Plan
-    from leansurgeon.training.state import Run
+from leansurgeon.training.state import Run
 
 LOOK = 0.02  # of the time, for one evaluation at most
 LEAST = 16  # samples of an evaluation, whatever they cost

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training.state import Run
 from leansurgeon.training.watch import guards, measures
-
-if TYPE_CHECKING:
-    from leansurgeon.training.state import Run
 
 
 @dataclass(frozen=True)

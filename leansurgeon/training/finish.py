@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,12 +28,10 @@ from leansurgeon.training.processes.signals import Enough, Wish, until
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary
+from leansurgeon.training.state import Run
 from leansurgeon.training.update.step import Scored
 from leansurgeon.training.watch import measures, speed
 from leansurgeon.version import __version__
-
-if TYPE_CHECKING:
-    from leansurgeon.training.state import Run
 
 TEST = "test"  # the split, where a task publishes one
 LONGEST = 600.0  # seconds, or as long as the training took: after that nobody waits for a measure

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.progress import phase
+from leansurgeon.tasks.base import Metric
 from leansurgeon.training import starting, state
 from leansurgeon.training.evaluate import Evaluation, evaluate
 from leansurgeon.training.processes import engine
+from leansurgeon.training.recipe.settings import EarlyStopping
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Scores
+from leansurgeon.training.state import History, Run
 from leansurgeon.training.update import lora
 from leansurgeon.training.watch import guards
-
-if TYPE_CHECKING:
-    from leansurgeon.tasks.base import Metric
-    from leansurgeon.training.recipe.settings import EarlyStopping
-    from leansurgeon.training.runs.summary import Scores
-    from leansurgeon.training.state import History, Run
 
 
 def evaluated(run: Run) -> Evaluation:

@@ -170,19 +170,22 @@ def make_trainer(
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)
 
-    def scored_of(of: Any) -> Scored:
+    def scored_of(of: Any, *, taught: bool = True) -> Scored:
+        teacher = distillation if taught else None
         made = Scored(
             of,
             task,
             precision=train.precision,
             label_smoothing=train.label_smoothing,
-            distillation=distillation if of is loaded or distillation is None else distillation.of_copy(of),
+            distillation=teacher if of is loaded or teacher is None else teacher.of_copy(of),
             sparse_prediction=train.sparse_prediction,
         )
         return made.train()
 
     scored = scored_of(loaded).to(device)
-    judged = scored if average is None else _judging(average.loaded, train, task, distillation).to(device).eval()
+    judged = scored
+    if average is not None:  # where a task has no labels, the teacher judges the average, too
+        judged = scored_of(average.loaded, taught=task.head == distill.FEATURES).to(device).eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
         copied = shards.rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
@@ -209,13 +212,6 @@ def make_trainer(
         rehearsal=rehearsal,
     )
     return trainer, judged
-
-
-def _judging(averaged: Loaded, train: Train, task: tasks.Task, distillation: distill.Distillation | None) -> Scored:
-    """The moving average as a module that is evaluated; where a task has no labels, the teacher judges it, too."""
-    learned = distillation.of_copy(averaged) if distillation and task.head == distill.FEATURES else None
-    options = {"precision": train.precision, "sparse_prediction": train.sparse_prediction}
-    return Scored(averaged, task, distillation=learned, **options)
 
 
 def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | None:

@@ -10,30 +10,27 @@ import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.tasks import Task
+from leansurgeon.training.plan import Plan
 from leansurgeon.training.processes import shards
+from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.processes.signals import Stops
+from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores
+from leansurgeon.training.update.step import Scored, Trainer
+from leansurgeon.training.watch.memory import PeakMemory
+from leansurgeon.training.watch.progress import Progress
+from leansurgeon.training.watch.trackers import Trackers
 from leansurgeon.training.watch.window import Window
-
-if TYPE_CHECKING:
-    from leansurgeon.tasks import Task
-    from leansurgeon.training.plan import Plan
-    from leansurgeon.training.processes.agree import Council
-    from leansurgeon.training.processes.signals import Stops
-    from leansurgeon.training.recipe.schema import TrainingRecipe
-    from leansurgeon.training.runs.folder import MetricsLog
-    from leansurgeon.training.update.step import Scored, Trainer
-    from leansurgeon.training.watch.memory import PeakMemory
-    from leansurgeon.training.watch.progress import Progress
-    from leansurgeon.training.watch.trackers import Trackers
 
 
 @dataclass
@@ -86,7 +83,7 @@ class Run:
     stops: Stops
     progress: Progress
     memory: PeakMemory
-    log: MetricsLog
+    log: runfolder.MetricsLog
     history: History
     origin: dict[str, str]
     trackers: Trackers

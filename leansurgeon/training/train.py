@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from leansurgeon import tasks
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.rank import rank
 from leansurgeon.training import budget, judge, setup, state
@@ -33,16 +33,10 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
-from leansurgeon.training.setup import prepared_task
 from leansurgeon.training.state import Run
 from leansurgeon.training.update import basis
 from leansurgeon.training.watch import guards, measures, speed
 from leansurgeon.training.watch.progress import Progress
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-
-__all__ = ["prepared_task", "train"]
 
 
 def train(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from leansurgeon.measure.data.batches import inner
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import state
 from leansurgeon.training.data import feed, order
-
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import Heads, Kappa
-    from leansurgeon.training.state import Run
+from leansurgeon.training.recipe.schema import Heads, Kappa
+from leansurgeon.training.state import Run
 
 
 def due(run: Run, done: int) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from leansurgeon.tasks import Task
-    from leansurgeon.training.state import Run
+from leansurgeon.tasks import Task
+from leansurgeon.training.state import Run
 
 _LANGUAGE = ("causal-lm", "masked-lm")
 

@@ -108,7 +108,8 @@ def _recipe(**train) -> TrainingRecipe:
 @pytest.mark.slow
 def test_a_lean_model_learns_from_its_source(digits):
     from leansurgeon import checkpoints
-    from leansurgeon.training.train import prepared_task, train
+    from leansurgeon.training.setup import prepared_task
+    from leansurgeon.training.train import train
 
     settings = {"logits": 0.5, "hidden": 2.0, "temperature": 3.0}
     train(_recipe(distill=settings), digits / "lean", digits / "run", cpu=True, say=lambda text: None)
