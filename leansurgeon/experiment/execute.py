@@ -5,9 +5,10 @@ from __future__ import annotations
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.kept import part_of
+from leansurgeon.measure.data.calibration import from_task
 from leansurgeon.progress import silent
 from leansurgeon.surgery.plan.planning import plan, without_data
-from leansurgeon.surgery.shrink import Decided
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
 
@@ -16,7 +17,6 @@ def carry_out_job(job: Job) -> Summary:
     """In a process of its own: make the starting model, train it, return the summary."""
     import torch
 
-    from leansurgeon.surgery.shrink import carry_out
     from leansurgeon.training.together import train_on
 
     torch.set_num_threads(job.threads)
@@ -39,13 +39,9 @@ def carry_out_job(job: Job) -> Summary:
 
 def start_of(job: Job, source: Source) -> Decided:
     """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
-    from leansurgeon.surgery.shrink import decide
-
     steps = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate)
     data = None
     if steps.exactness == "near" and job.calibrate and source.learned:
-        from leansurgeon.measure.data.calibration import from_task
-
         task = job.experiment.task_of(job.arm)
         data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
     if data is None and job.calibrate:

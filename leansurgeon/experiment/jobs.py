@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from leansurgeon import tasks
 from leansurgeon.experiment.arms import method_of
 from leansurgeon.rank import cores
 from leansurgeon.surgery.plan.method import Method
@@ -87,8 +88,6 @@ def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None]) -> int:
     """Generate or read the data once, before several processes want it; returns the number of training samples (of the
     first arm's task, where arms differ in it).
     """
-    from leansurgeon import tasks
-
     sizes = []
     for choice in {repr(choice): choice for choice in map(recipe.task_of, recipe.arms)}.values():
         task = tasks.make(choice.name, choice.options)

@@ -34,7 +34,7 @@ def settings_of(job: Job) -> JsonObject:
     settings: dict[str, Any] = {"arm": asdict(job.wanted), "method": asdict(job.method) | {"calibrate": job.calibrate}}
     settings |= {"source": recipe.source, "source_config": recipe.source_config}
     if job.transferred:
-        settings |= {"cut_from": CUT_FROM, "original": _dump(recipe.training(transferred=False))}
+        settings |= {"cut_from": CUT_FROM, "original": recipe.training(transferred=False).model_dump(mode="json")}
     return settings
 
 
@@ -95,7 +95,9 @@ def check_interrupted(job: Job) -> None:
     """Raises `UsageError` where the job's folder holds an interrupted training of other settings."""
     if (job.run / "summary.json").is_file() or (newest := checkpoint.newest(job.run)) is None:
         return
-    told = resume.first_difference(resume.today(checkpoint.read_state(newest)["recipe"]), _dump(training_of(job)))
+    told = resume.first_difference(
+        resume.today(checkpoint.read_state(newest)["recipe"]), training_of(job).model_dump(mode="json")
+    )
     if told:
         raise _replaced(job, "interrupted", *told)
 
@@ -109,7 +111,7 @@ def _replaced(job: Job, how: str, key: str, old: object, new: object) -> UsageEr
 
 def differing(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
     """The first key that decides and differs, with both values."""
-    told = resume.first_difference(resume.today(done.recipe), _dump(training_of(job)), FREE)
+    told = resume.first_difference(resume.today(done.recipe), training_of(job).model_dump(mode="json"), FREE)
     if told or done.experiment is None:
         return told
     if done.experiment.settings is None:
@@ -141,10 +143,6 @@ def _of_old_form(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
         if now != before:
             return f"arms.{job.arm}.{name}", before, now
     return None
-
-
-def _dump(recipe: TrainingRecipe) -> JsonObject:
-    return recipe.model_dump(mode="json")
 
 
 _DEFAULTS = {

@@ -59,8 +59,7 @@ def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: S
         pass
     say(f"Measuring kappa and influence of every layer of {source.name} on {data.says} ...")
     kappa, tokens = kappas(source, data, seed)
-    says = ""
-    influence = None
+    influence, says = None, ""
     if source.learned:
         try:
             influence = influences(source, data)

@@ -114,11 +114,9 @@ def saved(run: Run, name: str) -> None:
     def fill(folder: Path) -> None:
         export.save(folder)
         tokenizer = run.task.tokenizer()
-        if tokenizer is None:
-            return
-        if run.recipe.train.new_tokenizer:
+        if tokenizer is not None and run.recipe.train.new_tokenizer:
             starting.replace_tokenizer(folder, export, tokenizer)
-        else:
+        elif tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
     def write() -> None:

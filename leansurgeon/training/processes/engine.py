@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from leansurgeon.errors import UsageError, plural
+from leansurgeon.measure.costs.precision import forbid_tf32
 from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes import environment
 from leansurgeon.training.processes.agree import COLLECTIVE_TIMEOUT
@@ -35,8 +36,6 @@ def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
-
-    from leansurgeon.measure.costs.precision import forbid_tf32
 
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")

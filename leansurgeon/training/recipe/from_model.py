@@ -15,6 +15,7 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import calibration
+from leansurgeon.measure.data.pairs import has_two_stacks
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
@@ -71,8 +72,6 @@ def kind_of(source: Source) -> str:
     """The head that a task must have for this model; "features" where it has none. Raises `UsageError` for models with
     an encoder and a decoder, which no task feeds.
     """
-    from leansurgeon.measure.data.pairs import has_two_stacks
-
     name = (source.config.get("architectures") or [""])[0]
     if has_two_stacks(source):
         raise UsageError(
