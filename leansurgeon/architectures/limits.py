@@ -25,19 +25,11 @@ class Limited(Protocol):
     """The part of an `Architecture` that is looked at here."""
 
     @property
-    def block(self) -> tuple[Tensor, ...]:
-        """Tensors of a layer."""
-        ...
-
+    def block(self) -> tuple[Tensor, ...]: ...
     @property
-    def stages(self) -> tuple[Blocks, ...]:
-        """The same for every stage of its own."""
-        ...
-
+    def stages(self) -> tuple[Blocks, ...]: ...
     @property
-    def refused(self) -> Mapping[str, str]:
-        """What the declaration says may not change, and why."""
-        ...
+    def refused(self) -> Mapping[str, str]: ...
 
 
 def refusals(architecture: Limited, *, keeps: bool = True) -> dict[str, str]:

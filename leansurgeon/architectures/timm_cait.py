@@ -20,6 +20,7 @@ from leansurgeon.architectures.timm_models import (
     TimmModels,
     class_blocks,
     class_inner,
+    keeping_class_attention,
     mlp,
     plain_numbers,
     tokens,
@@ -39,12 +40,6 @@ def reads(model: nn.Module) -> Config:
         "depth_token_only": len(model.blocks_token_only),
         "mlp_ratio_token_only": exact_ratio(model.blocks_token_only[0].mlp.fc1.out_features, width),
     }
-
-
-def adopt(config: Config) -> Config:
-    """The class attention keeps its heads."""
-    config["model_args"].setdefault("cls_num_heads", config["model_args"]["num_heads"])
-    return config
 
 
 TIMM_CAIT = Architecture(
@@ -94,6 +89,6 @@ LEAN_TIMM_CAIT = lean(
     TIMM_CAIT,
     "timm_cait.py",
     shared=(),
-    adopt=adopt,
+    adopt=keeping_class_attention(cls_num_heads=lambda c: c["num_heads"]),
     class_keys={"cls_num_heads": "heads", "cls_head_dim": "head_dim"},
 )

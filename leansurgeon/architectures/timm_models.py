@@ -184,6 +184,20 @@ def is_norm(module: nn.Module) -> bool:
     return bool(list(module.parameters()))
 
 
+def keeping_class_attention(**rules: Callable[[Config], Any]) -> Callable[[Config], Config]:
+    """How a config becomes one of ours in which the class attention stays as it is: what the `rules` make of timm's
+    arguments stands in arguments of its own.
+    """
+
+    def adopt(config: Config) -> Config:
+        args = config["model_args"]
+        for key, rule in rules.items():
+            args.setdefault(key, rule(args))
+        return config
+
+    return adopt
+
+
 def class_inner(config: Config) -> int:
     """Inner width of the class attention: timm's is the width, ours has heads and a head_dim of its own."""
     heads = config.get("cls_num_heads") or config["num_heads"]

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DEFAULTS, DropPath, TimmModels, batch_norm, class_block, mlp
+from leansurgeon.architectures.timm_models import (
+    DEFAULTS,
+    DropPath,
+    TimmModels,
+    batch_norm,
+    class_block,
+    keeping_class_attention,
+    mlp,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,14 +49,6 @@ def reads(model: nn.Module) -> Config:
         "use_aux_head": model.use_aux_head,
         "pooling_scale": model.pooling_scale,
     }
-
-
-def adopt(config: Config) -> Config:
-    """The class attention keeps its heads and its MLP."""
-    args = config["model_args"]
-    args.setdefault("cls_num_heads", args["num_heads"][-1])
-    args.setdefault("cls_mlp_ratio", last_ratio(args))
-    return config
 
 
 def last_ratio(args: Config) -> float:
@@ -147,5 +147,5 @@ LEAN_TIMM_VOLO = lean(
     TIMM_VOLO,
     "timm_volo.py",
     rebuilds=True,
-    adopt=adopt,
+    adopt=keeping_class_attention(cls_num_heads=lambda c: c["num_heads"][-1], cls_mlp_ratio=last_ratio),
 )

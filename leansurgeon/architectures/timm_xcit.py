@@ -19,6 +19,7 @@ from leansurgeon.architectures.timm_models import (
     batch_norm,
     class_blocks,
     class_inner,
+    keeping_class_attention,
     mlp,
     square,
 )
@@ -46,14 +47,6 @@ def reads(model: nn.Module) -> Config:
         "eta": 1.0 if len(model.blocks) <= 18 else 1e-5,  # the published rule; it matters for new models only
         "tokens_norm": bool(last.tokens_norm),
     }
-
-
-def adopt(config: Config) -> Config:
-    """The class attention keeps its heads and its MLP."""
-    args = config["model_args"]
-    args.setdefault("cls_num_heads", args["num_heads"])
-    args.setdefault("cls_mlp_ratio", args.get("mlp_ratio", 4))
-    return config
 
 
 def stem() -> tuple[Tensor, ...]:
@@ -123,6 +116,8 @@ LEAN_TIMM_XCIT = lean(
     TIMM_XCIT,
     "timm_xcit.py",
     shared=(),
-    adopt=adopt,
+    adopt=keeping_class_attention(
+        cls_num_heads=lambda c: c["num_heads"], cls_mlp_ratio=lambda c: c.get("mlp_ratio", 4)
+    ),
     class_keys={"cls_num_heads": "heads", "cls_head_dim": "head_dim"},
 )

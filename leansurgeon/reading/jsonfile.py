@@ -40,14 +40,14 @@ class _Refused(Exception):
     """What stands in a document and may not, as the end of a sentence."""
 
 
-def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int = LIMIT) -> Any:
+def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> Any:
     """The value of a JSON file. Raises `raising` naming the file and what is wrong with it."""
-    return parse(files.read_bytes(path, limit, raising=raising), str(path), raising=raising)
+    return parse(files.read_bytes(path, LIMIT, raising=raising), str(path), raising=raising)
 
 
-def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError, limit: int = LIMIT) -> JsonObject:
+def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> JsonObject:
     """`read`, of a file that must hold an object."""
-    value = read(path, raising=raising, limit=limit)
+    value = read(path, raising=raising)
     if not isinstance(value, dict):
         raise raising(f"{path} holds {a_kind_of(value)} where a JSON object is expected.")
     return value

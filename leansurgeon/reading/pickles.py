@@ -85,15 +85,10 @@ def _what_is_strange(tensor: Tensor) -> str | None:
         return "quantised"
     if tensor.device.type != "cpu":
         return f"on the device {tensor.device.type}"
-    if tensor.is_complex() or not (tensor.is_floating_point() or tensor.dtype in _whole()):
+    whole = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if tensor.is_complex() or not (tensor.is_floating_point() or tensor.dtype in whole):
         return f"of the type {str(tensor.dtype).removeprefix('torch.')}"
     return None
-
-
-def _whole() -> tuple[Any, ...]:
-    import torch
-
-    return (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class _Arrays(pickle.Unpickler):

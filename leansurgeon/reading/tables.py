@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +27,36 @@ def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".json": _jsonl, ".parquet": _parquet}
     if path.suffix not in readers:
         raise UsageError(f"{path} is of no kind that can be read.", f"Name it {', '.join(SUFFIXES)} for what it is.")
-    try:
+    with _readable(path):
         yield from enumerate(readers[path.suffix](path, columns), start=1)
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not UTF-8 text: {error.reason}.", files.as_utf8(path, bytes(error.object))
-        ) from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
 
 
 def columns(path: Path) -> tuple[str, ...]:
     """Names of the columns, in their order; of `.jsonl` the keys of its first row. Raises UsageError as `read` does."""
     if path.suffix == ".parquet":
         return tuple(parquet_schema(path).names)
-    try:
+    with _readable(path):
         if path.suffix in (".csv", ".tsv"):
-            return tuple(next(csv.reader(lines(path, ""), delimiter=delimiter(path)), []))
+            try:
+                return tuple(next(csv.reader(lines(path, ""), delimiter=delimiter(path)), []))
+            except csv.Error as error:
+                raise UsageError(f"{path}, line 1: {error}.") from None
         first = next((line for line in lines(path) if line.strip()), "{}")
+    row = jsonfile.parse(first, f"{path}, line 1,")
+    return tuple(row) if isinstance(row, dict) else ()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What cannot be read while this lasts is one sentence about the file."""
+    try:
+        yield
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not UTF-8 text: {error.reason}.", files.as_utf8(path, bytes(error.object))
         ) from None
-    except csv.Error as error:
-        raise UsageError(f"{path}, line 1: {error}.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
-    row = jsonfile.parse(first, f"{path}, line 1,")
-    return tuple(row) if isinstance(row, dict) else ()
 
 
 def lines(path: Path, newline: str | None = None) -> Iterator[str]:
@@ -119,33 +122,29 @@ def _parquet(path: Path, columns: list[str]) -> Iterator[list[Any]]:
 
 def parquet_parts(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
     """Arrow record batches of at most `rows` rows with these columns. Raises UsageError for a file that is none."""
+    with _parquet_file(path) as file:
+        _places(path, columns, file.schema_arrow.names)
+        yield from file.iter_batches(rows, columns=columns)
+
+
+def parquet_schema(path: Path) -> Any:
+    """The Arrow schema of a parquet file. Raises UsageError for a file that is none."""
+    with _parquet_file(path) as file:
+        return file.schema_arrow
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
     files.open_regular(path).close()
     try:
         with parquet.ParquetFile(path) as file:
-            _places(path, columns, file.schema_arrow.names)
-            yield from file.iter_batches(rows, columns=columns)
+            yield file
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
-        raise _no_parquet(path, error) from None
-
-
-def parquet_schema(path: Path) -> Any:
-    """The Arrow schema of a parquet file. Raises UsageError for a file that is none."""
-    import pyarrow
-    from pyarrow import parquet
-
-    files.open_regular(path).close()
-    try:
-        return parquet.read_schema(path)
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
-        raise _no_parquet(path, error) from None
-
-
-def _no_parquet(path: Path, error: Exception) -> UsageError:
-    said = (str(error).splitlines() or [type(error).__name__])[0]
-    return UsageError(f"{path} is not a readable parquet file: {said}.")
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{path} is not a readable parquet file: {said}.") from None
 
 
 def _places(path: Path, columns: list[str], header: list[str], where: str = "") -> list[int]:

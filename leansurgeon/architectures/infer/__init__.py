@@ -9,7 +9,7 @@ Importing this room costs nothing; torch is loaded when a family is asked for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture
@@ -43,10 +43,7 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
         from leansurgeon.architectures.infer.widened import native
 
         return decoupled(architecture(native(dict(config)), of_section(config["decoupled"].get("section")) or tower))
-    key = cache.config_digest(config, tower)
-    if key not in _found:
-        _found[key] = cache.read_declaration(key) or _inferred(config, key, tower)
-    return _found[key]
+    return _remembered(cache.config_digest(config, tower), lambda: _inferred(config, tower))
 
 
 def _of_timm(config: Mapping[str, Any]) -> Architecture:
@@ -57,11 +54,22 @@ def _of_timm(config: Mapping[str, Any]) -> Architecture:
     if config["architecture"] == TIMM_LEAN:
         return declared.lean(_of_timm(declared.native(config)))
     key = cache.config_digest({k: config.get(k) for k in ("architecture", "model_args")}, "timm")
+
+    def inferred() -> Architecture:
+        _announce(f"timm/{config['architecture']}")
+        return declared.architecture(config)
+
+    return _remembered(key, inferred)
+
+
+def _remembered(key: str, infer: Callable[[], Architecture]) -> Architecture:
+    """What is known under `key` in this process or in the cache, else what `infer` finds, which both then know."""
+    from leansurgeon.architectures.infer import cache
+
     if key not in _found:
         family = cache.read_declaration(key)
         if family is None:
-            _announce(f"timm/{config['architecture']}")
-            family = declared.architecture(config)
+            family = infer()
             cache.write_declaration(key, family)
         _found[key] = family
     return _found[key]
@@ -149,8 +157,8 @@ def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
     return finding
 
 
-def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Architecture:
-    from leansurgeon.architectures.infer import bind, cache, library
+def _inferred(config: Mapping[str, Any], tower: str | None) -> Architecture:
+    from leansurgeon.architectures.infer import bind, library
 
     model_type = config["model_type"]
     library.config_class(model_type)  # unknown to the library as well: said before anything else
@@ -160,7 +168,7 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
         if finding.trouble or not finding.stages:
             raise _not_inferred(model_type, finding.trouble)
         with library.quietly():
-            made = bind.declaration(finding, full)
+            return bind.declaration(finding, full)
     except library.Unbuildable as error:
         raise UnsupportedModel(f"transformers does not build this {model_type}: {error}") from None
     except (LeanSurgeonError, MemoryError):
@@ -169,8 +177,6 @@ def _inferred(config: Mapping[str, Any], key: str, tower: str | None) -> Archite
         if memory_is_short(error) or disk_is_full(error):
             raise
         raise _not_inferred(model_type, library.reason(error)) from error
-    cache.write_declaration(key, made)
-    return made
 
 
 def _announce(name: str) -> None:

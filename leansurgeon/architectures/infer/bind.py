@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.infer import roles
+from leansurgeon.architectures.infer.differences import Shapes, sizes
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import Library
 from leansurgeon.architectures.infer.tiny import Config
@@ -19,9 +20,6 @@ from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
 from leansurgeon.architectures.tensors import Blocks, axis_size, read_key
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
-
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 Sized = tuple[str, tuple[int, ...]]
 
@@ -45,7 +43,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     """
     library = library or Library.of(full)
     model = library.build(full, None, "meta")
-    shapes = {name: tuple(t.shape) for name, t in library.saved(model).items()}
+    shapes = sizes(library, model)
     base = getattr(model, "base_model_prefix", "")
     prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -166,9 +166,7 @@ def sweep() -> None:
 
 
 def to_json(made: Architecture) -> JsonObject:
-    known = {f.name for f in fields(Architecture)}
-    document = {name: getattr(made, name) for name in FIELDS if name in known}
-    return document | {
+    return {name: getattr(made, name) for name in FIELDS} | {
         "keys": asdict(made.keys),
         "outer": [short(t) for t in made.outer],
         "stages": [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,13 @@ class Whole:
     state: Mapping[str, Tensor]
     output: Tensor
 
+    @classmethod
+    def of(cls, library: Library, config: Config, make_inputs: Any, seed: int = 0, **more: Any) -> Self:
+        """The model that the library makes with random weights; `more` is what a kind of its own has beside."""
+        model = library.build(config, seed)
+        inputs = make_inputs(model, config)
+        return cls(library, config, model, inputs, library.saved(model), outputs(model, inputs), **more)
+
 
 def proven_cut(whole: Whole, level: Level, keep: Sequence[int]) -> str | None:
     """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
@@ -164,13 +171,9 @@ def depth_trouble(
     """Why layers (groups of them) behind the `first` ones cannot be dropped from this stage; None where every cut was
     proven.
     """
-    model = library.build(config, seed)
-    inputs = make_inputs(model, config)
-    whole = Whole(library, config, model, inputs, library.saved(model), outputs(model, inputs))
-    for keep in cuts(level.depth, group, first):
-        if trouble := proven_cut(whole, level, keep):
-            return trouble
-    return None
+    whole = Whole.of(library, config, make_inputs, seed)
+    troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first))
+    return next(filter(None, troubles), None)
 
 
 def proven_depth(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int]:

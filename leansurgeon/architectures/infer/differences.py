@@ -6,11 +6,10 @@ A key whose change takes a layer away is a depth; an axis that grows with a key 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leansurgeon.architectures.infer import inputs, tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
@@ -23,7 +22,12 @@ Axis = tuple[str, int]  # a tensor's name and the number of an axis
 
 def shapes(library: Library, config: Config) -> Shapes:
     """Sizes of everything in a file, by name. Raises `Unbuildable`."""
-    return {name: tuple(t.shape) for name, t in library.saved(library.build(config, None)).items()}
+    return sizes(library, library.build(config, None))
+
+
+def sizes(library: Library, model: nn.Module) -> Shapes:
+    """The same of a model that is there."""
+    return {name: tuple(tensor.shape) for name, tensor in library.saved(model).items()}
 
 
 def grown(before: Shapes, after: Shapes) -> dict[Axis, int] | None:
@@ -47,9 +51,7 @@ class Level:
     modules: str
     depth: int
     lists: tuple[str, ...] = ()  # config keys with one entry a layer
-    taps: tuple[
-        str, ...
-    ] = ()  # config keys, of the tower or of the whole model, that say behind which layers others listen
+    taps: tuple[str, ...] = ()  # keys, of the tower or of the whole model, that say behind which layers others listen
     outside: dict[Axis, int] = field(default_factory=dict)  # axes outside the blocks that shrink with a layer
 
 
@@ -68,16 +70,14 @@ def without_last(config: Config, key: str) -> Config:
 
 
 def module_lists(model: nn.Module) -> dict[str, int]:
-    lengths = {
-        n: len(m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential | nn.ModuleDict)
-    }
-    return lengths
+    kinds = nn.ModuleList | nn.Sequential | nn.ModuleDict
+    return {name: len(module) for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
     """The stages of a model, and what keeps the others from being any."""
     base_model = library.build(config, None)
-    base = {n: tuple(t.shape) for n, t in library.saved(base_model).items()}
+    base = sizes(library, base_model)
     lists = module_lists(base_model)
     stages, troubles = [], []
     for key in numbers(config):
@@ -86,7 +86,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         less = without_last(config, key)
         try:
             model = library.build(less, None)
-            after = {n: tuple(t.shape) for n, t in library.saved(model).items()}
+            after = sizes(library, model)
         except Unbuildable:
             continue
         gone = sorted(set(base) - set(after))
@@ -104,13 +104,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         if len(shorter) != 1:
             troubles.append(f"{key}: {len(shorter)} lists of modules shorten with it")
             continue
-        outside = {
-            (n, a): size - after[n][a]
-            for n, s in base.items()
-            if n in after
-            for a, size in enumerate(s)
-            if after[n][a] != size
-        }
+        outside = grown(after, {name: base[name] for name in after}) or {}
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
         taps = taps_of(library, config) if not stages else ()
         stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
@@ -155,17 +149,21 @@ def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str,
         return None
 
 
+def check_runs(library: Library, small: Config, example: Callable[[nn.Module, Config], dict[str, Tensor]]) -> None:
+    """Raises `Unbuildable` where a model of this config is too large for a trial, or does not run on its `example`."""
+    if (size := library.size(small)) > LARGEST:
+        raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
+    model = library.build(small)
+    outputs(model, example(model, small))
+
+
 def built(library: Library, full: Config, *, geometry: bool = False) -> tuple[Config, int]:
     """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable` with what the first attempt said."""
     first = None
     for attempt in range(tiny.ATTEMPTS + 1):
         try:
             small = tiny.shrunk(full, attempt, geometry=geometry)
-            size = library.size(small)
-            if size > LARGEST:
-                raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
-            model = library.build(small)
-            torch.isfinite(outputs(model, inputs.example(model, small)))
+            check_runs(library, small, inputs.example)
             return small, attempt
         except Unbuildable as error:
             first = first or error

@@ -98,7 +98,7 @@ class Search:
         self.library, self.config, self.names = library, config, aliases(config)
         self.base: Shapes = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
-        self.trial = Trial.of(library, config, self.levels, self.example)
+        self.trial = Trial.of(library, config, self.example, levels=tuple(self.levels))
         self.memory = memory_names(library, self.trial.model)
         self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
         self.turned = conv1d(self.trial.model)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -14,17 +13,7 @@ from leansurgeon.architectures.infer import cuts, tiny
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
-from leansurgeon.architectures.infer.units import Trial
-from leansurgeon.architectures.tensors import Config
-
-
-class Looked(Protocol):
-    """A family that is being looked at (`explore.Search`): its small model, config, levels and names in memory."""
-
-    trial: Trial
-    config: Config
-    levels: list[Level]
-    memory: dict[str, str]
+from leansurgeon.architectures.infer.units import Looked, Trial
 
 
 def described(search: Looked, stage: Stage, level: Level) -> Stage:
@@ -33,14 +22,8 @@ def described(search: Looked, stage: Stage, level: Level) -> Stage:
     tables = dict(search.trial.model.named_buffers())
     buffers = {p[1] for n, at in memory.items() if at in tables and (p := search.trial.placed(n))}
     for template in stage.heads.sinks if stage.heads else ():
-        at = next(
-            (
-                memory.get(level.layer.format(i=i) + template)
-                for i in range(level.depth)
-                if level.layer.format(i=i) + template in memory
-            ),
-            None,
-        )
+        names = (level.layer.format(i=i) + template for i in range(level.depth))
+        at = next((memory[name] for name in names if name in memory), None)
         path = at and re.sub(re.escape(level.modules).replace(r"\{i\}", r"\d+"), level.modules, at).removesuffix(
             ".weight"
         )

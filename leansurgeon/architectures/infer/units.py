@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL, Whole
 from leansurgeon.architectures.infer.differences import Axis, Level
-from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
+from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.words import FRESH, Maps, Numbers, Place, choices, moved, same, silenced
 
@@ -30,12 +30,6 @@ class Trial(Whole):
     """A small model with what is measured on it."""
 
     levels: tuple[Level, ...]
-
-    @classmethod
-    def of(cls, library: Library, config: Config, levels: list[Level], make_inputs: Callable, seed: int = 0) -> Trial:
-        model = library.build(config, seed)
-        inputs = make_inputs(model, config)
-        return cls(library, config, model, inputs, library.saved(model), outputs(model, inputs), tuple(levels))
 
     def placed(self, name: str) -> tuple[int, str] | None:
         """The stage of a tensor and its name within a block; None outside the blocks."""
@@ -53,6 +47,19 @@ class Trial(Whole):
             k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in self.inputs.items()
         }
         return outputs(model.double(), inputs)
+
+
+class Looked(Protocol):
+    """A family that is being looked at (`explore.Search`): its small model and config, names in memory by those in
+    files, the sizes of what is in memory, and what holds its inputs first.
+    """
+
+    trial: Trial
+    config: Config
+    levels: list[Level]
+    memory: dict[str, str]
+    state_sizes: dict[str, tuple[int, ...]]
+    turned: set[str]
 
 
 @dataclass(frozen=True)

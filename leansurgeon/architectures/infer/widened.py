@@ -8,9 +8,9 @@ projections are the linear maps that an attention calls; the one that it calls l
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from leansurgeon.architectures.base import Architecture, derive
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, outputs, reason, spelled_out
 from leansurgeon.architectures.infer.tiny import Config
-from leansurgeon.architectures.infer.units import Trial
+from leansurgeon.architectures.infer.units import Looked
 from leansurgeon.architectures.infer.words import Place
 from leansurgeon.hooks import Hooks
 
@@ -174,7 +174,7 @@ def specs(
     own = now.kv_key in config
     change = {now.key: fewer} | ({now.kv_key: fewer} if own and now.kv_heads == now.heads else {})
     other = library.build(config | change, None)
-    owners = [o for o in attentions(model, other, block)]
+    owners = attentions(model, other, block)
     linear = called(model, inputs, block)
     groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
     words: dict[str, list[str]] = {}
@@ -221,17 +221,6 @@ def kept_numbers(
     return numbers, doubtful
 
 
-class Looked(Protocol):
-    """A family that is being looked at (`explore.Search`): its small model, names in memory and what holds inputs
-    first.
-    """
-
-    trial: Trial
-    memory: dict[str, str]
-    state_sizes: dict[str, tuple[int, ...]]
-    turned: set[str]
-
-
 def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[str, list[Place]]:
     """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file holds
     them otherwise than memory does.
@@ -274,33 +263,43 @@ def lean_config(
 def lean(base: Architecture) -> Architecture:
     """The form of an inferred family that our modelling file gives it: any number of heads of any size."""
     widening = base.evidence["decoupled"]
-    stages = tuple(
-        replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
-        for blocks, spec in zip(base.stages, widening["stages"], strict=True)
-    )
+    specs = [spec for spec in widening["stages"] if spec]
 
     def adopt(config: Config) -> Config:
         plain = config | {"model_type": base.model_types[0]}
-        shape = base.shape(plain)
-        sizes = {
-            spec["head_dim"]: stage.head_dim
-            for spec, stage in zip(widening["stages"], shape.stages, strict=True)
-            if spec
-        }
-        return lean_config(plain, widening["class"], [spec for spec in widening["stages"] if spec], sizes, base.section)
+        return lean_config(plain, widening["class"], specs, head_dims(base, plain), base.section)
 
+    classes = {widening["class"]: widening["lean_class"]}
+    return with_head_dims(base, MODEL_TYPE, FILE, adopt, library="leansurgeon", classes=classes)
+
+
+def head_dims(base: Architecture, config: Config) -> dict[str, int]:
+    """The sizes of the heads in a config of an inferred family, by the keys that hold them in the form of ours."""
+    stages = zip(base.evidence["decoupled"]["stages"], base.shape(config).stages, strict=True)
+    return {spec["head_dim"]: stage.head_dim for spec, stage in stages if spec}
+
+
+def with_head_dims(
+    base: Architecture, model_type: str, modelling: str, adopt: Callable[[Config], Config], **more: Any
+) -> Architecture:
+    """An inferred family with a head_dim of its own in every stage whose attention is widened; `more` is what else
+    differs.
+    """
+    stages = tuple(
+        replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
+        for blocks, spec in zip(base.stages, base.evidence["decoupled"]["stages"], strict=True)
+    )
     return derive(
         base,
-        name=f"{MODEL_TYPE} {base.name}",
-        library="leansurgeon",
-        model_types=(MODEL_TYPE,),
+        name=f"{model_type} {base.name}",
+        model_types=(model_type,),
         keys=stages[0].keys,
         stages=stages,
         decoupled=None,
         shared=(),
-        modelling=FILE,
-        classes={widening["class"]: widening["lean_class"]},
+        modelling=modelling,
         adopt=adopt,
+        **more,
     )
 
 

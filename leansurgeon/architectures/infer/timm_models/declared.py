@@ -14,6 +14,7 @@ from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 from leansurgeon.architectures.infer.timm_models.search import GENERAL, explore
 from leansurgeon.architectures.infer.tiny import WIDTHS
+from leansurgeon.architectures.infer.widened import head_dims, with_head_dims
 from leansurgeon.architectures.tensors import Config
 from leansurgeon.errors import UnsupportedModel
 
@@ -83,32 +84,15 @@ def completed(name: str, given: Config) -> Config:
 
 def lean(base: Architecture) -> Architecture:
     """The form of an inferred family of timm that holds any number of heads, by our entry point."""
-    widening = base.evidence["decoupled"]
-    stages = tuple(
-        replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
-        for blocks, spec in zip(base.stages, widening["stages"], strict=True)
-    )
-    specs = [spec for spec in widening["stages"] if spec]
+    specs = [spec for spec in base.evidence["decoupled"]["stages"] if spec]
 
     def adopt(config: Config) -> Config:
         args, name = dict(config["model_args"]), base.model_types[0]
         flat = arguments.flattened(args)
-        shape = base.shape(config)
-        sizes = {s["head_dim"]: stage.head_dim for s, stage in zip(widening["stages"], shape.stages, strict=True) if s}
         spec = {"base": name, "native": {s["heads"]: flat[s["heads"]] for s in specs}, "stages": specs}
-        return config | {"architecture": LEAN, "model_args": args | sizes | {"lean": spec}}
+        return config | {"architecture": LEAN, "model_args": args | head_dims(base, config) | {"lean": spec}}
 
-    return derive(
-        base,
-        name=f"{LEAN} {base.name}",
-        model_types=(LEAN,),
-        keys=stages[0].keys,
-        stages=stages,
-        decoupled=None,
-        shared=(),
-        modelling="timm_any.py",
-        adopt=adopt,
-    )
+    return with_head_dims(base, LEAN, "timm_any.py", adopt)
 
 
 def native(config: Mapping[str, Any]) -> Config:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from leansurgeon.architectures.infer.differences import Axis, Level, effect
+from leansurgeon.architectures.infer.differences import Axis, Level, check_runs, effect
 from leansurgeon.architectures.infer.explore import Search
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
-from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs, quietly
+from leansurgeon.architectures.infer.library import Library, Unbuildable, quietly
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 from leansurgeon.architectures.infer.tiny import HEADS, WIDTHS, Config
@@ -50,10 +50,7 @@ def first_small(library: TimmLibrary, flat: Config) -> tuple[Config, TimmLibrary
     for attempt, (small, side) in enumerate(arguments.attempts(flat)):
         shown = replace(library, side=side)
         try:
-            if (size := shown.size(small)) > LARGEST:
-                raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
-            model = shown.build(small)
-            outputs(model, shown.example(model, small))
+            check_runs(shown, small, shown.example)
             return small, shown, attempt
         except Unbuildable as error:
             first = first or error
