@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -80,3 +81,37 @@ def test_a_folder_of_texts_is_read_file_by_file(tmp_path):
         (tmp_path / name).write_text("text")
     found = [str(path.relative_to(tmp_path)) for path in files.find(str(tmp_path))]
     assert found == ["E.TXT", "b.txt", "below/a.md", "below/d.jsonl"]
+
+
+SIZES, ORIGIN = ["train_samples", "eval_samples"], ["source", "licence"]
+TOKENS = ["tokenizer", "vocab_size", "seq_len"]
+THEIRS = "as the files' owner says"
+TOLD = [
+    ("digits", {}, [], (1437, 360, "Optical recognition of handwritten digits (Alp", "CC BY 4.0")),
+    ("d-retrieval", {"train": 20, "eval": 10}, [], (20, 10, "generalised D-retrieval, generated: D 4, 16 ", "made by")),
+    (
+        "causal-lm",
+        {"data": "a.txt", "tokenizer": "char", "seq_len": 16, "random_windows": False},
+        ["train_tokens", "eval_tokens", "characters", *TOKENS],
+        (202, 22, "a.txt", THEIRS),
+    ),
+    ("sentences", {"data": "a.txt", "tokenizer": "char"}, TOKENS, (54, 6, "a.txt", THEIRS)),
+    ("text-classification", {"train": "t.csv", "tokenizer": "byte"}, ["labels", *TOKENS], (36, 4, "t.csv", THEIRS)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "between", "expected"), TOLD, ids=lambda value: str(value)[:20])
+def test_what_a_task_says_of_its_data(name, options, between, expected, tmp_path, monkeypatch):
+    """Sizes first, source and licence last, in this order; also after a way through another process."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"This is sentence number {i}, which is long enough to be counted." for i in range(60)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *(f"some words {i},{i % 2}" for i in range(40))]))
+    task = tasks.make(name, options)
+    task.prepare(tmp_path / "cache", None, workers=1, say=print)
+    told = task.describe()
+    assert list(told) == [*SIZES, *between, *ORIGIN]
+    train, evaluation, source, licence = expected
+    assert (told["train_samples"], told["eval_samples"]) == (train, evaluation)
+    assert told["source"].startswith(source) and told["licence"].startswith(licence)
+    assert pickle.loads(pickle.dumps(task)).describe() == told

@@ -66,8 +66,8 @@ def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
         str(tower),
         version("transformers"),
         own_digest(),
+        modelling_digest(str(config.get("model_type"))),
     ]
-    parts.append(modelling_digest(str(config.get("model_type"))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -79,12 +79,9 @@ def said(small: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def own_digest() -> str:
-    rooms = Path(__file__).parent, Path(__file__).parent.parent
-    return _digest(
-        sorted(
-            [*rooms[0].rglob("*.py"), *(rooms[1] / f"{name}.py" for name in ("base", "tensors", "limits", "towers"))]
-        )
-    )
+    room = Path(__file__).parent
+    beside = (room.parent / f"{name}.py" for name in ("base", "tensors", "limits", "towers"))
+    return _digest(sorted([*room.rglob("*.py"), *beside]))
 
 
 @cache

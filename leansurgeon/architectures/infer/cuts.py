@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
-from leansurgeon.architectures.limits import move_taps
+from leansurgeon.architectures.limits import followed, move_taps
 from leansurgeon.errors import UsageError
 from leansurgeon.hooks import Hooks
 
@@ -38,12 +38,7 @@ def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
     shorter[level.key] = len(keep)
     for key in level.lists:
         shorter[key] = [config[key][i] for i in keep]
-    for key in COUNTERS:
-        if isinstance(config.get(key), int):
-            shorter[key] = sum(i < config[key] for i in keep) if config[key] < level.depth else config[key]
-    for key in INDEX_LISTS:
-        if isinstance(config.get(key), list):
-            shorter[key] = [keep.index(i) for i in config[key] if i in keep]
+    shorter |= followed(config, COUNTERS, INDEX_LISTS, keep, level.depth)
     move_taps([k for k in level.taps if k in shorter], [shorter], keep, level.depth)
     return shorter
 

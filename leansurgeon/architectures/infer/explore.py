@@ -221,26 +221,25 @@ class Search:
         now = Numbers(heads, kv, self.config[head_dim_key], 1)
         options = {}
         axes = dict(effect.axes) if shared else axes
-        per_kv = {} if plain else self.inside(self.changed(**{kv_key: heads}), None if shared else level)
-        if not plain and self.changed(**{kv_key: heads}) is None:
+        kv_effect = None if plain else self.changed(**{kv_key: heads})
+        if not plain and kv_effect is None:
             return replace(stage, heads_trouble="the number of key/value heads cannot change")
-        whole_effect = dict(axes)
+        per_kv = self.inside(kv_effect, None if shared else level)
         for at in {**axes, **per_kv}:
             size = self.base[at[0]][at[1]]
             a = axes.get(at, 0) // self.step(effect, plain, kv)
-            b = per_kv.get(at, 0) // (self.changed(**{kv_key: heads}).step * heads) if per_kv else 0
+            b = per_kv.get(at, 0) // (kv_effect.step * heads) if per_kv else 0
             words = head_words(size, a, b, now)
             if not words:
                 return replace(stage, heads_trouble=f"axis {at[1]} of '{at[0]}' is made of more than heads")
-            if at in whole_effect or b:
+            if at in axes or b:
                 options[at] = words
         more = heads + 2 if plain else heads + kv
         kind = heads_kind(now, key, kv_key, more, heads - (2 if plain else kv))
         if not plain and heads <= kv:
             return replace(stage, heads_trouble="every key/value head has one head")
-        more_trouble = "" if shared else self.outside_axes(effect, level, "the heads")
-        if more_trouble:
-            return replace(stage, heads_trouble=more_trouble)
+        if not shared and (outside := self.outside_axes(effect, level, "the heads")):
+            return replace(stage, heads_trouble=outside)
         places, trouble = self.placed(key, options, kind, level, shared)
         if trouble and "Error" in trouble:  # the library may want heads that divide the width
             whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)

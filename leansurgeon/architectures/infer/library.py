@@ -205,7 +205,14 @@ class Library:
 
     def saved(self, model: nn.Module) -> dict[str, Tensor]:
         """What a file of this model holds, by the names in the file."""
-        return saved(model)
+        from transformers.core_model_loading import revert_weight_conversion
+        from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+        state = model.state_dict()
+        for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
+            state.pop(name, None)
+        state = remove_tied_weights_from_state_dict(state, model)
+        return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
 
     def tied(self, model: nn.Module) -> list[str]:
         """Names in memory of tensors that are others as well."""
@@ -243,17 +250,6 @@ def spelled_out(made: Any) -> Any:
         if hasattr(part, "_attn_implementation"):
             part._attn_implementation = "eager"
     return made
-
-
-def saved(model: nn.Module) -> dict[str, Tensor]:
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.modeling_utils import remove_tied_weights_from_state_dict
-
-    state = model.state_dict()
-    for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
-        state.pop(name, None)
-    state = remove_tied_weights_from_state_dict(state, model)
-    return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
 
 
 @torch.no_grad()

@@ -117,8 +117,6 @@ def shrunk(config: Config, attempt: int = 0, *, geometry: bool = False) -> Confi
     leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
     5 names a head_dim that the config leaves open, 6 keeps the one it has, 7 takes two layers of every kind.
     """
-    if attempt > ATTEMPTS:
-        raise ValueError("no further attempt")
     return _shrunk(copy.deepcopy(config), attempt, geometry)
 
 

@@ -70,7 +70,8 @@ class Sentences(classification.TextClassification):
             if other is None:
                 lines, held = _hold_out(lines, o.eval_fraction, o.split_seed)
             else:
-                held = [line for line in of_documents(other.whole()) if line not in set(lines)]
+                known = set(lines)
+                held = [line for line in of_documents(other.whole()) if line not in known]
             rows = {
                 split: classification.Rows(texts, None, np.zeros(len(texts), dtype=np.int32))
                 for split, texts in (("train", lines), ("eval", held))
