@@ -109,3 +109,9 @@ def test_notes_say_what_is_exact_and_where_kappa_peaks():
     assert re.search(r"\bexact\b", said(), re.S) and "a lower bound" in said(jacobian=few)
     near = "(Theorem 3.2)"
     assert [near in said(aspect=x) for x in (0.5, 0.9, 1.1, 2.0)] == [False, True, True, False]
+
+
+def test_a_layer_that_a_run_lacks_is_a_gap():
+    found = kappa_of([seed([layer(1), layer(2)]), seed([layer(1, 3.0)])])
+    first, second = found.layers
+    assert first.median is not None and (second.layer, second.median, second.deficient) == (2, None, 0)
