@@ -32,3 +32,9 @@ def test_layers_that_take_turns_stay_in_groups(now, wanted, period, kept):
 
 def test_stages_are_counted_through():
     assert evenly_per_stage(shape(3, 4), shape(2, 2)) == (0, 2, 3, 6)
+
+
+def test_layers_of_stages_are_counted_through():
+    stages = shape(2, 6, 1)
+    assert stages.spans == [range(2), range(2, 8), range(8, 9)]
+    assert [stages.stage_of(layer) for layer in range(9)] == [0, 0, 1, 1, 1, 1, 1, 1, 2]
