@@ -1,4 +1,4 @@
-"""The verdict on a cut in plain words, and the words that stand in its tables."""
+"""The verdict on a cut in plain words, and the words and rows that stand in its tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
 from leansurgeon.report.tables import in_words
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.report.tables.shape_rows import parameters, shapes
+from leansurgeon.shape import ParameterCount, Shape, Stage
 from leansurgeon.words import WIDTH, wrap
 
 
@@ -77,3 +78,21 @@ def test_the_words_of_the_tables_are_explained_where_they_stand():
     assert [told.count(f"{word}:") for word in ("angular", "block", "influence", "fuse")] == [1, 1, 1, 0]
     assert in_words.criteria(["as listed"]) == "" == in_words.exactness([])
     assert in_words.exactness(["near", "near", "exact"]).count(":") == 2
+
+
+def test_every_part_with_its_change():
+    rows = parameters(ParameterCount(1000, 2000, 0, 5), ParameterCount(1000, 1500, 30, 5))
+    assert rows == [
+        ["parameters, embeddings", "1,000", "1,000", ""],
+        ["parameters, attention", "2,000", "1,500", "-25.0 %"],
+        ["parameters, MLP", "0", "30", "new"],
+        ["parameters, rest", "5", "5", ""],
+        ["parameters, all", "3,005", "2,535", "-15.6 %"],
+    ]
+
+
+def test_the_numbers_of_a_shape_that_are_asked_for():
+    before = shape(depth=4, heads=4, head_dim=8, kv_heads=2)
+    after = before.with_(depth=3, heads=8)
+    assert shapes(before, after, ("depth", "inner")) == [["layers", "4", "3", ""], ["inner width", "32", "64", ""]]
+    assert [label for label, *_ in shapes(before, after)][3:5] == ["key/value heads", "inner width"]
