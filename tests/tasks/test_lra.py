@@ -77,6 +77,15 @@ def test_reviews_are_bytes(tmp_path, kind):
     assert set(everything(some)["labels"].tolist()) == {0, 1}
 
 
+def test_as_many_samples_as_there_are_and_no_more(tmp_path):
+    data = write_reviews(tmp_path / "data", "folder")
+    whole = prepared(tmp_path / "cache", "lra-text", data=data, train_samples=12, eval_samples=9)
+    assert (whole.size("train"), whole.size("eval")) == (12, 9)
+    for split, there in (("train", 12), ("eval", 9)):
+        with pytest.raises(UsageError, match=rf"'lra-text'.*\b{there}\b.*{split}_samples.*\b{there + 1}\b"):
+            prepared(tmp_path / "cache", "lra-text", data=data, **{f"{split}_samples": there + 1})
+
+
 # -- AAN -------------------------------------------------------------------------------------------
 
 
