@@ -11,6 +11,10 @@ from leansurgeon.shape import Shape
 from leansurgeon.words import in_columns, wrap
 
 WIDTH = 80
+CLAIM = (
+    "No table says whether more heads do it or a lower kappa. `leansurgeon run claim-retrieval` tries them apart; what "
+    "came out so far is in examples/results/claim.md of the repository."
+)
 STYLES = {"markdown": "pipe", "latex": "latex_booktabs"}
 
 
@@ -31,7 +35,7 @@ def render(exhibits: Exhibits, format: str = "table", *, what_if: bool = False) 
         for grid in grids_of(exhibit, rows, what_if):
             blocks += [*prose([grid.caption] if grid.caption else [], format), draw(grid, format)]
         blocks += prose(lines_below(exhibit, rows), format)
-    return "\n\n".join(blocks + prose(wrap(closing(exhibits)), format))
+    return "\n\n".join([*blocks, *prose(wrap(closing(exhibits)), format), *prose(wrap(CLAIM), format)])
 
 
 def prose(lines: list[str], format: str, *, heading: bool = False) -> list[str]:
