@@ -98,6 +98,7 @@ def test_lists_that_are_none(text):
 
 def test_budgets_in_words():
     assert Budget.parse("60M", "16GB", "5ms") == Budget(60_000_000, 16_000_000_000, 5.0)
+    assert repr(Budget.parse("60M", "16GB", None)) == repr(Budget(60_000_000, 16_000_000_000))  # whole numbers
     assert Budget.parse("152,394", "1.5GiB", "0.01s") == Budget(152_394, 1_610_612_736, 10.0)
     wrong = [("60X", None, None), (None, "16", None), (None, "60M", None), (None, None, "-1ms"), ("0", None, None)]
     for parameters, memory, latency in wrong:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import make_dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import scipy.stats
+import torch
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.search import table
+from leansurgeon.errors import Diverged
+from leansurgeon.search import heals, table
 from leansurgeon.search.cheap import Cheap, order
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.limits import Limit
@@ -20,6 +23,8 @@ from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Budget, Candidate, Shapes
 from leansurgeon.search.verdict import as_good, changes, foretold, pareto
 from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.tasks.base import Metric
+from leansurgeon.tasks.base import Score as TaskScore
 from tests.support.models.word_models import sentence_encoder
 from tests.support.report.chart_reading import axis, legend, lines, marks
 
@@ -201,3 +206,23 @@ def test_the_picture_has_every_score_the_front_the_source_and_the_names(source):
     names = {(mark.at["text"], mark.xy) for mark in marks(chart.spec, "text")}
     assert names == {(three[0].name, (90_000, 0.9)), (old.name, (90_001, 0.85))}
     assert axis(chart.spec, "x")["title"] == "parameters" and axis(chart.spec, "y")["title"] == "accuracy"
+
+
+def test_a_tasks_score_is_that_of_all_batches_together(monkeypatch):
+    class Pairs:
+        metric = Metric("f1", "F1", True, False)
+
+        def score(self, labels, batch):
+            count = torch.tensor(float(len(labels)))
+            return TaskScore(labels.sum(), count, labels.max(), count, torch.stack([labels.sum(), count]))
+
+        def metric_value(self, sums):
+            assert sums[:4] == (15.0, 5.0, 8.0, 5.0) and isinstance(sums.loss_sum, float)
+            return {"f1": float(sums.extra[0] / sums.extra[1])}
+
+    monkeypatch.setattr(heals, "answer", lambda loaded, batch: batch["labels"])
+    batches = [{"labels": torch.tensor(labels)} for labels in ([1.0, 2.0, 3.0], [4.0, 5.0])]
+    found = heals.task_score(None, SimpleNamespace(task=Pairs()), batches)
+    assert (found.value, found.loss, found.samples, found.error) == (3.0, 3.0, 5, None)
+    with pytest.raises(Diverged):
+        heals.task_score(None, SimpleNamespace(task=Pairs()), [{"labels": torch.tensor([float("inf")])}])

@@ -161,3 +161,5 @@ def test_a_ramp_is_as_long_as_it_says_and_the_training_sees_as_many_samples():
         made = plan.make(_train(duration="6ep", batch_ramp={"start": 32, "until": until}), 1437, 1)
         assert made.ramp_steps == (length or made.steps // 2)
         assert made.position(made.steps - 1) < 6 * made.epoch_samples <= made.position(made.steps)
+    short = plan.make(_train(duration="5st", batch_ramp={"start": 32, "until": "9st"}), 1437, 1, cut_short=True)
+    assert short.steps == short.ramp_steps == 5  # a quick look ends within the ramp
