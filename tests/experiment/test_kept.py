@@ -12,10 +12,11 @@ from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment import kept
-from leansurgeon.experiment.arms import wanted_shapes
+from leansurgeon.experiment.arms import typed, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.surgery.plan.method import healing
-from leansurgeon.training.recipe.schema import ExperimentRecipe, merge
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, merge
 from leansurgeon.training.runs import checkpoint, summary
 
 WHOLE = {
@@ -159,3 +160,9 @@ def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, 
     kept.check_interrupted(before)
     with pytest.raises(UsageError, match=r"train\.optim\.lr.*0\.001.*0\.002"):
         kept.check_interrupted(now)
+
+
+def test_an_arm_wants_what_it_says_as_it_would_be_typed():
+    assert typed(Arm()) == Wanted()
+    said = typed(Arm(heads=8, layers="2,3", head_dim=16, mlp_dim=96, mlp_ratio=2, init="fresh"))
+    assert said == Wanted("8", "2,3", "16", "96", 2, "fresh")

@@ -274,3 +274,10 @@ def test_reading_a_recipe_imports_no_torch():
     code = "import sys\nfrom leansurgeon.training.recipe import reading as recipefile\nrecipefile.load('digits-vit')\n"
     code += "assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_only_a_control_matches_another_arm():
+    whole = {"name": "x", "kind": "experiment", "source": "digits-vit", "task": {"name": "digits"}}
+    whole |= {"train": {"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}}}
+    with pytest.raises(ValueError, match="matches flops of no arm"):
+        ExperimentRecipe.model_validate(whole | {"arms": {"original": {}, "lean": {"heads": 8, "match": "flops"}}})
