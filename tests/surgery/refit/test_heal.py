@@ -198,3 +198,26 @@ def test_relative_weights_are_one_over_the_square() -> None:
     target = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 0.5]])
     assert heal.relative_weights(target).tolist() == pytest.approx([1 / 25, 0.0, 4.0])
     assert heal.relative_weights(target, torch.tensor([False, True, True])).tolist() == pytest.approx([0.0, 0.0, 4.0])
+
+
+class Parts(torch.nn.Module):
+    """A pre-norm block without norms: what its attention says reaches the output directly, and through the MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.gain = torch.nn.Linear(8, 8), torch.linspace(0.5, 2, 8)
+        self.mlp = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.gain * self.attention(x)
+        return x + self.mlp(x)
+
+
+@torch.no_grad()
+def test_the_direct_way_counts_where_what_lies_behind_is_held():
+    parts, x = Parts(), torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+    direct = block.reach(parts.attention, lambda: parts(x), freeze=parts.mlp)
+    assert torch.allclose(direct, parts.gain, atol=1e-5)
+    assert block.reach(parts.attention, lambda: parts(x)) is None
+    assert torch.allclose(block.reach(parts.mlp, lambda: parts(x)), torch.ones(8), atol=1e-5)
