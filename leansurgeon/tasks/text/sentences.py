@@ -68,7 +68,7 @@ class Sentences(classification.TextClassification):
         def build(folder: Path) -> disk.Info:
             lines = of_documents(data.whole())
             if other is None:
-                lines, held = _hold_out(lines, o.eval_fraction, o.split_seed)
+                lines, held = hold_out(lines, o.eval_fraction, o.split_seed)
             else:
                 known = set(lines)
                 held = [line for line in of_documents(other.whole()) if line not in known]
@@ -126,7 +126,7 @@ def sentences(text: str) -> list[str]:
     return list(unique)
 
 
-def _hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+def hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
     """All but, and a random choice of about this fraction, both in their order. Raises UsageError for one line."""
     parts = chance.held_out(len(lines), fraction, seed)
     if not len(parts["train"]):
