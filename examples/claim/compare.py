@@ -87,9 +87,10 @@ class Run:
     def of(cls, folder: Path, score: float, parameters: int) -> Run:
         """The run in a folder."""
         rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-        kappa = tuple(
-            float(np.median([layer["median"] for layer in row["layers"]])) for row in rows if row["type"] == "kappa"
-        )
+        measured = {
+            row["step"]: row["layers"] for row in rows if row["type"] == "kappa"
+        }  # a resumed run repeats a step
+        kappa = tuple(float(np.median([layer["median"] for layer in layers])) for layers in measured.values())
         return cls(score, parameters, kappa, falling([row for row in rows if row["type"] == "train"]))
 
 
@@ -171,11 +172,11 @@ def mixed(task: str, rows: list[tuple[int, int, float, float]]) -> tuple[float, 
     return float(fitted.params[1]), 1.96 * float(fitted.bse[1])
 
 
-def holm(p: list[float]) -> list[float]:
-    """Holm's step-down correction (1979), in the order given."""
+def holm(p: list[float], comparisons: int) -> list[float]:
+    """Holm's step-down correction (1979) for so many comparisons, of which these are made so far, in their order."""
     order, found, largest = np.argsort(p), [0.0] * len(p), 0.0
     for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
+        largest = max(largest, min(1.0, (comparisons - rank) * p[i]))
         found[i] = largest
     return found
 
@@ -204,7 +205,7 @@ def secondary(differences: list[Difference]) -> list[str]:
 def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
     """What every arm reached, as lines of Markdown: means over seeds, the standard deviation beside the score."""
     lines = [
-        "| task | layers | arm | seeds | score | parameters | κ: start, middle, end | last tenth |",
+        "| task | layers | arm | seeds | score | parameters | κ: start, middle, end | last tenth (worst seed) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for task, runs in found.items():
@@ -219,17 +220,18 @@ def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
                 else f"{scores.mean():.4f} ± {spread:.4f}"
             )
             kappa = ", ".join(f"{np.mean(each):,.0f}" for each in zip(*(r.kappa for r in these), strict=True)) or "–"
-            fell = np.mean([run.falling for run in these])
+            fell = [run.falling * (100 * run.score if task == "claim-retrieval" else 100) for run in these]
+            unit = "points" if task == "claim-retrieval" else "%"
             lines.append(
                 f"| {task.removeprefix('claim-')} | {depth} | {arm} | {len(these)} | {score} "
-                f"| {these[0].parameters:,} | {kappa} | {-100 * fell:+.1f} % |"
+                f"| {these[0].parameters:,} | {kappa} | {-np.mean(fell):+.2f} ({-max(fell):+.2f}) {unit} |"
             )
     return lines
 
 
 def table(differences: list[Difference]) -> list[str]:
     """The primary comparisons as lines of Markdown, and what they answer."""
-    corrected = holm([one.p for one in differences])
+    corrected = holm([one.p for one in differences], len(QUESTIONS) * len(TASKS))
     lines = [
         "| question | task | seeds | difference | 95 % | p (Holm) | mixed model | |",
         "|---|---|---|---|---|---|---|---|",

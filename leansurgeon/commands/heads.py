@@ -114,7 +114,7 @@ def heads(
     from leansurgeon.measure.device import chosen
     from leansurgeon.report.evidence.folder import HEADS
     from leansurgeon.surgery import prune
-    from leansurgeon.training.runs.folder import run_of, write_json
+    from leansurgeon.training.runs.folder import keep_beside, run_of
     from leansurgeon.training.runs.sample_data import data_to_measure
 
     with ExitStack() as stack:
@@ -147,8 +147,7 @@ def heads(
         smaller = pruned(opened, study, pruning, sample, options.seed, say) if pruning else None
     document |= {"prune": smaller.as_dict()} if smaller else {}
     if run := run_of(model):
-        write_json(run / HEADS, document)
-        say(f"Kept as {run / HEADS}.")
+        keep_beside(run / HEADS, document, say)
     return Measured(document, smaller)
 
 

@@ -34,7 +34,7 @@ def kappa(
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.evidence.collect import KAPPA
-    from leansurgeon.training.runs.folder import run_of, write_json
+    from leansurgeon.training.runs.folder import keep_beside, run_of
     from leansurgeon.training.runs.sample_data import data_for_kappa
 
     opened = open_source(model, allow_pickle=allow_pickle)
@@ -43,6 +43,5 @@ def kappa(
 
     document = study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
     if data is None and (run := run_of(model)):  # figures of its own data, which a report shows
-        write_json(run / KAPPA, document)
-        say(f"Kept as {run / KAPPA}.")
+        keep_beside(run / KAPPA, document, say)
     return document

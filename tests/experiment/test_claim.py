@@ -77,14 +77,18 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
         assert (one.mean - one.half, one.mean + one.half) == pytest.approx((100 * low, 100 * high))
         assert one.mixed[0] == pytest.approx(one.mean, abs=0.02) and 0 < one.mixed[1] < 2 * one.half
     p = [one.p for one in made]
-    assert compare.holm(p) == pytest.approx(multipletests(p, method="holm")[1])
-    says = [one.holds(corrected) for one, corrected in zip(made, compare.holm(p), strict=True)]
+    assert compare.holm(p, len(p)) == pytest.approx(multipletests(p, method="holm")[1])
+    whole = multipletests([*p, *[1.0] * (15 - len(p))], method="holm")[1][
+        : len(p)
+    ]  # what is not run yet is no evidence
+    assert compare.holm(p, 15) == pytest.approx(whole)
+    says = [one.holds(corrected) for one, corrected in zip(made, compare.holm(p, 15), strict=True)]
     assert says[0] == "yes" and set(says[1:4]) == {"no"}
     monkeypatch.setattr(sys, "argv", ["compare.py", str(runs)])
     assert compare.main() == 0
     out = capsys.readouterr().out
     assert out.count("| fashion | 8 |") == 5 + 2 and f"{made[0].mean:+.2f} points" in out  # even and params beside few
-    assert out.count("| 1,000 | 10, 70 | -5.0 % |") == 2 * len(ARMS)
+    assert out.count("| 1,000 | 10, 70 | -5.00 (-5.00) % |") == 2 * len(ARMS)
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     assert compare.main() == 2
 
@@ -124,4 +128,5 @@ def test_controls_have_the_parameters_and_the_flops_that_they_are_to_have(name):
     assert (stage["wide-4"].heads, stage["wide-4"].inner) == (stage["base"].heads, stage["keep-4"].inner)
     if "flops-4" in made:
         assert flops_of(made["flops-4"]) == pytest.approx(flops_of(made["keep-4"]), rel=0.005)
-        assert parameters["flops-4"] > 1.05 * parameters["keep-4"]  # attention costs operations that no parameter has
+        share = 1.1 if "text" in name else 1.05  # attention costs operations that no parameter has
+        assert parameters["flops-4"] > share * parameters["keep-4"]

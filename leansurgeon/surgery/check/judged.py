@@ -33,8 +33,8 @@ def on_data(
     the data (None: all that nothing was fitted on). `family` is that of the model, where it is known. Raises what
     `prove` raises.
     """
-    batches, families = batches or [*data.guard, *data.heldout], (family, source.architecture)
-    kind = kind_of(data)
+    batches = [*data.guard, *data.heldout] if batches is None else batches
+    kind, families = kind_of(data), (family, source.architecture)
     return prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
 
 

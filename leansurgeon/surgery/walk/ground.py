@@ -172,15 +172,19 @@ class Ground:
     @cached_property
     def longest_span(self) -> int:
         """Blocks that the memory of the GPU, or what is free of the host's, lets be trained together; a cut that goes
-        on keeps to what was free when it began.
+        on keeps to what was free when its first span began, or to less, and says so.
         """
-        if step := self.options.kept.get(SPAN):
-            return step.record["blocks"]
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
         room = free_memory()  # what stands outside the blocks and the states are in it already
         if self.device.type == "cuda":
             room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
         longest = int(SPANS * room / (4 * TRAINED * block))
+        if step := self.options.kept.get(SPAN):
+            if longest >= step.record["blocks"]:
+                return step.record["blocks"]
+            self.say(
+                "Less memory is free than when this cut began: the result may not be that of an uninterrupted one."
+            )
         self.keep(SPAN, {}, {"blocks": longest})
         return longest
 

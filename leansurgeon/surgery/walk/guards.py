@@ -31,7 +31,10 @@ def calibrate_safely(
     if calibration.beside is None:
         return calibrated.calibrate(plan, calibration, options, say), calibration
     tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
-    say(f"With so few samples of yours the cut is made {1 + len(tried)} times at most, each with others mixed in.")
+    say(
+        f"With so few samples of yours the cut is made {1 + len(tried)} times at most: on what the model makes, "
+        "on yours, and on yours with more and more of the others."
+    )
     outcome = cut(plan, with_own(calibration, None, alone=True), options, say, "own")
     outcome.close()
     spent = spent_by(outcome)

@@ -20,6 +20,7 @@ from typing import Any
 from leansurgeon.checkpoints.publish import leftovers
 from leansurgeon.checkpoints.publish.durable import sync, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
+from leansurgeon.reading import files
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
 EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside the runs of its arms
@@ -157,6 +158,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """`write_text` of indented JSON. NaN is refused: no other reader takes it."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def keep_beside(path: Path, value: Any, say: Callable[[str], None]) -> None:
+    """`write_json` of what was measured. Where it cannot be written that is said, and the measurement is not lost."""
+    try:
+        write_json(path, value)
+    except (LeanSurgeonError, OSError, ValueError) as error:
+        say(f"{path} was not written: {files.why(error) if isinstance(error, OSError) else error}")
+    else:
+        say(f"Kept as {path}.")
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:

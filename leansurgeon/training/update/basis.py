@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.checkpoints.pieces import Array, outer_axis, to_pieces
 from leansurgeon.errors import UsageError
@@ -47,6 +48,8 @@ def check(train: Train, loaded: Loaded, *, sharing: bool) -> None:
     other = next((name for name in ("ema", "lora") if getattr(train, name)), "parallel: fsdp2" if sharing else None)
     if other:
         raise UsageError(f"{key} does not go together with train.{other}.", "Leave one of the two out.")
+    if key == "train.sharpen" and any(tensor.role in QK_NORMS for tensor in loaded.architecture.blocks().block):
+        raise UsageError("train.sharpen does nothing here: this model's queries are normalised.", f"Leave {key} out.")
     if None in attentions.of(loaded):
         raise UsageError(
             f"{key} needs attention with values and an output projection, and not every block of "

@@ -151,10 +151,13 @@ def test_a_cut_that_goes_on_keeps_to_what_was_free_when_it_began(saved, monkeypa
 
     def longest(free: float, resume: bool) -> int:
         monkeypatch.setattr(ground, "free_memory", lambda: free)
-        return Ground(steps, data("gpt2"), Options(kept=Kept(tmp_path / "kept", "key", resume=resume))).longest_span
+        options = Options(kept=Kept(tmp_path / "kept", "key", resume=resume))
+        return Ground(steps, data("gpt2"), options, said.append).longest_span
 
-    first = longest(1e9, resume=False)
-    assert longest(1e6, resume=True) == first != longest(1e6, resume=False)
+    said = []
+    first = longest(1e7, resume=False)
+    assert longest(1e9, resume=True) == first < longest(1e9, resume=False) and not said
+    assert longest(1e7, resume=True) == first and said  # no more than there is room for, and it is said
 
 
 def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):

@@ -215,3 +215,13 @@ def test_a_run_is_known_from_within(tmp_path, monkeypatch):
     assert (runfolder.run_of("..") / "recipe.yaml").is_file()
     monkeypatch.chdir(tmp_path)
     assert (runfolder.run_of(".") / "recipe.yaml").is_file()
+
+
+def test_what_was_measured_is_said_where_it_cannot_be_kept(tmp_path):
+    (tmp_path / "taken").mkdir()
+    said: list[str] = []
+    runfolder.keep_beside(tmp_path / "kept.json", {"a": 1}, said.append)
+    runfolder.keep_beside(tmp_path / "taken", {"a": 1}, said.append)
+    runfolder.keep_beside(tmp_path / "none.json", {"a": float("nan")}, said.append)
+    assert json.loads((tmp_path / "kept.json").read_text()) == {"a": 1}
+    assert len(said) == 3 and not (tmp_path / "none.json").exists() and list((tmp_path / "taken").iterdir()) == []

@@ -117,6 +117,14 @@ def test_sharper_attention_is_queries_times_a_factor(loaded, family):
     assert all(torch.equal(value, state[name]) for name, value in left.items())
 
 
+def test_queries_that_are_normalised_cannot_be_sharpened(tmp_path):
+    conftest.build("qwen3").save_pretrained(tmp_path)
+    given = {"duration": "1st", "batch": 1, "optim": {"lr": 1e-3}, "sharpen": 2.0}
+    train = TrainingRecipe(name="x", task={"name": "digits"}, train=given).train
+    with pytest.raises(UsageError, match=r"train\.sharpen"):
+        basis.check(train, checkpoints.load(tmp_path), sharing=False)
+
+
 def test_a_head_without_full_rank_keeps_its_basis():
     left, right = np.ones((5, 2)), np.outer([1.0, 2.0], np.arange(4.0))
     pair = skew(left, right, 10)
