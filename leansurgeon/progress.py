@@ -150,14 +150,32 @@ def line(pieces: Sequence[Piece], now: float) -> tuple[str, float]:
     share = 0.0
     for piece in reversed(pieces):
         share = min(1.0, (piece.done + share) / max(1, piece.total))
-    whole, inner = pieces[0], pieces[-1]
+    inner, seconds = pieces[-1], left(pieces, now)
     places = ", ".join(f"{piece.title}: {piece.done:,}/{piece.total:,}" for piece in pieces)
     parts = [places]
     if inner.done:
         parts.append(rate_text(inner.done / max(now - inner.began, 1e-9), inner.rate))
-    if share:
-        parts.append(f"eta {duration_text((now - whole.began) * (1 - share) / share)}")
+    if seconds is not None:
+        parts.append(f"eta {duration_text(seconds)}")
     return "  ".join(parts), share
+
+
+def left(pieces: Sequence[Piece], now: float) -> float | None:
+    """Seconds until the outermost piece ends; None where nothing is done. Units of a piece take what those before them
+    took, the first what the piece inside it takes: one unit may hold several such pieces, one after the other.
+    """
+    seconds = unit = None
+    until = now
+    for piece in reversed(pieces):
+        innermost = piece is pieces[-1]
+        if piece.done:
+            unit = (until - piece.began) / piece.done
+        if unit is not None:
+            here = 0.0 if innermost else max(0.0, unit - (now - until)) if seconds is None else seconds
+            seconds = here + unit * max(0, piece.total - piece.done - (not innermost))
+            unit = now - piece.began + seconds
+        until = piece.began
+    return seconds
 
 
 @contextmanager

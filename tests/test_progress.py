@@ -32,6 +32,19 @@ def test_time_left_counts_what_lies_inside():
     assert (text, share) == ("rung: 2/4, layers: 5/10  0.5 layers/s  eta 30s", 0.625)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "now", "eta"),
+    [
+        # A unit of several pieces: the second of them began after 20 s, and one step of 144 took a quarter of a second.
+        ([Piece("spans", 1, "spans/s", 0.0), Piece("steps", 144, "steps/s", 20.0, done=1)], 20.25, "36s"),
+        ([Piece("spans", 3, "spans/s", 0.0, done=1), Piece("steps", 9, "steps/s", 60.0)], 70.0, "1m50s"),
+        ([Piece("spans", 3, "spans/s", 0.0), Piece("steps", 10, "steps/s", 0.0, done=5)], 10.0, "50s"),
+    ],
+)
+def test_units_take_what_those_before_them_took_or_what_lies_inside(pieces, now, eta):
+    assert line(pieces, now)[0].endswith(f"eta {eta}")
+
+
 def test_before_the_first_unit_nothing_is_foretold():
     assert line([Piece("layers", 10, "layers/s", began=0.0)], 5.0) == ("layers: 0/10", 0.0)
 
