@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, log2
 
@@ -10,11 +11,13 @@ import pytest
 import scipy.stats
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.search.cheap import flops, gaussian_kappa, kept_layers
+from leansurgeon.search.cheap import Cheap, flops, gaussian_kappa, kept_layers, old_heads, order, scores
+from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, climb, schedule
 from leansurgeon.search.score import Score, binomial_error, front, kendall_tau, moves, ranks
 from leansurgeon.search.space import Candidate
 from leansurgeon.search.trainings import scaled, shortened
+from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.reading import load_training
 
@@ -125,6 +128,64 @@ def test_kappa_of_gaussian_matrices_is_what_is_foretold():
         assert gaussian_kappa(tokens, inner) == pytest.approx(np.median(drawn), rel=0.15)
     square = [np.log(np.linalg.cond(rng.standard_normal((60, 60)))) for _ in range(200)]
     assert np.log(gaussian_kappa(60, 60)) == pytest.approx(np.mean(square), abs=0.2)
+
+
+def evidence(**changes) -> Evidence:
+    """Of the six layers of the digits ViT, whose samples have 17 tokens."""
+    known = dict(tokens=17.0, kappa=[10.0, 20.0, 30.0, 40.0, None, 60.0], influence=[5.0, 1.0, 4.0, 1.0, 1.0, 9.0])
+    return Evidence(**known | changes, says="")
+
+
+def test_the_cheap_numbers_of_a_shape_by_hand():
+    """Layers 0, 2 and 5 stay: 18 of 21 of the influence, and of their kappas 30 is the middle one. Twice the heads make
+    a Gaussian's condition number (sqrt 128 + sqrt 17) / (sqrt 128 - sqrt 17) of (8 + sqrt 17) / (8 - sqrt 17).
+    """
+    source = open_source("digits-vit")  # width 64, 4 heads of 16
+    lean = Candidate(Wanted(), source.shape.with_(depth=3, heads=8, kv_heads=8, mlp_dim=256), 123, more_heads=True)
+    made = scores(source, [lean], evidence())[lean.name]
+    weights = 3 * (4 * 64 * 128 + 2 * 64 * 256)  # four projections, and an MLP up and down
+    assert (made.parameters, made.flops) == (123, 2 * 17 * weights + 3 * 4 * 17**2 * 128)
+    assert made.influence == pytest.approx(18 / 21)
+    root = 17**0.5
+    ratio = (128**0.5 + root) / (128**0.5 - root) / ((8 + root) / (8 - root))
+    assert made.kappa == pytest.approx(30 * ratio) and 0.6 < ratio < 0.8
+    assert (made.memory, made.latency) == (None, None)
+    assert scores(source, [lean], None) == {lean.name: Cheap(123)}
+
+
+def test_what_is_not_known_of_layers_is_left_out():
+    source = open_source("digits-vit")
+    lean = Candidate(Wanted(), source.shape.with_(depth=2), 1)
+    # The most influential layers are 4, whose kappa is unknown, and 5; without influence it is the first and the last.
+    ends = evidence(influence=[1.0, 1.0, 1.0, 1.0, 2.0, 2.0])
+    assert scores(source, [lean], ends)[lean.name].kappa == pytest.approx(60)
+    for unknown in (None, [0.0] * 6):
+        made = scores(source, [lean], evidence(influence=unknown))[lean.name]
+        assert made.influence is None
+    assert scores(source, [lean], evidence(influence=None))[lean.name].kappa == pytest.approx((10 + 60) / 2)
+    assert scores(source, [lean], evidence(kappa=[None] * 6))[lean.name].kappa is None
+    wider = Candidate(Wanted(), source.shape.with_(depth=2, heads=8, kv_heads=8), 1)
+    assert scores(source, [wider], evidence(kappa=[1.1] * 6))[wider.name].kappa == 1  # no matrix has less
+
+
+def test_stages_keep_their_own_most_influential_layers():
+    stage = open_source("digits-vit").shape.stages[0]
+    before, after = (Shape(tuple(replace(stage, depth=depth) for depth in depths)) for depths in ((3, 4), (2, 1)))
+    assert kept_layers(before, after, [1, 2, 3, 9, 8, 7, 9]) == [1, 2, 3]  # of equals the first
+    assert kept_layers(before, after, [3, 2, 3, 1, 1, 4, 1]) == [0, 2, 5]
+
+
+def test_of_equal_ranks_the_smaller_one_stands_first_and_a_number_some_lack_does_not_count():
+    one, two, three = candidates(3)  # 0, 1 and 2 parameters, of which more is better
+    assert order([one, two, three], {c.name: Cheap(c.parameters) for c in (one, two, three)}) == [three, two, one]
+    against = {one.name: Cheap(0, kappa=1.0), two.name: Cheap(1, kappa=2.0), three.name: Cheap(2, kappa=3.0)}
+    assert order([three, two, one], against) == [one, two, three]
+    against[two.name] = Cheap(1)
+    assert order([one, two, three], against) == [three, two, one]
+
+
+def test_a_quarter_of_the_places_is_for_the_old_heads_and_none_of_one():
+    assert [old_heads(tries) for tries in (1, 2, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
 
 
 def test_the_most_influential_layers_stay():
