@@ -162,7 +162,7 @@ def make(
     duration = parse_duration(train.duration)
     timed = duration.seconds is not None
     if timed:
-        steps, ramp_steps = ENDLESS, _ramp_steps(train, per_epoch * train.batch) if train.batch_ramp else 0
+        steps, ramp_steps = ENDLESS, _ramp_steps(train, epoch_samples) if train.batch_ramp else 0
     else:
         steps, ramp_steps = _steps(train, duration, epoch_samples)
     if not cut_short:
