@@ -18,7 +18,7 @@ from compare import QUESTIONS, TASKS, WORTH, Difference, Run, asked, collected
 
 from leansurgeon.report.charts.forms import Chart, Point, Series, lines
 from leansurgeon.report.charts.palette import LIGHT
-from leansurgeon.report.charts.scales import PERCENT, PLAIN, Axis
+from leansurgeon.report.charts.scales import PERCENT, PLAIN, WHOLE, Axis
 
 SHOWN = ("base", "keep-4", "params-4", "split-4", "sharp", "even", "wide-4")
 APART = 0.12  # of a question: how far the marks of two tasks stand from each other
@@ -42,7 +42,7 @@ def differences(made: list[Difference]) -> Chart:
         for place, task in enumerate(TASKS)
     ]
     says = "; ".join(f"Q{number} {question}" for number, (question, *_) in enumerate(QUESTIONS, 1))
-    drawing = lines(series, Axis("question", PLAIN), Axis("difference in thresholds", PLAIN))
+    drawing = lines(series, Axis("question", WHOLE), Axis("difference in thresholds", PLAIN))
     return Chart("claim-differences", "What each question found, with 95 % intervals", says, drawing)
 
 
