@@ -6,7 +6,8 @@ For every task and question: the mean over seeds of the paired difference (poole
 its 95 % interval, the paired t-test, Holm's correction over all primary comparisons, and where statsmodels is installed
 the same difference by a mixed model (score by arm and depth, random intercept for the seed). Accuracy and variance are
 in points, a loss in percent of what the second arm of the pair has; positive is better. Then the secondary comparisons,
-whose p is not corrected, and the arms: score, parameters, kappa, and whether training had come to its end.
+whose p is not corrected, what a halved kappa goes with among trainings of one arm, and the arms: score, parameters,
+kappa, and whether training had come to its end.
 """
 
 from __future__ import annotations
@@ -202,6 +203,40 @@ def secondary(differences: list[Difference]) -> list[str]:
     ]
 
 
+def halved(task: str, runs: dict[tuple[str, int, int], Run]) -> tuple[int, float, float] | None:
+    """Trainings, and by how much their score is better for each halving of kappa at the end, with half its 95 %
+    interval: least squares over all trainings with a level of its own for every arm and depth, so that only seeds of
+    one arm are compared. None where kappa was not measured, or says nothing.
+    """
+    groups = defaultdict(list)
+    for (arm, depth, _), run in runs.items():
+        if run.kappa:
+            groups[arm, depth].append((-math.log2(run.kappa[-1]), run.score))
+    groups = {key: np.array(of_arm) for key, of_arm in groups.items() if len(of_arm) > 1}
+    if not groups:
+        return None
+    x, score = np.concatenate([of_arm - of_arm.mean(0) for of_arm in groups.values()]).T
+    freedom = len(x) - len(groups) - 1
+    if freedom < 1 or not x.any():
+        return None
+    mean = np.concatenate(list(groups.values()))[:, 1].mean()
+    y = score * (-100 if task in LOWER else 100) / (1 if UNITS[task] == "points" else mean)
+    slope = float(x @ y / (x @ x))
+    error = math.sqrt(float(((y - slope * x) ** 2).sum()) / freedom / float(x @ x))
+    return len(x), slope, float(stats.t.ppf(0.975, freedom)) * error
+
+
+def halvings(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
+    """What a halved kappa goes with among the seeds of one arm, as lines of Markdown."""
+    lines = ["| within arms: κ halved | trainings | better by | 95 % |", "|---|---|---|---|"]
+    for task, runs in found.items():
+        made = halved(task, runs)
+        if made:
+            trainings, slope, half = made
+            lines.append(f"| {task.removeprefix('claim-')} | {trainings} | {slope:+.2f} {UNITS[task]} | ± {half:.2f} |")
+    return lines
+
+
 def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
     """What every arm reached, as lines of Markdown: means over seeds, the standard deviation beside the score."""
     lines = [
@@ -257,7 +292,11 @@ def main() -> int:
     if not differences:
         print("No claim-* recipe was run here with two seeds: leansurgeon run claim-retrieval", file=sys.stderr)
         return 2
-    print("\n".join([*table(differences), "", *secondary(asked(scores, SECONDARY)), "", *arms(found)]))
+    print(
+        "\n".join(
+            [*table(differences), "", *secondary(asked(scores, SECONDARY)), "", *halvings(found), "", *arms(found)]
+        )
+    )
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 
 from leansurgeon.checkpoints.source import open_source
@@ -103,6 +104,23 @@ def test_a_loss_is_better_when_it_is_lower():
     missed = [100 * (1 + s / 90 - 0.9 - s / 100) for s in range(4)]
     assert (points.unit, points.mean) == ("points", pytest.approx(np.mean(missed)))
     assert points.mixed[0] == pytest.approx(points.mean, abs=0.02)
+
+
+def test_a_halved_kappa_is_compared_within_arms():
+    rng, runs = np.random.default_rng(1), {}
+    for number, arm in enumerate(ARMS):
+        for seed in range(8):
+            kappa, noise = float(np.exp(rng.normal(3 + number, 0.5))), rng.normal(0, 0.001)
+            runs[arm, 4, seed] = compare.Run(0.8 - number / 50 - 0.004 * np.log2(kappa) + noise, 1, (1.0, kappa), 0.0)
+    x = np.array([[-np.log2(run.kappa[-1]), *(arm == a for a in ARMS)] for (arm, *_), run in runs.items()])
+    least = OLS(np.array([100 * run.score for run in runs.values()]), x).fit()
+    many, slope, half = compare.halved("claim-fashion", runs)
+    assert (many, slope) == (48, pytest.approx(least.params[0])) and slope == pytest.approx(0.4, abs=0.1)
+    assert (slope - half, slope + half) == pytest.approx(tuple(least.conf_int()[0]))
+    assert compare.halved("claim-text", runs)[1] < 0  # a loss that is higher where kappa is lower is no gain
+    assert (
+        compare.halved("claim-fashion", {key: compare.Run(run.score, 1, (), 0.0) for key, run in runs.items()}) is None
+    )
 
 
 def test_two_of_three_tasks_answer():
