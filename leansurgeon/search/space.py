@@ -57,7 +57,7 @@ def size(text: str | None, units: dict[str, float], flag: str, example: str) -> 
         return None
     match = re.fullmatch(r"\s*(\d+(?:[\d_,]*\d)?(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and units.get(match[2].upper())
-    if not match or unit is None or (value := float(re.sub("[_,]", "", match[1])) * unit) <= 0:
+    if unit is None or (value := float(re.sub("[_,]", "", match[1])) * unit) <= 0:
         raise UsageError(f"{flag} {text}: a size is needed, such as {example}.")
     return value
 

@@ -69,17 +69,69 @@ def test_a_control_has_the_old_heads_and_as_many_parameters_within_one_unit_a_la
     assert control(source, only_depth, calibrated=False) is None
 
 
+@pytest.mark.parametrize(("head_dim", "mlp"), [("auto", 200), ("8", 256)])
+def test_a_control_is_the_sources_but_for_depth_and_mlp(head_dim, mlp):
+    """8 heads of 16 have 4 * 64 * 64 weights more than 4 of them, as many as 128 MLP units, and 3 * 64 biases, which
+    are a unit and a half; 8 heads of 8 have as many as before.
+    """
+    searched = found(open_source("digits-vit"), Budget(10**9), heads="8", layers="3", mlp_dim="200", head_dim=head_dim)
+    other = control(open_source("digits-vit"), searched.candidates[0], calibrated=False)
+    (stage,) = other.shape.stages
+    assert (stage.heads, stage.head_dim, stage.depth) == (4, 16, 3)
+    assert stage.mlp_dim == {"auto": 328, "8": 200}[head_dim]
+
+
+def test_a_controls_mlp_grows_alike_in_every_stage():
+    source = open_source("volo-d3")  # MLPs of 768 and three times 1536; heads 8, 16, 16, 16
+    (lean,) = found(source, Budget(10**9), heads="16", layers="1x", mlp_dim="900").candidates
+    assert lean.more_heads  # in the first stage
+    first, *others = control(source, lean, calibrated=False).shape.stages
+    assert first.mlp_dim != 768 and all(abs(stage.mlp_dim - 2 * first.mlp_dim) <= 1 for stage in others)
+
+
+def test_heads_that_are_divided_are_looked_at_with_and_without_sample_data(saved):
+    source = open_source(str(saved("bert")[0]))  # 4 heads of 8
+    space = Space("8", "4", "1x", "split")
+    for calibrated in (False, True):
+        (made,) = enumerate_shapes(source, space, Budget(10**9), init="transfer", calibrated=calibrated).candidates
+        assert (made.shape.stages[0].heads, made.shape.stages[0].head_dim) == (8, 4)
+
+
+def test_a_shape_of_just_the_budget_keeps_it():
+    source = open_source("digits-vit")
+    one = dict(heads="8", layers="3", mlp_dim="128")
+    assert found(source, Budget(152_394), **one).candidates[0].parameters == 152_394
+    with pytest.raises(UsageError, match=r"\b152,393\b"):
+        found(source, Budget(152_393), **one)
+
+
+def test_why_no_shape_is_left():
+    digits = open_source("digits-vit")
+    for source, space, says in (
+        (digits, dict(heads="4", layers="6", mlp_dim="256"), "that of the source"),
+        (open_source("bert-crammed"), dict(heads="20", layers="10", mlp_dim="1x"), r"\b768\b.*\b16, 24\b"),
+        (digits, dict(heads="1/3x"), "^--heads .*digits-vit"),
+        (digits, dict(mlp_dim="0x"), "^--mlp-dim "),
+        (digits, dict(layers="1/5x,7/5x"), "^--layers "),
+        (digits, dict(heads="1-50", layers="1-50", mlp_dim="1-50"), "100,000 shapes"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            found(source, Budget(), **space)
+
+
 @pytest.mark.parametrize(
     ("text", "old", "expected"),
     [
         ("12", [4], ["12"]),
+        ("12, 16", [4], ["12", "16"]),
+        ("0x,1x", [4], ["4"]),
         ("6-8,12", [4], ["6", "7", "8", "12"]),
         ("1x,4/3x,3/2x,2x", [4], ["4", "6", "8"]),
         ("1.5x", [4, 8], ["6,12"]),
         ("16,16", [4, 8], ["16,16"]),
         ("1/3x", [4, 6], []),
     ],
-    ids=["number", "range", "factors", "stages", "twice", "none-whole"],
+    ids=["number", "space", "no-factor", "range", "factors", "stages", "twice", "none-whole"],
 )
 def test_lists_of_numbers(text, old, expected):
     assert listed(text, "--heads", old) == expected
@@ -87,10 +139,12 @@ def test_lists_of_numbers(text, old, expected):
 
 def test_the_usual_layers():
     assert usual_layers([6]) == ["6", "5", "4", "3", "2"]
+    assert usual_layers([3]) == ["3", "2", "1"] and usual_layers([1]) == ["1"]
+    assert usual_layers([2, 4]) == ["2,4", "2,3", "1,2", "1,1"]
     assert usual_layers([8, 8, 16, 4])[0] == "8,8,16,4" and "4,4,8,2" in usual_layers([8, 8, 16, 4])
 
 
-@pytest.mark.parametrize("text", ["x", "0", "6-", "8-6", "-3", "1/0x", "1e3", "", "2x3"])
+@pytest.mark.parametrize("text", ["x", "0", "6-", "8-6", "0-3", "1-100001", "-3", "1/0x", "1e3", "", "2x3"])
 def test_lists_that_are_none(text):
     with pytest.raises(UsageError, match="--layers"):
         listed(text, "--layers", [6])
@@ -100,7 +154,22 @@ def test_budgets_in_words():
     assert Budget.parse("60M", "16GB", "5ms") == Budget(60_000_000, 16_000_000_000, 5.0)
     assert repr(Budget.parse("60M", "16GB", None)) == repr(Budget(60_000_000, 16_000_000_000))  # whole numbers
     assert Budget.parse("152,394", "1.5GiB", "0.01s") == Budget(152_394, 1_610_612_736, 10.0)
-    wrong = [("60X", None, None), (None, "16", None), (None, "60M", None), (None, None, "-1ms"), ("0", None, None)]
+    sizes = [("7K", "3B", "2s"), ("2B", "5KB", "50us"), ("9", "1KiB", "7ms"), ("9", "2TiB", "1 MS")]
+    made = [Budget.parse(*texts) for texts in sizes]
+    assert [b.parameters for b in made] == [7_000, 2 * 10**9, 9, 9]
+    assert [b.memory for b in made] == [3, 5_000, 1024, 2 * 1024**4]
+    assert [b.latency for b in made] == [2000.0, pytest.approx(0.05), 7.0, 1.0]
+    assert Budget.parse("3G", "2TB", None) == Budget(3 * 10**9, 2 * 10**12)
+    wrong = [
+        ("60X", None, None),
+        (None, "16IB", None),
+        (None, None, "1"),
+        (None, "0.0GB", None),
+        (None, "16", None),
+        (None, "60M", None),
+        (None, None, "-1ms"),
+        ("0", None, None),
+    ]
     for parameters, memory, latency in wrong:
         with pytest.raises(UsageError, match=r"^--(params|memory|latency)\b.*"):
             Budget.parse(parameters, memory, latency)
