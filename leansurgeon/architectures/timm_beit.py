@@ -4,9 +4,7 @@ queries and values only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.base import Config, Tensor
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
@@ -14,16 +12,15 @@ from leansurgeon.architectures.timm_models import (
     DEFAULTS,
     HIDDEN_INPUT,
     PATCH_SIZES,
+    Built,
     TimmModels,
     grid,
     is_norm,
     mlp,
+    of_timm,
     plain_numbers,
     tokens,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def offsets(config: Config) -> int:
@@ -32,7 +29,7 @@ def offsets(config: Config) -> int:
     return (2 * rows - 1) * (2 * columns - 1) + 3
 
 
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built Beit."""
     block = model.blocks[0]
     return {
@@ -45,12 +42,9 @@ def reads(model: nn.Module) -> Config:
     }
 
 
-TIMM_BEIT = Architecture(
-    name="timm_beit",
-    library="timm",
+TIMM_BEIT = of_timm(
+    "beit",
     model_types=("beit_*", "beitv2_*"),
-    keys=Keys("depth", "num_heads", "embed_dim", mlp_ratio="mlp_ratio"),
-    layer="blocks.{i}.",
     block=(
         Tensor("gamma_1", "norm", "width", when="init_values"),
         Tensor("gamma_2", "norm", "width", when="init_values"),
@@ -66,12 +60,7 @@ TIMM_BEIT = Architecture(
     outer=BEIT_OUTER,
     sizes={"tokens": tokens, "offsets": offsets, **PATCH_SIZES},
     defaults={**DEFAULTS, "init_values": None, "use_abs_pos_emb": True, "use_rel_pos_bias": False, "use_fc_norm": True},
-    projection="blocks.{i}.attn.proj",
-    norm="pre",
-    plain=False,
     heads_unsplittable=HIDDEN_INPUT,
-    init_std=0.02,
-    decoupled="leansurgeon_beit",
     timm=TimmModels("Beit", reads, "patch_embed.proj"),
 )
 

@@ -8,29 +8,26 @@ with other heads is of `leansurgeon_cait`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.base import Config, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
     DEFAULTS,
     PATCH_SIZES,
+    Built,
     DropPath,
     TimmModels,
     class_blocks,
     class_inner,
     keeping_class_attention,
     mlp,
+    of_timm,
     plain_numbers,
     tokens,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
 
-
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built Cait."""
     width = model.embed_dim
     return {
@@ -42,12 +39,9 @@ def reads(model: nn.Module) -> Config:
     }
 
 
-TIMM_CAIT = Architecture(
-    name="timm_cait",
-    library="timm",
+TIMM_CAIT = of_timm(
+    "cait",
     model_types=("cait_*",),
-    keys=Keys("depth", "num_heads", "embed_dim", mlp_ratio="mlp_ratio"),
-    layer="blocks.{i}.",
     block=(
         Tensor("gamma_1", "norm", "width"),
         Tensor("gamma_2", "norm", "width"),
@@ -74,11 +68,6 @@ TIMM_CAIT = Architecture(
         "cls_mlp": lambda c: int(c["embed_dim"] * c["mlp_ratio_token_only"]),
     },
     defaults={**DEFAULTS, "mlp_ratio_token_only": 4.0},
-    projection="blocks.{i}.attn.proj",
-    norm="pre",
-    plain=False,
-    init_std=0.02,
-    decoupled="leansurgeon_cait",
     shared=("heads",),
     timm=TimmModels(
         "Cait", reads, "patch_embed.proj", drop_path=DropPath(constant=True, beside=("LayerScaleBlockClassAttn",))

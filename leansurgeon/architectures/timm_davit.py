@@ -8,20 +8,16 @@ their blocks otherwise and are not declared.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.base import Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DropPath, TimmModels, mlp
-
-if TYPE_CHECKING:
-    from torch import nn
+from leansurgeon.architectures.timm_models import Built, DropPath, TimmModels, mlp, of_timm
 
 STAGES = 4
 
 
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built DaVit."""
     first = [stage.blocks[0][0] for stage in model.stages]
     return {
@@ -59,9 +55,8 @@ def downsample(stage: int) -> tuple[Tensor, ...]:
     return (*norm(f"{name}norm", before), *linear(f"{name}conv", "merge", after, f"{before} down down"))
 
 
-TIMM_DAVIT = Architecture(
-    name="timm_davit",
-    library="timm",
+TIMM_DAVIT = of_timm(
+    "davit",
     model_types=("davit_*",),
     keys=Keys("depths", "num_heads", "embed_dims", mlp_ratio="mlp_ratio", one_ratio=True),
     layer="stages.{s}.blocks.{i}.",
@@ -76,11 +71,7 @@ TIMM_DAVIT = Architecture(
     sizes={"channels": "in_chans", "down": "down_kernel_size", "labels": "num_classes"},
     defaults={"in_chans": 3, "num_classes": 1000, "qkv_bias": True, "down_kernel_size": 2},
     projection=("stages.{s}.blocks.{i}.0.attn.proj", "stages.{s}.blocks.{i}.1.attn.proj"),
-    norm="pre",
-    plain=False,
     positions="none",
-    init_std=0.02,
-    decoupled="leansurgeon_davit",
     timm=TimmModels(
         "DaVit",
         reads,

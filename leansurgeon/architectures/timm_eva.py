@@ -7,9 +7,7 @@ not declared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.base import Config, Tensor
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
@@ -17,17 +15,16 @@ from leansurgeon.architectures.timm_models import (
     DEFAULTS,
     HIDDEN_INPUT,
     PATCH_SIZES,
+    Built,
     TimmModels,
     is_norm,
+    of_timm,
     plain_numbers,
     tokens,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
 
-
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built Eva."""
     block, rope = model.blocks[0], model.rope
     reference = getattr(rope, "ref_feat_shape", None)
@@ -42,18 +39,15 @@ def reads(model: nn.Module) -> Config:
     }
 
 
-def unlike(model: nn.Module) -> str | None:
+def unlike(model: Built) -> str | None:
     """The parts of an Eva that the declaration does not know, in words."""
     kinds = {type(block).__name__ for block in model.blocks} - {"EvaBlock"} if type(model).__name__ == "Eva" else ()
     return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None
 
 
-TIMM_EVA = Architecture(
-    name="timm_eva",
-    library="timm",
+TIMM_EVA = of_timm(
+    "eva",
     model_types=("eva_*", "eva02_*"),
-    keys=Keys("depth", "num_heads", "embed_dim", mlp_ratio="mlp_ratio"),
-    layer="blocks.{i}.",
     block=(
         *norm("norm1"),
         Tensor("attn.q_bias", "q", "q", when="qkv_bias"),
@@ -68,13 +62,8 @@ TIMM_EVA = Architecture(
     outer=BEIT_OUTER,
     sizes={"tokens": tokens, **PATCH_SIZES},
     defaults={**DEFAULTS, "swiglu_mlp": False, "use_abs_pos_emb": True, "use_fc_norm": True},
-    projection="blocks.{i}.attn.proj",
-    norm="pre",
     rotates_when="use_rot_pos_emb",
-    plain=False,
     heads_unsplittable=HIDDEN_INPUT,
-    init_std=0.02,
-    decoupled="leansurgeon_eva",
     timm=TimmModels("Eva", reads, "patch_embed.proj", unlike=unlike),
 )
 

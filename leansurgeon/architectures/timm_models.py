@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from leansurgeon.architectures.base import Architecture, Config, Tensor, exact_ratio
+from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.errors import UnsupportedModel, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
+
+Built: TypeAlias = "nn.Module"  # a model that timm has built
 
 # Why heads of BEiT and EVA cannot become heads of another size.
 HIDDEN_INPUT = "reads q, k and v by one matrix that is no module call, so its input is not seen"
@@ -51,6 +53,24 @@ class TimmModels:
     pixels: Mapping[str, list[float]] = field(default_factory=lambda: IMAGENET)
     unlike: Callable[[Any], str | None] = lambda model: None
     drop_path: DropPath = DropPath()
+
+
+def of_timm(name: str, **more: Any) -> Architecture:
+    """The family of timm's models of this `name`; `more` is its tensors, and what else differs from a ViT of timm's.
+    Its form with a head_dim of its own is `leansurgeon_NAME` (`lean`).
+    """
+    usual = {
+        "name": f"timm_{name}",
+        "library": "timm",
+        "keys": Keys("depth", "num_heads", "embed_dim", mlp_ratio="mlp_ratio"),
+        "layer": "blocks.{i}.",
+        "projection": "blocks.{i}.attn.proj",
+        "norm": "pre",
+        "plain": False,
+        "init_std": 0.02,
+        "decoupled": f"leansurgeon_{name}",
+    }
+    return Architecture(**usual | more)
 
 
 def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:
@@ -106,7 +126,7 @@ def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg:
     }
 
 
-def source_config(family: Architecture, name: str, model: nn.Module) -> Config:
+def source_config(family: Architecture, name: str, model: Built) -> Config:
     """The complete config of a built timm model. Raises `UnsupportedModel` for parts that the declaration does not
     know.
     """
@@ -152,7 +172,7 @@ def skeleton(name: str, args: Config | None = None) -> Any:
             return timm.create_model(name, **(args or {}))
 
 
-def plain_numbers(model: nn.Module) -> Config:
+def plain_numbers(model: Built) -> Config:
     """The constructor's arguments that every descendant of the ViT has, read from a built model."""
     return {
         **image_numbers(model, model.patch_embed),
@@ -164,7 +184,7 @@ def plain_numbers(model: nn.Module) -> Config:
     }
 
 
-def image_numbers(model: nn.Module, embed: nn.Module) -> Config:
+def image_numbers(model: Built, embed: Built) -> Config:
     """Arguments of the images and classes of a built model, whose patches `embed` makes."""
     return {
         "img_size": square(embed.img_size),
@@ -179,7 +199,7 @@ def square(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-def is_norm(module: nn.Module) -> bool:
+def is_norm(module: Built) -> bool:
     """Whether a place for a norm holds one; timm puts an identity where there is none."""
     return bool(list(module.parameters()))
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive, exact_ratio
+from leansurgeon.architectures.base import Config, Keys, Tensor, derive, exact_ratio
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, grid, image_numbers, mlp
-
-if TYPE_CHECKING:
-    from torch import nn
+from leansurgeon.architectures.timm_models import (
+    DEFAULTS,
+    PATCH_SIZES,
+    Built,
+    TimmModels,
+    grid,
+    image_numbers,
+    mlp,
+    of_timm,
+)
 
 STAGES = 4
 
 
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built SwinTransformer."""
     blocks = [stage.blocks[0] for stage in model.layers]
     heads = [block.attn.num_heads for block in blocks]
@@ -52,9 +57,8 @@ def downsample(stage: int) -> tuple[Tensor, ...]:
     return (*norm(f"{name}norm", merged), *linear(f"{name}reduction", "merge", f"width{stage}", merged, bias=False))
 
 
-TIMM_SWIN = Architecture(
-    name="timm_swin",
-    library="timm",
+TIMM_SWIN = of_timm(
+    "swin",
     model_types=("swin_tiny*", "swin_small*", "swin_base*", "swin_large*"),
     keys=Keys("depths", "num_heads", "embed_dim", mlp_ratio="mlp_ratio", head_dim="head_dim", width_grows=2),
     layer="layers.{s}.blocks.{i}.",
@@ -76,17 +80,15 @@ TIMM_SWIN = Architecture(
     sizes={**PATCH_SIZES, "offsets": offsets},
     defaults={**DEFAULTS, "patch_size": 4, "window_size": 7},
     projection="layers.{s}.blocks.{i}.attn.proj",
-    norm="pre",
-    plain=False,
     heads_unsplittable="attends within windows, not over all tokens",
     positions="none",
-    init_std=0.02,
     period=2,
     timm=TimmModels("SwinTransformer", reads, "patch_embed.proj", "head.fc"),
+    decoupled=None,
 )
 
 
-def reads_v2(model: nn.Module) -> Config:
+def reads_v2(model: Built) -> Config:
     """The constructor's arguments of a built SwinTransformerV2."""
     blocks = [stage.blocks[0] for stage in model.layers]
     return {

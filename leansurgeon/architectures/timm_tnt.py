@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.base import Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DEFAULTS, TimmModels, image_numbers, mlp, pair, tokens
-
-if TYPE_CHECKING:
-    from torch import nn
+from leansurgeon.architectures.timm_models import DEFAULTS, Built, TimmModels, image_numbers, mlp, of_timm, pair, tokens
 
 
 def pixel_grid(config: Config) -> tuple[int, int]:
@@ -22,7 +18,7 @@ def pixel_grid(config: Config) -> tuple[int, int]:
     return tuple(ceil(side / config["first_stride"]) for side in pair(config["patch_size"]))
 
 
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built TNT."""
     block, embed = model.blocks[0], model.pixel_embed
     return {
@@ -40,12 +36,10 @@ def reads(model: nn.Module) -> Config:
     }
 
 
-TIMM_TNT = Architecture(
-    name="timm_tnt",
-    library="timm",
+TIMM_TNT = of_timm(
+    "tnt",
     model_types=("tnt_*",),
     keys=Keys("depth", "num_heads_outer", "embed_dim", mlp_ratio="mlp_ratio"),
-    layer="blocks.{i}.",
     block=(
         *norm("norm_in", "inner"),
         *linear("attn_in.qk", "other_attention", "inner+inner", "inner", bias="qkv_bias"),
@@ -87,10 +81,6 @@ TIMM_TNT = Architecture(
     },
     defaults={**DEFAULTS, "inner_dim": 48, "first_stride": 4, "qkv_bias": False, "legacy": False},
     projection="blocks.{i}.attn_out.proj",
-    norm="pre",
-    plain=False,
-    init_std=0.02,
-    decoupled="leansurgeon_tnt",
     timm=TimmModels("TNT", reads, "pixel_embed.proj"),
 )
 

@@ -7,21 +7,26 @@ entry point `leansurgeon_vit`, which takes a `head_dim` (`import leansurgeon.mod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor
+from leansurgeon.architectures.base import Config, Tensor
 from leansurgeon.architectures.facts import Takes
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
-from leansurgeon.architectures.timm_models import DEFAULTS, PATCH_SIZES, TimmModels, is_norm, mlp, plain_numbers, tokens
-
-if TYPE_CHECKING:
-    from torch import nn
+from leansurgeon.architectures.timm_models import (
+    DEFAULTS,
+    PATCH_SIZES,
+    Built,
+    TimmModels,
+    is_norm,
+    mlp,
+    of_timm,
+    plain_numbers,
+    tokens,
+)
 
 HALF = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}  # how published ViTs standardise their pixels
 
 
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built VisionTransformer."""
     return {
         **plain_numbers(model),
@@ -31,7 +36,7 @@ def reads(model: nn.Module) -> Config:
     }
 
 
-def unlike(model: nn.Module) -> str | None:
+def unlike(model: Built) -> str | None:
     """The parts of a timm model that our declaration does not know, in words; None for a plain ViT."""
     from timm.layers import Mlp, PatchEmbed
     from timm.models.vision_transformer import Block, VisionTransformer
@@ -68,12 +73,9 @@ def unlike(model: nn.Module) -> str | None:
     return ", ".join(words for words, is_so in tests.items() if is_so) or None
 
 
-TIMM_VIT = Architecture(
-    name="timm_vit",
-    library="timm",
+TIMM_VIT = of_timm(
+    "vit",
     model_types=("vit_*", "deit_*"),
-    keys=Keys("depth", "num_heads", "embed_dim", mlp_ratio="mlp_ratio"),
-    layer="blocks.{i}.",
     block=(
         *norm("norm1"),
         *linear("attn.qkv", "qkv", "q+kv+kv", "width", bias="qkv_bias"),
@@ -91,12 +93,9 @@ TIMM_VIT = Architecture(
     ),
     sizes={"tokens": tokens, **PATCH_SIZES},
     defaults={**DEFAULTS, "class_token": True, "fc_norm": False},
-    projection="blocks.{i}.attn.proj",
-    norm="pre",
     takes=Takes(special_tokens=lambda c: int(bool(c.get("class_token", True)))),
-    init_std=0.02,
-    decoupled="leansurgeon_vit",
     timm=TimmModels("VisionTransformer", reads, "patch_embed.proj", pixels=HALF, unlike=unlike),
+    plain=True,
 )
 
 LEAN_TIMM_VIT = lean(TIMM_VIT, "timm_vit.py")

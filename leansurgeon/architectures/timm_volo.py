@@ -9,13 +9,12 @@ grows with the heads even where the width is split.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
     DEFAULTS,
+    Built,
     DropPath,
     TimmModels,
     batch_norm,
@@ -24,11 +23,8 @@ from leansurgeon.architectures.timm_models import (
     mlp,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
 
-
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built VOLO."""
     stages = [part for part in model.network if hasattr(part, "__len__")]
     embed, widths = model.patch_embed, [stage[0].norm1.normalized_shape[0] for stage in stages]

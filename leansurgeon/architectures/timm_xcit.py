@@ -8,12 +8,11 @@ a result with other heads or another MLP is of `leansurgeon_xcit`, which holds t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.base import Config, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
+    Built,
     DropPath,
     TimmModels,
     batch_norm,
@@ -21,14 +20,12 @@ from leansurgeon.architectures.timm_models import (
     class_inner,
     keeping_class_attention,
     mlp,
+    of_timm,
     square,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
 
-
-def reads(model: nn.Module) -> Config:
+def reads(model: Built) -> Config:
     """The constructor's arguments of a built Xcit."""
     block, last = model.blocks[0], model.cls_attn_blocks[0]
     return {
@@ -60,12 +57,9 @@ def stem() -> tuple[Tensor, ...]:
     return tensors
 
 
-TIMM_XCIT = Architecture(
-    name="timm_xcit",
-    library="timm",
+TIMM_XCIT = of_timm(
+    "xcit",
     model_types=("xcit_*",),
-    keys=Keys("depth", "num_heads", "embed_dim", mlp_ratio="mlp_ratio"),
-    layer="blocks.{i}.",
     block=(
         *(Tensor(f"gamma{i}", "norm", "width") for i in (1, 2, 3)),
         *norm("norm1"),
@@ -97,15 +91,10 @@ TIMM_XCIT = Architecture(
         "cls_mlp": lambda c: int(c["embed_dim"] * c.get("cls_mlp_ratio", c.get("mlp_ratio", 4))),
     },
     defaults={"patch_size": 16, "in_chans": 3, "num_classes": 1000, "qkv_bias": True, "use_pos_embed": True},
-    projection="blocks.{i}.attn.proj",
-    norm="pre",
-    plain=False,
     heads_entangled=(
         "attends between channels, not between tokens, so the columns of a head's values are not independent"
     ),
     positions="none",
-    init_std=0.02,
-    decoupled="leansurgeon_xcit",
     shared=("heads", "mlp_dim"),
     timm=TimmModels(
         "Xcit", reads, "patch_embed.proj.0.0", drop_path=DropPath(constant=True, beside=("ClassAttentionBlock",))
