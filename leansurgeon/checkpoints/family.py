@@ -4,6 +4,7 @@ library has one.
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 from copy import deepcopy
@@ -69,8 +70,6 @@ def auto_map(module: Path, model_type: str) -> dict[str, str]:
     """`{"AutoConfig": "file.Class", ...}` of a family from the AUTO_MAP at the bottom of its modelling file (by
     model_type where that holds several), read without importing torch.
     """
-    import ast
-
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "AUTO_MAP":
             names = ast.literal_eval(node.value)

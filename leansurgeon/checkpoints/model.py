@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, derive
@@ -20,7 +21,7 @@ from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
-from leansurgeon.checkpoints.family import convert_config, write_config
+from leansurgeon.checkpoints.family import auto_map, convert_config, modelling_file, write_config
 from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
@@ -250,8 +251,6 @@ def save_model(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if architecture.library == "timm":
-        from safetensors.torch import save_file
-
         tensors = {k: cast(v.detach().cpu(), stored).contiguous() for k, v in model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         write_config(folder, config, architecture)
@@ -334,8 +333,6 @@ def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
 
 def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tuple[torch.nn.Module, Config]:
     """A timm model with its weights, loaded strictly, and its config; `num_labels` gives it a new head."""
-    from safetensors.torch import load_file
-
     args = dict(config.get("model_args", {}))
     with library_builds(config["architecture"]):
         model = create_timm(config["architecture"], **args)
@@ -378,8 +375,6 @@ def load_transformers(
 def task_classes(architecture: Architecture, head: str) -> list[str]:
     """Names of the family's classes for a task."""
     if architecture.library == "leansurgeon":
-        from leansurgeon.checkpoints.family import auto_map, modelling_file
-
         full = auto_map(modelling_file(architecture), architecture.model_types[0]).get(f"AutoModel{SUFFIX[head][0]}")
         return [full.split(".")[-1]] if full else []
     from transformers.models.auto import modeling_auto as auto

@@ -8,7 +8,6 @@ org/name         a model of the hub, fetched into the usual cache
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean
 from leansurgeon.progress import downloads
 from leansurgeon.reading import modelcard
 from leansurgeon.shape import ParameterCount, Shape
@@ -132,14 +131,11 @@ def resolve_source(
         return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep, tower=tower)
     if os.path.isfile(path):
         raise unpacked.of_file(path)
-    near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.6)
+    near = did_you_mean(source, PRESETS)
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     if near or looks_like_path:
         what = "There is no folder" if looks_like_path and not near else "There is no preset or folder"
-        raise UsageError(
-            f"{what} '{source}'" + (f" (did you mean '{near[0]}'?)." if near else "."),
-            "Presets: " + ", ".join(PRESETS) + ".",
-        )
+        raise UsageError(f"{what} '{source}'{near}.", "Presets: " + ", ".join(PRESETS) + ".")
     return from_hub(source, allow_pickle, keep, tower)
 
 
@@ -150,9 +146,8 @@ def from_preset(preset: Preset, changes: Config) -> Source:
     flat = architecture.flat(config)
     unknown = [key for key in changes if key not in flat and key not in ("id2label", "label2id")]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], flat, n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
-        raise UsageError(f"The preset '{preset.name}' has no config key '{unknown[0]}'{hint}.")
+        near = did_you_mean(unknown[0], flat)
+        raise UsageError(f"The preset '{preset.name}' has no config key '{unknown[0]}'{near}.")
     flat.update(changes)
     specs = tuple(architecture.tensors(config))
     return Source(preset.name, "preset", config, architecture, specs, preset=preset)

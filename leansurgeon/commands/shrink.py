@@ -74,12 +74,13 @@ class Shrunk:
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
+        from leansurgeon.checkpoints.recorded.part import plain
         from leansurgeon.surgery.plan.next_steps import indivisible
 
         head = {"schema_version": 1, "dry_run": self.record is None, "out": self.record and str(self.folder)}
         document = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record.as_dict()}
-        document["indivisible"] = [number.as_dict() for number in indivisible(self.decided.plan.after)]
-        document["cannot_hold"] = refused.as_dict() if (refused := self.decided.plan.cannot_hold) else None
+        document["indivisible"] = plain(list(map(vars, indivisible(self.decided.plan.after))))
+        document["cannot_hold"] = plain(vars(refused)) if (refused := self.decided.plan.cannot_hold) else None
         if self.record is None:
             return document
         document["proof"] = self.record.proof and self.record.proof.as_dict()

@@ -17,16 +17,9 @@ from leansurgeon.checkpoints.record import SurgeryRecord, read_if_whole
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.shape import NUMBERS, Shape, Stage
 
-NUMBERS = {
-    "depth": "layers",
-    "heads": "heads",
-    "head_dim": "head_dim",
-    "kv_heads": "key/value heads",
-    "mlp_dim": "MLP width",
-    "width": "width",
-}
+LABELS = {number: words for number, words in NUMBERS.items() if number != "inner"} | {"mlp_dim": "MLP width"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +104,7 @@ def contradictions(shape: Shape, record: SurgeryRecord | None) -> list[Finding]:
     plain = all(t.kv_heads == t.heads for t in (*left.stages, *shape.stages))
     differing = [
         (label, left.column(n), shape.column(n))
-        for n, label in NUMBERS.items()
+        for n, label in LABELS.items()
         if left.column(n) != shape.column(n) and not (plain and n == "kv_heads")
     ]
     if not differing:

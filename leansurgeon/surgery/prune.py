@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads.pruning import strengths
 from leansurgeon.measure.heads.sites import Site
 from leansurgeon.progress import Say, silent
@@ -25,9 +25,8 @@ from leansurgeon.surgery.plan.operators.head_dim import keeps_size
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided
-
-if TYPE_CHECKING:
-    from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery.walk.calibrated import calibrate
+from leansurgeon.surgery.walk.ground import Options
 
 MEASURED = "of the highest measured importance"
 
@@ -79,9 +78,6 @@ def decide(
     steps = prune_plan(source, sites, values, asked, seed, heal=heal)
     if not heal:
         return Decided(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
-    from leansurgeon.surgery.walk.calibrated import calibrate
-    from leansurgeon.surgery.walk.ground import Options
-
     say("Refitting output projections ...")
     try:
         outcome = calibrate(steps, calibration, Options(device=device), say)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from leansurgeon.architectures.towers import whole_runs
 from leansurgeon.checkpoints.proof.prove import prove
@@ -19,18 +20,14 @@ from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
 from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.planning import Plan, keeping
+from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
 from leansurgeon.surgery.write.apply import apply
 from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from leansurgeon.measure.data.calibration import Calibration
-    from leansurgeon.surgery.walk.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,6 @@ def decide(
     from leansurgeon.measure.costs.precision import has_bf16
     from leansurgeon.surgery.walk.ground import Options
     from leansurgeon.surgery.walk.guards import calibrate_safely
-    from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
 
     kept = Kept()
     if output is not None:
@@ -100,8 +96,6 @@ def decide(
 
 def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:
     """The state of a cut, of an interrupted one where `resume` asks for it and one is there."""
-    from leansurgeon.surgery.walk.kept import Kept
-
     there = place.exists()
     kept = Kept(place, key, resume=resume)
     if resume:

@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.reading.tensorfile import read_header
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 NEEDED = "A source needs config.json and safetensors weights."
@@ -70,8 +71,6 @@ def lines(weights: Path) -> str:
 
 def counted(path: Path) -> str:
     """`201 tensors, 22,713,216 numbers`."""
-    from leansurgeon.checkpoints.weights import read_header
-
     try:
         entries = read_header(path).values()
     except LeanSurgeonError:

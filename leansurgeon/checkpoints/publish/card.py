@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
+from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.places import public
@@ -28,9 +28,6 @@ from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
 from leansurgeon.reading.values import text
 from leansurgeon.shape import NUMBERS, Shape
-
-if TYPE_CHECKING:
-    from leansurgeon.architectures.base import Config
 
 TAG = "leansurgeon"
 JUDGED = "## On other data"

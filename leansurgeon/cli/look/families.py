@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,13 +46,13 @@ def families(
     Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
-    from leansurgeon.report.tables.families import counted, document, markdown
-    from leansurgeon.surgery.check.undeclared import Drawn, FamilyCheck
-
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, and {jobs} was given.")
     if depth < 3:
         raise UsageError(f"--depth must be at least 3, so that something is left of a cut, and {depth} was given.")
+    from leansurgeon.report.tables.families import counted, document, markdown
+    from leansurgeon.surgery.check.undeclared import Drawn, FamilyCheck
+
     names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
     known: dict[str, FamilyCheck] = {}
     if state and state.exists():
@@ -67,7 +67,7 @@ def families(
         known[row.name] = row = replace(row, seed=seed, depth=depth)
         if state:
             with state.open("a") as file:
-                file.write(json.dumps(row.as_dict()) + "\n")
+                file.write(json.dumps(asdict(row)) + "\n")
         say(f"{number}/{len(names)} {row.name}: {shortly(row)}")
     rows = [known[name] for name in names]
     if as_json:

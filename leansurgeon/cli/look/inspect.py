@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,7 +75,7 @@ def inspect(
             checks = examine(source)
         conditioning = measured(source, data, model) if data else kept(source)
     if as_json:
-        document = {"schema_version": 1, **result.as_dict(), "doctor": checks and [c.as_dict() for c in checks]}
+        document = {"schema_version": 1, **result.as_dict(), "doctor": checks and [asdict(c) for c in checks]}
         document |= {"kappa": conditioning}
         print(json.dumps(document))
     else:

@@ -8,14 +8,12 @@ the CPU, which cannot drop attention weights in its fused kernel, keeps score ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 # Functions of torch.autocast("cuda") that compute in fp32, as far as transformers call them
 # (docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32").

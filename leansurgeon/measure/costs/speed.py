@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.model import initialise
 from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
@@ -144,8 +147,6 @@ def peaks(benches: list[TimedModel], say: Say = silent) -> list[int]:
 
 def random_model(config: Config, architecture: Architecture) -> nn.Module:
     """The library's model with new weights: speed does not depend on what they say."""
-    from leansurgeon.checkpoints.model import initialise
-
     with quiet_transformers():
         model = initialise(config, architecture, seed=0)
     if hasattr(model, "config"):
@@ -155,8 +156,6 @@ def random_model(config: Config, architecture: Architecture) -> nn.Module:
 
 def kernel(backend: str) -> Any:
     """Force one backend of torch's fused attention; "auto" and "eager" leave torch its choice."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     forced = {
         "math": SDPBackend.MATH,
         "flash": SDPBackend.FLASH_ATTENTION,
@@ -172,8 +171,6 @@ def runs(bench: TimedModel) -> str | None:
 
     Raises `OutOfMemory` where the device is too small, and what torch raises with its own choice.
     """
-    import warnings
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch lists its reasons as warnings

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leansurgeon import tasks
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
@@ -24,13 +25,14 @@ from leansurgeon.measure.data import images, inputs
 from leansurgeon.measure.data.parts import WORDS, Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
+from leansurgeon.tasks import Task
+from leansurgeon.tasks.base import IGNORED
+from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
-
-    from leansurgeon.tasks import Task
 
 Batch = dict[str, Any]
 
@@ -41,7 +43,6 @@ LINE_TOKENS = 128
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
 SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
 SMALL = 64
-IGNORED = -100  # a label that does not count
 LANGUAGE = ("causal-lm", "masked-lm")
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
@@ -205,8 +206,6 @@ def from_task(
     say: Say = silent,
 ) -> Calibration:
     """Calibration from a task's training data, held-out samples from its evaluation data."""
-    from leansurgeon import tasks
-
     refuse_two_inputs(source)
     task = tasks.make(name, options)
     check_head(task, source)
@@ -346,8 +345,6 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 def from_lines(names: list[str], source: Source, samples: int | None, seed: int) -> Calibration:
     """Sentences one by one, as an encoder without a language-modelling head sees them: padded, with special tokens."""
-    from leansurgeon.tasks.text import corpus, vocab
-
     data, tokenizer = corpus.find(names, "text"), vocab.own(source.folder)
     lines = of_documents(data.whole())
     wanted = for_samples(LINES, samples)

@@ -20,7 +20,11 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from leansurgeon import tasks
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data import inputs
@@ -43,14 +47,13 @@ from leansurgeon.measure.data.pairs import has_two_stacks
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
+from leansurgeon.tasks import Task
+from leansurgeon.tasks.base import IGNORED
+from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
-
-    from leansurgeon.tasks import Task
 
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
@@ -84,12 +87,8 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
         parts, says = sentences(source, seed), "random tokens"
         if any("attention_mask" in batch for batch in parts.fit):
             says = "sentences of a novel and random tokens"
-    task = None
-    if head in KINDS:
-        from leansurgeon import tasks
-
-        task = tasks.make(head, {})  # scores; it has no data of its own
-    return made(NAME, says, parts, task)
+    # It scores; it has no data of its own.
+    return made(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None)
 
 
 def made(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
@@ -133,8 +132,6 @@ class Drawing:
 
     def draw(self, logits_NV: Tensor, chance: torch.Generator) -> Tensor:
         """(N,) tokens drawn on the CPU, so that the same seed draws the same whatever the device."""
-        import torch
-
         if bool(torch.isnan(logits_NV).any()):
             raise Diverged("The model predicts NaN.", "Are the weights sound?")
         logits = logits_NV.detach().float().cpu() / self.temperature
@@ -150,10 +147,6 @@ class Drawing:
 
 def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]]:
     """Windows of tokens that a causal model draws one after the other."""
-    import torch
-
-    from leansurgeon.checkpoints.model import load
-
     length = window(source)
     counts = affordable(source, WINDOWS, length, device)
     rows = sum(counts)
@@ -185,8 +178,6 @@ def affordable(source: Source, counts: Parts[int], length: int, device: str) -> 
 
 def first_tokens(source: Source, rows: int, drawing: Drawing, chance: torch.Generator) -> Tensor:
     """(rows, 1) tokens to begin with: the one that begins texts, or any where there is none."""
-    import torch
-
     config = source.architecture.flat(source.config)
     begin, size = config.get("bos_token_id"), config["vocab_size"]
     if isinstance(begin, int) and 0 <= begin < size and begin not in drawing.banned:
@@ -196,8 +187,6 @@ def first_tokens(source: Source, rows: int, drawing: Drawing, chance: torch.Gene
 
 def written(model: torch.nn.Module, start_B1: Tensor, length: int, drawing: Drawing, chance: torch.Generator) -> Tensor:
     """(B, length) tokens; keys and values are kept between the steps where the model can."""
-    import torch
-
     device = next(model.parameters()).device
     caches = "past_key_values" in inspect.signature(model.forward).parameters
     ids, past = start_B1, None
@@ -212,12 +201,6 @@ def written(model: torch.nn.Module, start_B1: Tensor, length: int, drawing: Draw
 
 def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]]:
     """Windows that a masked model fills itself, a part of them hidden again as in its training."""
-    import torch
-
-    from leansurgeon.checkpoints.model import load
-    from leansurgeon.tasks.base import IGNORED
-    from leansurgeon.tasks.text import vocab
-
     tokenizer = vocab.own(source.folder)
     if tokenizer.mask_token_id is None:
         raise UsageError(f"The tokenizer of {source.name} has no mask token.")
@@ -242,8 +225,6 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
 
 def filled(model: torch.nn.Module, masks_BT: Tensor, drawing: Drawing, chance: torch.Generator) -> Tensor:
     """(B, T) tokens in the place of masks: a share of those left in every round, then parts of all once more."""
-    import torch
-
     device, mask = next(model.parameters()).device, int(masks_BT[0, 0])
     ids, order = masks_BT.clone(), torch.rand(masks_BT.shape, generator=chance)
     turns = [(order >= i / ROUNDS) & (order < (i + 1) / ROUNDS) for i in range(ROUNDS)]
@@ -282,8 +263,6 @@ def novel(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
     """The model's tokenizer and the sentences of the novel that comes with the package; None where there is none, or it
     does not know the novel's words.
     """
-    from leansurgeon.tasks.text import corpus, vocab
-
     try:
         vocab.key_of("model", None, source.folder)
     except UsageError:  # no tokenizer
@@ -307,8 +286,6 @@ def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
 
 def drawn(source: Source, rows: int, length: int, seed: int) -> Tensor:
     """(rows, length) tokens, each as likely as any other. Raises `UsageError` for models that read none."""
-    import torch
-
     size = source.architecture.flat(source.config).get("vocab_size")
     if not isinstance(size, int):
         raise UsageError(f"{source.name} takes neither tokens nor images.")
@@ -317,8 +294,6 @@ def drawn(source: Source, rows: int, length: int, seed: int) -> Tensor:
 
 def images(source: Source, seed: int) -> Parts[list[Batch]]:
     """Images whose mean is 0 and deviation 1, as standardised ones: neighbouring pixels and channels are alike."""
-    import torch
-
     channels, height, width = inputs.image_size(source.config, source.architecture)
     if side := folder_options(source).image_size:  # what its processor makes of images
         height = width = side

@@ -17,8 +17,11 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import IGNORED, Batch, Calibration, choose, chunks, of_parts
+from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, of_parts
 from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.tasks.base import IGNORED, token_score
+from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.sentences import sentences
 
 if TYPE_CHECKING:
@@ -40,8 +43,6 @@ class Seq2Seq:
 
     def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Any:
         """Cross-entropy of the answer's tokens."""
-        from leansurgeon.tasks.base import token_score
-
         return token_score(logits, batch["labels"], label_smoothing)
 
 
@@ -57,9 +58,6 @@ def open_pairs(
     """The pairs that SPEC names, the value of a command's `flag`. Raises `UsageError` where there are none, or for
     another kind of model.
     """
-    from leansurgeon.tasks.text import files as text_files
-    from leansurgeon.tasks.text import vocab
-
     name = (source.config.get("architectures") or [""])[0]
     if not name.endswith("ForConditionalGeneration"):
         raise UsageError(f"{source.name} is a {name or 'model'} with an encoder and a decoder, but no text generator.")

@@ -9,16 +9,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own, pairs
 from leansurgeon.measure.data.calibration import Calibration, head_of, only_length, open_calibration, window
 from leansurgeon.measure.data.parts import RANDOM, Parts
-
-if TYPE_CHECKING:
-    import torch
 
 PAIRS = Parts(fit=256, guard=64, heldout=64)
 ANSWER = 0.5  # of the tokens of a random input
@@ -47,8 +46,6 @@ def random_windows(source: Source, seed: int) -> Calibration:
     head = head_of(source)
     if head != "causal-lm":
         return own.made(RANDOM, RANDOM, own.random_tokens(source, seed))
-    from leansurgeon import tasks
-
     windows = own.drawn(source, sum(own.WINDOWS), window(source), seed)
     return own.made(RANDOM, RANDOM, own.their_own_labels(windows, own.WINDOWS), tasks.make(head, {}))
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import halves, rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import ablation, pruning
@@ -21,9 +22,6 @@ from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.progress import phase
 from leansurgeon.reading.jsonfile import JsonObject
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
 
 
 class Kind(TypedDict):

@@ -14,22 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.batches import Batch, on
 from leansurgeon.measure.heads.sites import Site, switched_off
 from leansurgeon.reading.jsonfile import JsonObject
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.tasks import Task
+from leansurgeon.tasks import Task
 
 TEXT = ("causal-lm", "masked-lm", "seq2seq")
 

@@ -14,18 +14,16 @@ Nothing is retrained in between, and scores are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import Batch
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, Scores, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.tasks import Task
+from leansurgeon.tasks import Task
 
 STEPS = 10
 SEEDS = 3

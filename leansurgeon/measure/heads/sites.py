@@ -16,17 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.hooks import Hooks
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
 
 
 @dataclass(frozen=True)

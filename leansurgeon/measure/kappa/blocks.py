@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import at_rest
@@ -36,9 +37,6 @@ from leansurgeon.measure.kappa.figures import (
     summarise,
 )
 from leansurgeon.measure.kappa.spectrum import conditioning
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
 
 # (batch, tokens) with True at real tokens, None where all are; a list where stacks of layers read different tokens.
 Mask = Tensor | None | list[Tensor | None]

@@ -29,6 +29,7 @@ from statistics import median
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import at_rest
@@ -58,8 +59,6 @@ def jacobian(
     values read different inputs (cross-attention), where tokens are taken apart into windows, or where the model's
     functions know no forward-mode derivative.
     """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     device = next(loaded.model.parameters()).device
     rows: list[list[tuple[float, int, bool]]] = [[] for _ in modules]
     taken = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 
 from leansurgeon.reading.jsonfile import JsonObject
@@ -27,7 +28,7 @@ def counts(rows: Sequence[FamilyCheck]) -> Mapping[str, int]:
 
 def document(rows: Sequence[FamilyCheck]) -> JsonObject:
     """The families as the JSON document that `--json` prints."""
-    return {"versions": versions(), "counts": counts(rows), "rows": [row.as_dict() for row in rows]}
+    return {"versions": versions(), "counts": counts(rows), "rows": [asdict(row) for row in rows]}
 
 
 def versions() -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import from_float32
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.check import operators, roles
 from leansurgeon.surgery.check.patient import Patient, Unclear, opened
 from leansurgeon.surgery.plan.planning import plan
@@ -56,10 +55,6 @@ class Check:
     name: str
     ok: bool | None
     says: str
-
-    def as_dict(self) -> JsonObject:
-        """The check as the JSON document shows it."""
-        return asdict(self)
 
 
 def examine(source: Source, architecture: Architecture | None = None) -> list[Check]:

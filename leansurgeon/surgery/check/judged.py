@@ -7,18 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import Comparison, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
+from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.surgery.shrink import kind_of
-
-if TYPE_CHECKING:
-    from leansurgeon.architectures.base import Architecture
-    from leansurgeon.measure.data.calibration import Batch, Calibration
 
 
 def on_data(

@@ -7,26 +7,39 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.infer import cuts, inputs
+from leansurgeon.architectures.infer.differences import Level, built, levels
+from leansurgeon.architectures.infer.library import (
+    Library,
+    Unbuildable,
+    class_name,
+    difference,
+    outputs,
+    quietly,
+    reason,
+    whole,
+)
 from leansurgeon.architectures.limits import move_taps, refusals
 from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.model import transformers_class
+from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
-
-if TYPE_CHECKING:
-    import torch
-
-    from leansurgeon.architectures.base import Architecture
-    from leansurgeon.architectures.infer.differences import Level
-    from leansurgeon.architectures.infer.library import Library
-    from leansurgeon.checkpoints.source import Source
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import carry_out
 
 
 @dataclass(frozen=True)
@@ -70,10 +83,6 @@ class FamilyCheck:
         """Whether the cut model's outputs equal those of a cut by hand."""
         return self.difference is not None and self.difference <= EQUAL
 
-    def as_dict(self) -> JsonObject:
-        """The row as the JSON document shows it."""
-        return asdict(self)
-
 
 EQUAL = 1e-4
 BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
@@ -88,9 +97,6 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
 
 def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
-    from leansurgeon.architectures.infer.explore import built
-    from leansurgeon.architectures.infer.library import Library, Unbuildable, class_name, quietly, reason, whole
-
     started = time.monotonic()
     model_type, flags = split_name(name)
     with quietly():
@@ -110,8 +116,6 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Family
 
 def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> FamilyCheck:
     """The row that `product` gives in a folder of its own; whatever is raised there ends in the row."""
-    from leansurgeon.architectures.infer.library import reason
-
     row = FamilyCheck(name, cls, built=True)
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
@@ -127,19 +131,12 @@ def through_the_product(
     name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: Drawn, scratch: Path
 ) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
-    from leansurgeon.architectures.infer import cuts, inputs
-    from leansurgeon.architectures.infer.differences import levels
-    from leansurgeon.architectures.infer.library import Unbuildable
-    from leansurgeon.checkpoints.source import open_source
-
     stages, _ = levels(library, small)
     if len(stages) == 1 and not stages[0].lists:
         deeper = cuts.deeper(small, stages[0], drawn.depth)
-        try:
+        with suppress(Unbuildable):
             library.build(deeper)
             small, stages = deeper, levels(library, deeper)[0]
-        except Unbuildable:
-            pass
     model = library.build(small, drawn.seed)
     model.save_pretrained(scratch / "source")
     source = open_source(str(scratch / "source"), tower=tower)
@@ -160,19 +157,13 @@ def compared(
     source: Source,
     config: Mapping[str, Any],
     model: torch.nn.Module,
-    levels: Sequence[Level],
+    stages: Sequence[Level],
     example: Callable[[], Mapping[str, Any]],
     load: Callable[[Path, Architecture], torch.nn.Module],
 ) -> FamilyCheck:
     """The row with what was asked of the product, and how far the outputs of its cut, which `load` gives, are on an
     `example` from those of `model` cut by hand. The cut stands beside the source.
     """
-    from leansurgeon.architectures.infer.library import difference, outputs
-    from leansurgeon.surgery.plan.method import Method
-    from leansurgeon.surgery.plan.planning import plan
-    from leansurgeon.surgery.plan.wanted import Wanted
-    from leansurgeon.surgery.shrink import carry_out
-
     arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
     keep = kept(arch, config, shape) if "depth" not in row.refused else None
     asked = wanted_numbers(shape, arch, row.refused)
@@ -191,7 +182,7 @@ def compared(
     given = example()
     theirs = outputs(load(folder, made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
-    by_hand = by_hooks(model, levels, shape, gone, given)
+    by_hand = by_hooks(model, stages, shape, gone, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 
@@ -232,12 +223,8 @@ def keys_of(arch: Architecture, stages: int) -> list[Any]:
 
 def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:
     """The result as a user loads it: with the library's class, or with the modelling file that came along."""
-    import torch
-
     how = {"output_loading_info": True, "attn_implementation": "eager", "dtype": torch.float32}
     if arch.library == "leansurgeon":
-        from leansurgeon.checkpoints.model import transformers_class
-
         name = read_config(folder)["architectures"][0]
         loaded, info = transformers_class(arch, name).from_pretrained(folder, **how)
     else:
@@ -249,16 +236,11 @@ def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -
 
 
 def by_hooks(
-    model: torch.nn.Module, levels: Sequence[Level], shape: Shape, gone: Sequence[int], given: Mapping[str, Any]
+    model: torch.nn.Module, stages: Sequence[Level], shape: Shape, gone: Sequence[int], given: Mapping[str, Any]
 ) -> Any:
     """What the model computes when the blocks that are gone pass on what they receive."""
-    from contextlib import ExitStack
-
-    from leansurgeon.architectures.infer import cuts
-    from leansurgeon.architectures.infer.library import outputs
-
     with ExitStack() as stack:
-        for level, span in zip(levels, shape.spans, strict=False):
+        for level, span in zip(stages, shape.spans, strict=False):
             here = [i - span.start for i in gone if i in span]
             stack.enter_context(cuts.passed_over(model, level, here))
         return outputs(model, given)

@@ -4,21 +4,29 @@ by `timm.create_model`, and compared with a cut made by hand in memory.
 
 from __future__ import annotations
 
+import importlib
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models._hub import save_config_for_hf
 
 from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.infer.differences import levels
+from leansurgeon.architectures.infer.library import Unbuildable, quietly, reason
+from leansurgeon.architectures.infer.timm_models import arguments
+from leansurgeon.architectures.infer.timm_models.library import TimmLibrary, args_of
+from leansurgeon.architectures.infer.timm_models.search import first_small
 from leansurgeon.architectures.limits import refusals
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.model import entry_module
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.check.undeclared import USUAL, Drawn, FamilyCheck, compared, in_scratch
-
-if TYPE_CHECKING:
-    import torch
-
-    from leansurgeon.architectures.base import Architecture, Config
-    from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 
 PREFIX = "timm/"
 # One or more of every family of timm whose blocks hold attention, the small ones where there is a choice.
@@ -53,11 +61,6 @@ NAMES = tuple(OF_EVERY_FAMILY.split())
 
 def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
-    from leansurgeon.architectures.infer.library import Unbuildable, quietly, reason
-    from leansurgeon.architectures.infer.timm_models import arguments
-    from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
-    from leansurgeon.architectures.infer.timm_models.search import first_small
-
     started, entry = time.monotonic(), name.removeprefix(PREFIX)
     with quietly():
         try:
@@ -72,10 +75,6 @@ def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
 
 def through_the_product(name: str, library: TimmLibrary, small: Config, seed: int, scratch: Path) -> FamilyCheck:
     """Cut a small model of this name as a user would, and compare it with a cut by hand."""
-    from leansurgeon.architectures.infer.differences import levels
-    from leansurgeon.architectures.infer.timm_models.library import args_of
-    from leansurgeon.checkpoints.source import open_source
-
     model = library.build(small, seed)
     save(model, scratch / "source", args_of(small))
     source = open_source(str(scratch / "source"))
@@ -92,9 +91,6 @@ def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
     """A folder as `timm.models.save_for_hf` writes it, also where modules share tensors, as published ones hold them:
     once under each name.
     """
-    from safetensors.torch import save_file
-    from timm.models._hub import save_config_for_hf
-
     folder.mkdir()
     state = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "model.safetensors")
@@ -103,13 +99,6 @@ def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
 
 def loaded(folder: Path, _: Architecture) -> torch.nn.Module:
     """The result as a user loads it; one of our entry points is registered first."""
-    import importlib
-
-    import timm
-
-    from leansurgeon.checkpoints.config import read_config
-    from leansurgeon.checkpoints.model import entry_module
-
     if (entry := read_config(folder)["architecture"]).startswith("leansurgeon_"):
         importlib.import_module(entry_module(entry))
     return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

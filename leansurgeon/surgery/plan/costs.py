@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs import flops as operations
@@ -83,8 +84,8 @@ class Costs:
             "saved_by": self.saved,
             "memory_in_fp32_with_eager_attention": self.start,
             "gpu": self.gpu and {"name": self.gpu.name, "memory": self.gpu.memory, "source": self.gpu.source},
-            "indivisible": [number.as_dict() for number in indivisible(self.after.shape)],
-            "cannot_hold": self.refused and self.refused.as_dict(),
+            "indivisible": plain(list(map(vars, indivisible(self.after.shape)))),
+            "cannot_hold": self.refused and plain(vars(self.refused)),
         }
 
 

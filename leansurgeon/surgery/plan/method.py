@@ -11,10 +11,9 @@ more     what more heads of the same size are: `add` (silent new heads) or `spli
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.reading.jsonfile import JsonObject
 
 # Layer choices, and whether they need calibration data.
 LAYERS = {
@@ -81,10 +80,6 @@ class Method:
         if asks and not calibrated:
             raise UsageError(f"{asks[0]} needs sample data.", "Add --calibrate DATA.")
         kept_numbers(self.keep)
-
-    def as_dict(self) -> JsonObject:
-        """The method's settings for JSON."""
-        return asdict(self)
 
 
 def healing(asked: str | bool) -> str:

@@ -5,11 +5,10 @@ and file formats that cannot hold its heads. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.formats import KNOWN, OURS, UNREAD
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape, Stage
 
 GROUPS = (32, 64, 128, 256)  # values that share a scale, along what a matrix takes in (GPTQ, AWQ, GGUF, torchao)
@@ -27,10 +26,6 @@ class Indivisible:
     groups: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
     kernels: tuple[int, ...] = ()
-
-    def as_dict(self) -> JsonObject:
-        """For --json."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
 def indivisible(shape: Shape) -> tuple[Indivisible, ...]:
@@ -74,10 +69,6 @@ class CannotHold:
     formats: tuple[str, ...]
     why: str
     instead: str
-
-    def as_dict(self) -> JsonObject:
-        """For --json."""
-        return {"formats": list(self.formats), "why": self.why, "instead": self.instead}
 
 
 def cannot_hold(before: Architecture, after: Architecture, shape: Shape) -> CannotHold | None:

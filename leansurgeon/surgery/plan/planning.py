@@ -8,7 +8,7 @@ surgery.json.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class Plan:
             self.why,
             self.init,
             self.seed,
-            self.method.as_dict(),
+            asdict(self.method),
             self.calibrated,
             self.class_attention,
             self.before,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leansurgeon.checkpoints.provenance import versions
 from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.weights import Arrays
@@ -140,8 +141,6 @@ def place_of(output: Path) -> Path:
 
 def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object]) -> str:
     """A digest of all that the result follows from: source, plan, sample data, settings, and versions."""
-    from leansurgeon.checkpoints.provenance import versions
-
     files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
     data = [calibration.digest, calibration.beside and calibration.beside.digest]
     said = [FORM, files, plan.as_dict(), data, dict(settings), versions()]

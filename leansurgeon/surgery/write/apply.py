@@ -20,6 +20,7 @@ from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.surgery.layer.balance import Balanced
 from leansurgeon.surgery.plan.operators import fresh, heads, mlp
 from leansurgeon.surgery.plan.operators.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
@@ -43,8 +44,6 @@ def apply(plan: Plan, folder: Path, edits: Mapping[str, np.ndarray] | None = Non
         transfer = Transfer(plan, edits)
         outs, balance = transfer.tensors(), {}
         if plan.method.balance:
-            from leansurgeon.surgery.layer.balance import Balanced
-
             balanced = Balanced(plan.result, outs)
             outs, balance = balanced.tensors(), balanced.record
         write(folder, outs)
