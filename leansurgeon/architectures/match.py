@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec
+from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, numbered
 from leansurgeon.errors import UnsupportedModel, plural, quoted
 
 
@@ -21,7 +20,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     stages = [architecture.blocks(i) for i in range(len(shape.stages))]
     prefix = _prefix(architecture, stages, names)
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
-    patterns = [re.compile(re.escape(prefix + b.layer).replace(r"\{i\}", r"(\d+)")) for b in stages]
+    patterns = [numbered(prefix + b.layer) for b in stages]
     unused = _unused(architecture, config)
     specs = []
     for name, size in names.items():

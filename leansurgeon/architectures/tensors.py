@@ -4,6 +4,7 @@ them stands in `base.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -199,6 +200,11 @@ def sizes_of(axes: str, dims: Mapping[str, int]) -> tuple[int, ...]:
 def fill(pattern: str, stage: int) -> str:
     """The number of the stage in a pattern; `{i}` stays."""
     return pattern.replace("{s}", str(stage))
+
+
+def numbered(layer: str) -> re.Pattern[str]:
+    """What finds the number of a layer at the beginning of a tensor's name, as the first group."""
+    return re.compile(re.escape(layer).replace(r"\{i\}", r"(\d+)"))
 
 
 # Constants that older libraries saved with the weights; today's compute them, so they are left out.

@@ -142,11 +142,8 @@ def pairs(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, int], ...]
 
 def by_number(a: Shape, b: Shape) -> tuple[tuple[int, int], ...]:
     """Layer i of every stage with layer i of the same stage."""
-    numbered, start_a, start_b = [], 0, 0
-    for one, other in zip(a.stages, b.stages, strict=False):
-        numbered += [(start_a + i, start_b + i) for i in range(min(one.depth, other.depth))]
-        start_a, start_b = start_a + one.depth, start_b + other.depth
-    return tuple(numbered)
+    stages = zip(a.spans, b.spans, strict=False)
+    return tuple(layers for one, other in stages for layers in zip(one, other, strict=False))
 
 
 # -- tensors ---------------------------------------------------------------------------------------

@@ -76,16 +76,13 @@ class Reshaped:
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         """Of every new layer its stage, its place there, and the source layer whose tensors it has."""
-        source, kept, layer, start = self.source, self.kept, 0, 0
+        source, kept = self.source, self.kept
         if kept is None or len(kept) != self.shape.depth:
             kept = evenly_per_stage(source.shape, self.shape) if source.architecture.uneven else ()
-        for stage, (now, wanted) in enumerate(zip(source.shape.stages, self.shape.stages, strict=True)):
-            for index in range(wanted.depth):
+        for stage, (now, wanted) in enumerate(zip(source.shape.spans, self.shape.spans, strict=True)):
+            for index, layer in enumerate(wanted):
                 # Of layers that are of one kind, only the first may differ from the others.
-                even = start + min(index, 1, now.depth - 1)
-                yield stage, index, kept[layer] if source.architecture.uneven else even
-                layer += 1
-            start += now.depth
+                yield stage, index, kept[layer] if source.architecture.uneven else now[min(index, 1, len(now) - 1)]
 
     @cached_property
     def by_layer(self) -> Mapping[int | None, tuple[TensorSpec, ...]]:

@@ -75,11 +75,9 @@ def kept_layers(before: Shape, after: Shape, influence: list[float] | None) -> l
     """The most influential layers of every stage (evenly spaced where influence is unknown), through all stages."""
     if not influence:
         return list(evenly_per_stage(before, after))
-    kept, start = [], 0
-    for old, new in zip(before.stages, after.stages, strict=True):
-        stage = range(start, start + old.depth)
-        kept += sorted(sorted(stage, key=lambda i: (-influence[i], i))[: new.depth])
-        start += old.depth
+    kept = []
+    for span, new in zip(before.spans, after.stages, strict=True):
+        kept += sorted(sorted(span, key=lambda i: (-influence[i], i))[: new.depth])
     return kept
 
 

@@ -17,7 +17,7 @@ from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import Library
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
-from leansurgeon.architectures.tensors import Blocks, axis_size, read_key
+from leansurgeon.architectures.tensors import Blocks, axis_size, numbered, read_key
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
 
@@ -47,7 +47,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     base = getattr(model, "base_model_prefix", "")
     prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
-    beside = {n: s for n, s in shapes.items() if not any(matches(stage, n) for stage in finding.stages)}
+    beside = {n: s for n, s in shapes.items() if not any(numbered(stage.layer).match(n) for stage in finding.stages)}
     bound = [Bound(stage, block_of(stage, shapes, own), own, beside) for stage in finding.stages]
     stages = [each.blocks(prefix) for each in bound]
     refused = {what: why for each in bound for what, why in each.refused.items()}
@@ -102,14 +102,10 @@ def evidence_of(finding: Finding, widened: bool) -> JsonObject:
     return evidence
 
 
-def matches(stage: Stage, name: str) -> re.Match[str] | None:
-    return re.match(re.escape(stage.layer).replace(r"\{i\}", r"(\d+)"), name)
-
-
 def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
     block = Block({})
     for name, shape in shapes.items():
-        if hit := matches(stage, name):
+        if hit := numbered(stage.layer).match(name):
             block.layers.setdefault((name[hit.end() :], shape), []).append(int(hit[1]))
     if not block.layers:
         raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
 from leansurgeon.architectures.limits import followed, move_taps
+from leansurgeon.architectures.tensors import numbered
 from leansurgeon.errors import UsageError
 from leansurgeon.hooks import Hooks
 
@@ -54,7 +54,7 @@ def cut_library(library: Library, level: Level, keep: Sequence[int]) -> Library:
 
 def cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
     """A file of the kept layers."""
-    start = re.compile(re.escape(level.layer).replace(r"\{i\}", r"(\d+)"))
+    start = numbered(level.layer)
     new = {old: i for i, old in enumerate(keep)}
     tensors = {}
     for name, tensor in state.items():

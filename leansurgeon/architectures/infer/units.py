@@ -7,7 +7,6 @@ units computes what the whole file computes when those are silent.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from leansurgeon.architectures.infer.differences import Axis, Level
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.words import FRESH, Maps, Numbers, Place, choices, moved, same, silenced
+from leansurgeon.architectures.tensors import numbered
 
 ROUNDING = 1e-2  # of the outputs' spread: units that are not alike differ by more
 
@@ -34,7 +34,7 @@ class Trial(Whole):
     def placed(self, name: str) -> tuple[int, str] | None:
         """The stage of a tensor and its name within a block; None outside the blocks."""
         for number, level in enumerate(self.levels):
-            if hit := re.match(re.escape(level.layer).replace(r"\{i\}", r"(\d+)"), name):
+            if hit := numbered(level.layer).match(name):
                 return number, name[hit.end() :]
         return None
 

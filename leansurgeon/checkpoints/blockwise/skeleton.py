@@ -17,7 +17,6 @@ number has which name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.tensors import numbered
 from leansurgeon.checkpoints.blockwise import merged
 from leansurgeon.checkpoints.blockwise.file_names import file_names
 from leansurgeon.checkpoints.model import buildable, create_timm, transformers_class
@@ -79,10 +79,6 @@ class Skeleton:
         """Blocks of all stages together."""
         return self.shape.depth
 
-    def stage(self, layer: int) -> int:
-        """The stage that a block belongs to."""
-        return [s for s, at in enumerate(self.shape.stages) for _ in range(at.depth)][layer]
-
     # -- names -----------------------------------------------------------------------------------
 
     def bare(self, name: str) -> str:
@@ -105,14 +101,11 @@ class Skeleton:
 
     def layer_of(self, bare: str) -> int | None:
         """Which block a file tensor belongs to, counted through all stages; None outside the blocks."""
-        start = 0
         if bare in self.shared:
             return None
-        for s, stage in enumerate(self.shape.stages):
-            pattern = re.escape(self.architecture.blocks(s).layer).replace(r"\{i\}", r"(\d+)")
-            if hit := re.match(pattern, bare):
-                return start + int(hit[1])
-            start += stage.depth
+        for s, span in enumerate(self.shape.spans):
+            if hit := numbered(self.architecture.blocks(s).layer).match(bare):
+                return span.start + int(hit[1])
         return None
 
     def _slots(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, Slot]:
@@ -144,7 +137,7 @@ class Skeleton:
         paths = [slot.memory[0].split(".") for slot in self._in_block(layer)]
         if not paths:
             raise UnsupportedModel(f"The built {type(self.model).__name__} has no tensors for layer {layer}.")
-        pattern = self.architecture.blocks(self.stage(layer)).layer.format(i=0)
+        pattern = self.architecture.blocks(self.shape.stage_of(layer)).layer.format(i=0)
         deep = sum(part.isdigit() for part in pattern.split("."))
         numbers = [i for i, part in enumerate(paths[0]) if part.isdigit()]
         path = ".".join(paths[0][: numbers[deep - 1] + 1]) if len(numbers) >= deep > 0 else ""

@@ -228,7 +228,8 @@ class Stream:
         zeros where it is not filled: a table that the stack shares is.
         """
         block, shared = self.skeleton.block(layer), bool(self.skeleton.shared)
-        same = (i for i in known if not shared or self.skeleton.stage(i) == self.skeleton.stage(layer))
+        stage_of = self.skeleton.shape.stage_of
+        same = (i for i in known if not shared or stage_of(i) == stage_of(layer))
         alike = next((i for i in same if type(self.skeleton.block(i)) is type(block)), None)
         if alike is not None and not isinstance(block, nn.Sequential):
             return known[alike]

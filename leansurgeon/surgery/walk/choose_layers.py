@@ -76,12 +76,12 @@ def measure_layers(
     angle: dict[tuple[int, int], float] = {}
     stream = Stream(teacher, batches)
     kept: dict[int, list[Tensor]] = {}
-    stage_of = {layer: number for number, stage in enumerate(stages) for layer in stage}
     for layer in track(range(before.depth), "choosing layers", "layers/s"):
-        n = lost[stage_of[layer]]
-        if layer == stages[stage_of[layer]].start:
+        number = before.stage_of(layer)
+        n = lost[number]
+        if layer == stages[number].start:
             kept.clear()
-            masks = answers if answers is not None and stage_of[layer] else masks
+            masks = answers if answers is not None and number else masks
         if n:
             kept[layer] = stream.hidden
         fill(layer)

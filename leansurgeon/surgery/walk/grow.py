@@ -257,7 +257,7 @@ class Pieces:
         """The part's batches cut into small ones of a few rows, as far as they may be."""
         batches, before = growing.view.batches[part], mark.streams[part]
         if "decoder_input_ids" in batches[0]:
-            masks = growing.view.masks_at(part, growing.skeleton.stage(mark.first))
+            masks = growing.view.masks_at(part, growing.skeleton.shape.stage_of(mark.first))
             return cls(before, [[rows_of(b)] for b in batches], list(before.hidden), masks)
         sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
         small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]

@@ -162,7 +162,7 @@ class Student:
         if self.name and (step := options.kept.get(name)):
             return self.taken(step)
         plain = self.fill_plain()
-        stage = self.skeleton.stage(self.at)
+        stage = self.skeleton.shape.stage_of(self.at)
         samples = {
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
             for part, stream in self.streams.items()
