@@ -26,7 +26,7 @@ from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 from leansurgeon.surgery.walk import choose_layers
 from leansurgeon.training.runs.folder import write_json
 
@@ -90,7 +90,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         folder = source.folder
         if source.weights is None:
             folder = place / "model"
-            carry_out(plan(source, Wanted(), seed), folder, check=False)
+            carry_out(Decided(plan(source, Wanted(), seed)), folder, check=False)
         loaded = load(folder, tower=of_section(source.architecture.section)).alone()
         guard = thin(data.guard, SAMPLES)  # sentences lie by their length
         figures = kappa.measure_blocks(kappa.headless(loaded), guard, data.mask, SAMPLES)

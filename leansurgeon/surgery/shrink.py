@@ -107,7 +107,7 @@ def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:
 
 
 def carry_out(
-    plan: Plan | Decided,
+    decided: Decided,
     folder: Path,
     *,
     force: bool = False,
@@ -116,14 +116,13 @@ def carry_out(
     starts: Callable[[Proof], Mapping[str, Comparison]] | None = None,
     say: Say = silent,
 ) -> SurgeryRecord:
-    """Write the result of `plan` to `folder` and return the record that stands in its surgery.json. `starts` is given
-    the proof and scores other starting points, which the record keeps.
+    """Write what was decided to `folder` and return the record that stands in its surgery.json. `starts` is given the
+    proof and scores other starting points, which the record keeps.
 
     A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
     and leaves no folder. `check` False leaves the proof out. `keep_unproved`: Ctrl-C during the proof keeps the result
     and raises `Interrupted`, which says so.
     """
-    decided = plan if isinstance(plan, Decided) else Decided(plan)
     steps, source = decided.plan, decided.plan.source
     check_apart(folder, source.folder)
     with output_folder(folder, force=force) as aside, unchanged(source):

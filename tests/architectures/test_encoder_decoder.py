@@ -20,7 +20,7 @@ from leansurgeon.shape import evenly
 from leansurgeon.surgery.check.doctor import examine
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 from leansurgeon.surgery.write.apply import apply
 from tests.conftest import FAMILIES, build, example
 
@@ -46,7 +46,7 @@ def flan(saved):
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
     steps = plan(source, Wanted(**wanted))
-    return steps, carry_out(steps, out, check=False)
+    return steps, carry_out(Decided(steps), out, check=False)
 
 
 def logits(model, inputs):

@@ -12,7 +12,7 @@ from leansurgeon.commands.push import check, push, target
 from leansurgeon.errors import NotPushed, UsageError
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.support.command_line import leansurgeon
 from tests.support.hub import TOKEN, hub
 
@@ -33,7 +33,7 @@ def lean(tmp_path_factory):
     from leansurgeon.checkpoints.source import open_source
 
     folder = tmp_path_factory.mktemp("made") / "lean"
-    carry_out(plan(open_source("digits-vit"), Wanted(layers="2")), folder, check=False)
+    carry_out(Decided(plan(open_source("digits-vit"), Wanted(layers="2"))), folder, check=False)
     return folder
 
 

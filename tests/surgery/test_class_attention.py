@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.surgery.test_timm_families import FAMILIES, build, family_of, output, reload, stir
 
 KEYS = ("xcit", "cait")
@@ -39,7 +39,7 @@ def folder(tmp_path):
 def cut(source, out, **wanted):
     opened = open_source(str(source))
     steps = plan(opened, Wanted(class_attention=True, **wanted))
-    return steps, carry_out(steps, out, check=False)
+    return steps, carry_out(Decided(steps), out, check=False)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -68,7 +68,7 @@ def test_added_heads_are_exact_and_stand_in_the_class_attention_too(key, folder,
     # And from there: without the flag the class attention stays, with it both change on.
     for asked, inner in ((False, 56), (True, 72)):
         more = plan(again, Wanted(heads="9", class_attention=asked))
-        carry_out(more, tmp_path / f"more-{asked}", check=False)
+        carry_out(Decided(more), tmp_path / f"more-{asked}", check=False)
         wider = reload(tmp_path / f"more-{asked}")
         assert getattr(wider, BLOCKS[key])[0].attn.q.out_features == inner
         torch.testing.assert_close(output(wider), output(model), atol=1e-5, rtol=1e-5)
@@ -112,6 +112,6 @@ def test_what_cannot_follow_is_refused(folder, tmp_path):
         plan(open_source("vit-b"), Wanted(heads="16", class_attention=True))
     source, _ = folder("xcit")
     opened = open_source(str(source))
-    carry_out(plan(opened, Wanted(heads="7")), tmp_path / "apart", check=False)
+    carry_out(Decided(plan(opened, Wanted(heads="7"))), tmp_path / "apart", check=False)
     with pytest.raises(UsageError, match=r"cls_num_heads.*\b4\b.*\b7\b"):
         plan(open_source(str(tmp_path / "apart")), Wanted(heads="9", class_attention=True))

@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 
 ARGS = dict(img_size=32, patch_size=8, in_chans=3, num_classes=7, embed_dim=48, depth=4, num_heads=4, mlp_ratio=2)
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
 def cut(path, out, **wanted):
     source = open_source(str(path))
     steps = plan(source, Wanted(**{"init": "fresh-attention"} | wanted))
-    return steps, carry_out(steps, out)
+    return steps, carry_out(Decided(steps), out)
 
 
 def test_kept_head_dim_is_exact_through_the_registered_entry_point(folder, tmp_path):

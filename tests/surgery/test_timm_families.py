@@ -20,7 +20,7 @@ from leansurgeon.shape import Shape, Stage, evenly_per_stage
 from leansurgeon.surgery.check.doctor import examine
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 
 SMALL = {"in_chans": 3, "num_classes": 5}
 # family: class in timm, name of a timm model, the constructor's arguments, heads and layers that are asked for, heads
@@ -133,7 +133,7 @@ def output(model, x=None):
 def cut(folder, out, *, check=False, **wanted):
     source = open_source(str(folder))
     steps = plan(source, Wanted(**wanted))
-    return steps, carry_out(steps, out, check=check)
+    return steps, carry_out(Decided(steps), out, check=check)
 
 
 def reload(folder):
@@ -324,7 +324,7 @@ def test_swin_keeps_pairs_of_layers_since_every_second_window_is_shifted():
 def test_a_preset_starts_fresh_by_the_papers_policy(preset, tiny, tmp_path):
     source = open_source(preset, config_changes=tiny)
     steps = plan(source, Wanted(heads="8", layers="2"))
-    carry_out(steps, tmp_path / "out", check=False)
+    carry_out(Decided(steps), tmp_path / "out", check=False)
     built = sum(p.numel() for p in reload(tmp_path / "out").parameters())
     assert steps.policy == "split" and built == steps.parameters_after.total
     args = json.loads((tmp_path / "out/config.json").read_text())["model_args"]

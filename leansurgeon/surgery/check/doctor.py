@@ -24,7 +24,7 @@ from leansurgeon.surgery.check import operators, roles
 from leansurgeon.surgery.check.patient import Patient, Unclear, opened
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 
 Test = Callable[[Patient], str]
 ROLES: dict[str, Test] = {
@@ -114,7 +114,7 @@ def rehearsal(patient: Patient) -> Patient:
 def fresh(source: Source, wanted: Wanted, folder: Path, architecture: Architecture | None = None) -> Source:
     """A new model of the source's config whose norms and biases are no longer all alike, so that each is seen."""
     steps = plan(source, wanted, seed=0)
-    carry_out(steps, folder, check=False)
+    carry_out(Decided(steps), folder, check=False)
     made = opened(folder, architecture or steps.architecture)
     rng = np.random.default_rng(0)
 

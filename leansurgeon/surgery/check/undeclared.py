@@ -39,7 +39,7 @@ from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def compared(
         asked = {key: value for key, value in asked.items() if key != "mlp_dim"}
         row = replace(row, refused={**row.refused, "mlp_dim": f"beside heads: {error.message}"})
         made = plan(source, Wanted(**asked), method=method)
-    carry_out(made, folder, check=False)
+    carry_out(Decided(made), folder, check=False)
     given = example()
     theirs = outputs(load(folder, made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]

@@ -23,7 +23,7 @@ from leansurgeon.surgery.check.undeclared import checked
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from tests.support.models.undeclared import computed, reloaded, small_model
 
 CLIP = 'clip?architectures=["CLIPModel"]'
@@ -89,7 +89,7 @@ def test_a_published_config_with_the_text_on_top(tmp_path):
     text = config.pop("text_config")
     file.write_text(json.dumps(config | {k: v for k, v in text.items() if k not in ("model_type", "dtype")}))
     before = load_file(tmp_path / "source" / "model.safetensors")
-    record = carry_out(plan(open_source(str(tmp_path / "source")), Wanted(layers="3")), tmp_path / "cut")
+    record = carry_out(Decided(plan(open_source(str(tmp_path / "source")), Wanted(layers="3"))), tmp_path / "cut")
     assert record.proof.parameters and record.tower == "text"
     made = json.loads((tmp_path / "cut" / "config.json").read_text())
     assert made["text_config"]["num_hidden_layers"] == 3 and "num_hidden_layers" not in made
@@ -107,7 +107,7 @@ def test_the_proof_infers_nothing(tmp_path, monkeypatch):
         library.build(built(library, config)[0] | {"num_hidden_layers": 8}, 3).save_pretrained(tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
     monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
-    carry_out(plan(opened, Wanted(layers="6")), tmp_path / "cut")
+    carry_out(Decided(plan(opened, Wanted(layers="6"))), tmp_path / "cut")
     infer._found.clear()
     assert open_source(str(tmp_path / "cut")).architecture.evidence == opened.architecture.evidence
 
@@ -147,7 +147,7 @@ def test_a_tower_is_cut_on_what_it_reads_alone(tower, tmp_path):
     steps = plan(opened, Wanted(layers="3"), method=Method(keep="0,2,4"))
     plainly = plan(opened, Wanted(layers="3"), method=Method(keep="0,2,4", uncalibrated=True))
     record = carry_out(decide(steps, data), tmp_path / "cut")
-    carry_out(plainly, tmp_path / "plain", check=False)
+    carry_out(Decided(plainly), tmp_path / "plain", check=False)
     assert record.proof.parameters and record.tower == tower
     own = model.text_model if tower == "text" else model.vision_model
     with torch.no_grad():

@@ -23,7 +23,7 @@ from leansurgeon.surgery.plan.costs import costs
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from leansurgeon.surgery.write import undo
 from tests.support.models.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
@@ -262,7 +262,8 @@ def test_the_other_towers_stay_as_they_are(tmp_path):
     vision = [name for name in before if "language_model" not in name and "lm_head" not in name]
     assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
     assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
-    carry_out(plan(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="3")), tmp_path / "other")
+    opened = open_source(str(tmp_path / "source"), tower="vision")
+    carry_out(Decided(plan(opened, Wanted(layers="3"))), tmp_path / "other")
     after = load_file(tmp_path / "other" / "model.safetensors")
     text = [name for name in before if "language_model" in name]
     assert len(text) > 30 and all(torch.equal(before[name], after[name]) for name in text)
@@ -273,7 +274,7 @@ def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
     small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
     opened = open_source(str(tmp_path / "source"), tower="vision")
     width = opened.shape.stages[0].mlp_dim
-    carry_out(plan(opened, Wanted(mlp_dim=str(2 * width))), tmp_path / "wide")
+    carry_out(Decided(plan(opened, Wanted(mlp_dim=str(2 * width)))), tmp_path / "wide")
     result = open_source(str(tmp_path / "wide"))
     assert result.architecture.section == "vision_config" and result.shape == result.record.plan.after
     assert result.shape.stages[0].mlp_dim == 2 * width

@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.support.command_line import leansurgeon
 
 
@@ -30,7 +30,7 @@ def as_dict():
 
 def cut(source, out, method=None, **wanted):
     opened = open_source(str(source))
-    return carry_out(plan(opened, Wanted(**wanted), 3, method or Method()), out, check=False)
+    return carry_out(Decided(plan(opened, Wanted(**wanted), 3, method or Method())), out, check=False)
 
 
 def by_name(found, side="b"):

@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 
 
 def small_model(model_type: str, folder: Path, seed: int = 3, **flags: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -33,7 +33,7 @@ def shrunk(source: Path, target: Path, keep: str | None = None, **wanted: Any) -
     """The product's own cut, in this process, as it was planned."""
     opened = open_source(str(source))
     made = plan(opened, Wanted(**wanted), method=Method(keep=keep) if keep else None)
-    carry_out(made, target, check=False)
+    carry_out(Decided(made), target, check=False)
     return made
 
 

@@ -29,7 +29,7 @@ NOT_SCORES = {"llama", "qwen3", "gpt_neox", "dinov3_vit", "timm-eva", "timm-swin
 
 def written(source, out, method=None, **wanted):
     steps = plan(source, Wanted(**wanted), 3, method or Method(balance=True))
-    return carry_out(steps, out, check=False)
+    return carry_out(Decided(steps), out, check=False)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -115,7 +115,7 @@ def test_balance_comes_last(saved, tmp_path):
     with torch.no_grad():
         a, b = (conftest.output(m, inputs) for m in (model, wide))
     assert (a - b).abs().max() < 1e-4 * a.std()
-    carry_out(plan(source, Wanted(heads="8"), 3), plain, check=False)
+    carry_out(Decided(plan(source, Wanted(heads="8"), 3)), plain, check=False)
     old, new = load_file(plain / "model.safetensors"), load_file(tmp_path / "wide/model.safetensors")
     name = "model.layers.1.self_attn.o_proj.weight"
     silent = (old[name] == 0).all(0)

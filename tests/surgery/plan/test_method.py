@@ -17,7 +17,7 @@ from leansurgeon.surgery.plan.method import Method, kept_numbers
 from leansurgeon.surgery.plan.operators import heads
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from tests.conftest import KEEP, example, output
 
 
@@ -61,7 +61,7 @@ def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
     source = open_source(str(folder))
     steps = plan(source, Wanted(), 0, Method(keep="1"))
     assert steps.layers == (1,) and steps.after.depth == 1
-    carry_out(steps, tmp_path / "cut", check=False)
+    carry_out(Decided(steps), tmp_path / "cut", check=False)
     kept = load(tmp_path / "cut").model
     assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[1].output.dense.weight)
     with pytest.raises(UsageError, match=r"--keep 0,9\b.*\b0 to [35]\b"):
@@ -89,7 +89,7 @@ def test_split_heads_do_not_change_the_function(family, saved, tmp_path):
         assert re.search(r"--more-heads add\b", str(error))
         return
     assert [o.name for o in steps.operators] == ["split-heads"] and steps.exactness == "exact"
-    carry_out(steps, tmp_path / "wide", check=False)
+    carry_out(Decided(steps), tmp_path / "wide", check=False)
     wide, inputs = load(tmp_path / "wide").model.eval(), example(model)
     with torch.no_grad():
         before, after = output(model, inputs), output(wide, inputs)

@@ -15,14 +15,14 @@ from leansurgeon.surgery.plan.costs import costs
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import models_along, plan, without_data
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """A small model with weights."""
     folder = tmp_path_factory.mktemp("planning") / "whole"
-    carry_out(plan(open_source("digits-vit"), Wanted()), folder, check=False)
+    carry_out(Decided(plan(open_source("digits-vit"), Wanted())), folder, check=False)
     return folder
 
 

@@ -22,14 +22,14 @@ from leansurgeon.surgery import shrink
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from tests import conftest
 from tests.support.processes.forks import forked
 
 
 def cut(folder, out, method=None, **wanted):
     source = open_source(str(folder))
-    return carry_out(plan(source, Wanted(**wanted), 0, method), out, check=False)
+    return carry_out(Decided(plan(source, Wanted(**wanted), 0, method)), out, check=False)
 
 
 def spoil(folder, change):
@@ -58,11 +58,11 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(shrink, "prove", stumble)
     with pytest.raises(Diverged, match="behind layer 2"):
-        carry_out(plan(sound, Wanted(layers="2")), tmp_path / "out")
+        carry_out(Decided(plan(sound, Wanted(layers="2"))), tmp_path / "out")
     spoil(folder, one_nan)
     source = open_source(str(folder))
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
-        carry_out(plan(source, Wanted(layers="2")), tmp_path / "out")
+        carry_out(Decided(plan(source, Wanted(layers="2"))), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     from leansurgeon.surgery.walk import calibrated
 

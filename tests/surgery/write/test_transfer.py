@@ -17,7 +17,7 @@ from leansurgeon.shape import SPACINGS, Shape, Stage, evenly, evenly_per_stage
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import carry_out
+from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.conftest import FAMILIES, FIXED, KEEP, NARROW_MLP, SPLIT_ONLY, build, example, output
 
 # What a block gives beside the hidden states: nothing in a tuple; T5 the biases of the positions for the next one.
@@ -32,7 +32,7 @@ DECOUPLED = ("bert", "roberta", "gpt2")  # keep needs our modelling file there
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
     steps = plan(source, Wanted(**wanted), seed=3)
-    return steps, carry_out(steps, out, check=False)
+    return steps, carry_out(Decided(steps), out, check=False)
 
 
 def logits(model, inputs):
@@ -202,7 +202,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(saved, tmp
     source = open_source(str(folder))
     made = []
     for i, seed in enumerate((1, 1, 2)):
-        carry_out(plan(source, Wanted(heads="8"), seed), tmp_path / str(i), check=False)
+        carry_out(Decided(plan(source, Wanted(heads="8"), seed)), tmp_path / str(i), check=False)
         made.append((tmp_path / str(i) / "model.safetensors").read_bytes())
     assert made[0] == made[1] != made[2]
 
