@@ -181,7 +181,7 @@ def test_few_samples_are_spread_from_the_first_to_the_last():
 
 def test_chance_is_the_mean_of_its_orders_between_the_lowest_and_the_highest():
     bench = Recorded(8)
-    (row,) = pruning.random_curve(bench, [0.25], 3, 0)["rows"]
+    (row,) = pruning.random_curve(bench, [0.25], 3, 0)
     losses = [float((heads**2).sum()) for heads in bench.seen]
     assert len(set(losses)) == 3 and all(len(heads) == 4 for heads in bench.seen)
     assert row["loss"] == pytest.approx(np.mean(losses)) and (row["loss_low"], row["loss_high"]) == (

@@ -67,7 +67,7 @@ def test_importance_finds_the_heads_that_are_needed(bench, values):
     by = {
         "importance": pruning.curve(bench, order, steps),
         "reverse": pruning.curve(bench, order[::-1], steps),
-        "random": pruning.random_curve(bench, steps, 3, 0)["rows"],
+        "random": pruning.random_curve(bench, steps, 3, 0),
     }
     area = {name: np.mean([row["loss"] for row in rows]) for name, rows in by.items()}
     assert area["importance"] < area["random"] < area["reverse"]
@@ -205,7 +205,7 @@ def test_every_order_of_the_document_is_what_its_name_says(trained):
 
 
 def test_random_orders_differ_and_what_can_go_ends_at_the_first_loss(bench):
-    rows = pruning.random_curve(bench, [0, 0.5, 1], 3, 0)["rows"]
+    rows = pruning.random_curve(bench, [0, 0.5, 1], 3, 0)
     assert rows[1]["loss_low"] < rows[1]["loss"] < rows[1]["loss_high"]
     whole = bench.whole.accuracy
     back = [{"fraction": i / 4, "accuracy": a} for i, a in enumerate((whole, 0.995 * whole, 0.8 * whole, whole))]

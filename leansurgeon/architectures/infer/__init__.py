@@ -67,10 +67,10 @@ def _remembered(key: str, infer: Callable[[], Architecture]) -> Architecture:
     from leansurgeon.architectures.infer import cache
 
     if key not in _found:
-        family = cache.read_declaration(key)
+        family = cache.read(key, cache.declaration)
         if family is None:
             family = infer()
-            cache.write_declaration(key, family)
+            cache.write(key, family)
         _found[key] = family
     return _found[key]
 
@@ -149,11 +149,11 @@ def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
         small = [tiny.shrunk(dict(full), attempt) for attempt in range(tiny.ATTEMPTS + 1)]
     said = {"model_type": full["model_type"], "small": [cache.said(one) for one in small]}
     key = cache.config_digest(said, tower)
-    if (finding := cache.read_finding(key)) is not None:
+    if (finding := cache.read(key, cache.finding)) is not None:
         return finding
     _announce(full["model_type"])
     finding = explore.explore(full, tower)
-    cache.write_finding(key, finding)
+    cache.write(key, finding)
     return finding
 
 

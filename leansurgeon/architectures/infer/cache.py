@@ -11,14 +11,14 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
@@ -27,27 +27,10 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 
+Kept = TypeVar("Kept", Architecture, Finding)
 STALE_SECONDS = 3600  # a file that was begun longer ago belongs to a process that was killed: writing takes a moment
 PART = ".part"
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
-# What a declaration that was inferred may hold; all else keeps its default.
-FIELDS = (
-    *(
-        "name",
-        "library",
-        "model_types",
-        "norm",
-        "causal",
-        "positions",
-        "prefixes",
-        "tied",
-        "per_layer",
-        "forget",
-        "plain",
-    ),
-    *("counters", "index_lists", "uneven", "refused", "evidence", "heads_entangled", "heads_unsplittable"),
-    *("heads_divide_width", "decoupled", "shared", "section", "period", "init_std", "taps", "stay"),
-)
 
 
 def folder() -> Path:
@@ -99,49 +82,18 @@ def _digest(files: list[Path]) -> str:
     return sha256.hexdigest()
 
 
-def read_declaration(key: str) -> Architecture | None:
+def read(key: str, made: Callable[[JsonObject], Kept]) -> Kept | None:
+    """What is kept under `key`, `made` (by `declaration` or `finding`) of its document; None where nothing is."""
     try:
-        return from_json(jsonfile.read(folder() / f"{key}.json"))
+        return made(jsonfile.read_object(folder() / f"{key}.json"))
     except (UsageError, ValueError, TypeError, KeyError):
         return None
 
 
-def write_declaration(key: str, made: Architecture) -> None:
-    """Keep a declaration; a folder that cannot be written costs only time."""
-    _write(key, to_json(made))
-
-
-def read_finding(key: str) -> Finding | None:
-    try:
-        document = jsonfile.read_object(folder() / f"{key}.json", raising=UsageError)
-        return Finding(**_tuples(document) | {"stages": tuple(map(_stage, document["stages"]))})
-    except (UsageError, ValueError, TypeError, KeyError):
-        return None
-
-
-def write_finding(key: str, finding: Finding) -> None:
-    """Keep what was found; the same holds for every model that is the same when it is made small."""
-    _write(key, asdict(finding))
-
-
-def _stage(document: Mapping[str, Any]) -> Stage:
-    parts = {name: _part(document[name]) for name in ("heads", "mlp")}
-    axes = {name: {t: tuple(a) for t, a in document[name].items()} for name in ("widths", "head_dims")}
-    return Stage(**_tuples(document) | parts | axes)
-
-
-def _part(document: Mapping[str, Any] | None) -> Part | None:
-    if document is None:
-        return None
-    axes = {t: tuple((axis, word) for axis, word in places) for t, places in document["axes"].items()}
-    return Part(document["key"], axes, tuple(document["sinks"]))
-
-
-def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
-
-
-def _write(key: str, document: JsonObject) -> None:
+def write(key: str, made: Architecture | Finding) -> None:
+    """Keep what is not as its kind has it; a folder that cannot be written costs only time."""
+    usual = {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(made)}
+    document = {name: value for name, value in asdict(made).items() if getattr(made, name) != usual[name]}
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         sweep()
@@ -162,34 +114,34 @@ def sweep() -> None:
                 part.unlink()
 
 
-def to_json(made: Architecture) -> JsonObject:
-    return {name: getattr(made, name) for name in FIELDS} | {
-        "keys": asdict(made.keys),
-        "outer": [short(t) for t in made.outer],
-        "stages": [
-            {"layer": s.layer, "projection": s.projection, "keys": asdict(s.keys), "block": [short(t) for t in s.block]}
-            for s in made.stages
-        ],
-    }
+def finding(document: JsonObject) -> Finding:
+    """What was found, as `write` has kept it."""
+    return Finding(**_tuples(document) | {"stages": tuple(map(_stage, document["stages"]))})
 
 
-def short(tensor: Tensor) -> list[Any]:
-    return [tensor.name, tensor.role, tensor.axes, tensor.group, tensor.layers]
+def _stage(document: Mapping[str, Any]) -> Stage:
+    parts = {name: _part(document[name]) for name in ("heads", "mlp")}
+    axes = {name: {t: tuple(a) for t, a in document[name].items()} for name in ("widths", "head_dims")}
+    return Stage(**_tuples(document) | parts | axes)
 
 
-def from_json(document: Mapping[str, Any]) -> Architecture:
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in FIELDS}
-    return Architecture(
-        **plain,
-        keys=Keys(**document["keys"]),
-        outer=tuple(map(tensor, document["outer"])),
-        stages=tuple(
-            Blocks(s["layer"], tuple(map(tensor, s["block"])), tuple(s["projection"]), Keys(**s["keys"]))
-            for s in document["stages"]
-        ),
-    )
+def _part(document: Mapping[str, Any] | None) -> Part | None:
+    if document is None:
+        return None
+    axes = {t: tuple((axis, word) for axis, word in places) for t, places in document["axes"].items()}
+    return Part(document["key"], axes, tuple(document["sinks"]))
 
 
-def tensor(values: list[Any]) -> Tensor:
-    name, role, axes, group, layers = values
-    return Tensor(name, role, axes, group=group, layers=None if layers is None else tuple(layers))
+def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
+
+
+def declaration(document: JsonObject) -> Architecture:
+    """A declaration, as `write` has kept it."""
+    stages = tuple(Blocks(**_with_tensors(stage, "block")) for stage in document["stages"])
+    return Architecture(**_with_tensors(document, "outer") | {"stages": stages})
+
+
+def _with_tensors(document: JsonObject, name: str) -> dict[str, Any]:
+    tensors = tuple(Tensor(**_tuples(one)) for one in document[name])
+    return _tuples(document) | {"keys": Keys(**document["keys"]), name: tensors}

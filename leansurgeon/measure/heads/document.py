@@ -197,8 +197,8 @@ def curves(bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, opt
             orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, step=step)
         document: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
         if options.seeds:
-            chance = pruning.random_curve(bench, asked, options.seeds, options.seed, step)
-            orders["random"], document["random_seeds"] = chance["rows"], chance["seeds"]
+            orders["random"] = pruning.random_curve(bench, asked, options.seeds, options.seed, step)
+            document["random_seeds"] = options.seeds
         document["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
     document["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
     return document

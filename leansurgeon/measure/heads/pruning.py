@@ -43,13 +43,6 @@ class Point(TypedDict):
     accuracy_high: NotRequired[float]
 
 
-class RandomCurve(TypedDict):
-    """The mean curve over `seeds` random orders."""
-
-    rows: list[Point]
-    seeds: int
-
-
 class Shares(TypedDict):
     """Each head's share of all importance, layer by layer, and how unequal they are: 0 all alike, 1 one head."""
 
@@ -135,7 +128,7 @@ def curve(
 
 def random_curve(
     bench: HeadScorer, asked: Sequence[float], seeds: int, seed: int, step: Callable[[], None] = lambda: None
-) -> RandomCurve:
+) -> list[Point]:
     """Mean, lowest and highest loss (and accuracy) over several random orders."""
     orders = [np.random.default_rng([seed, 7, i]).permutation(count(bench.sites)) for i in range(seeds)]
     curves = [curve(bench, order, asked, step=step) for order in orders]
@@ -147,7 +140,7 @@ def random_curve(
                 values = [point[key] for point in points]
                 made |= {key: float(np.mean(values)), f"{key}_low": min(values), f"{key}_high": max(values)}
         rows.append(made)
-    return {"rows": rows, "seeds": seeds}
+    return rows
 
 
 def even_curve(

@@ -29,14 +29,14 @@ STEPS = ("precision and attention", "depth", "heads", "mlp")
 
 @dataclass(frozen=True)
 class Cost:
-    """One shape. `flops` in closed form (None where there is none) and `counted` by torch are of a forward pass of one
-    sample; `largest_batch` is the most samples that fit the GPU.
+    """One shape. `flops` in closed form (None where there is none) and `flops_counted` by torch are of a forward pass
+    of one sample; `largest_batch` is the most samples that fit the GPU.
     """
 
     shape: Shape
     parameters: ParameterCount
     flops: Flops | None
-    counted: int | None = None
+    flops_counted: int | None = None
     memory: Prediction | None = None
     fits: bool | None = None
     largest_batch: int | None = None
@@ -44,19 +44,11 @@ class Cost:
     @property
     def operations(self) -> int | None:
         """FLOPs of a forward: the formula's, else those counted; None where neither is known."""
-        return self.flops.total if self.flops else self.counted
+        return self.flops.total if self.flops else self.flops_counted
 
     def as_dict(self) -> JsonObject:
         """The costs of one model for JSON: FLOPs of a forward, memory in bytes."""
-        return {
-            "shape": self.shape.as_dict(),
-            "parameters": self.parameters.as_dict(),
-            "flops": self.flops and self.flops.as_dict(),
-            "flops_counted": self.counted,
-            "memory": self.memory and self.memory.as_dict(),
-            "fits": self.fits,
-            "largest_batch": self.largest_batch,
-        }
+        return plain(vars(self))
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ def costs(
     priced = {i: Cost(shapes[i], counts[i], closed[i]) for i in ends}
     if cross_check or None in closed:
         for i, (config, architecture) in ends.items():
-            priced[i] = replace(priced[i], counted=counted(config, architecture, tokens))
+            priced[i] = replace(priced[i], flops_counted=counted(config, architecture, tokens))
     start = None
     if setting is not None:
         chain = [ends[0], *((c, target.architecture) for c in configs[1:])]

@@ -217,7 +217,7 @@ def test_what_happens_while_a_family_is_looked_at_is_a_reason(said, tmp_path, mo
 def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
     made = architectures.of({"model_type": "bert"})
-    cache.write_declaration("one", made)
+    cache.write("one", made)
     dead, young = (cache.folder() / f"{name}{cache.PART}" for name in ("dead", "young"))
     for file, age in ((dead, 2), (young, 0)):
         file.touch()
@@ -227,7 +227,7 @@ def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache.json, "dump", full)
-    cache.write_declaration("other", made)
+    cache.write("other", made)
     assert sorted(cache.folder().iterdir()) == [cache.folder() / "one.json", young]
 
 
@@ -303,7 +303,7 @@ def test_a_result_with_a_narrow_mlp(tmp_path):
 def test_the_plan_of_one_of_two_towers_is_priced_without_its_operations(tmp_path):
     small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
     found = costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))
-    assert found.after.shape.depth == 2 and found.after.counted is None
+    assert found.after.shape.depth == 2 and found.after.flops_counted is None
     assert found.after.parameters.total < found.before.parameters.total
     with pytest.raises(UnsupportedModel):  # and without its memory
         costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"), Setting(batch=2))

@@ -179,7 +179,7 @@ def test_sigkill_leaves_the_folder_absent_or_complete(there, saved, tmp_path):
         if there and not out.exists():
             cut(folder, out, layers="2")
         steps = plan(open_source(str(folder)), Wanted(heads="8"))
-        again = partial(carry_out, steps, out, force=True, check=False)
+        again = partial(carry_out, Decided(steps), out, force=True, check=False)
         done = forked(partial(killed_at, module, name, left, again), tmp_path)
         assert done.returncode == -signal.SIGKILL, done.stderr
         if out.exists():  # the old one, or the new one whole
