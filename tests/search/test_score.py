@@ -16,10 +16,11 @@ from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, climb, schedule
 from leansurgeon.search.score import Score, binomial_error, front, kendall_tau, moves, ranks
 from leansurgeon.search.space import Candidate
-from leansurgeon.search.trainings import scaled, shortened
+from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.reading import load_training
+from leansurgeon.training.recipe.settings import Train
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -200,3 +201,25 @@ def test_a_training_is_shortened_as_a_whole():
     short = shortened(full, Fraction(1, 4))
     assert (short.duration, short.schedule.warmup) == ("75ep", "5ep")
     assert short.eval.every == "75ep" and not short.eval.at_start and short.optim == full.optim
+
+
+def test_what_has_a_length_of_its_own_shrinks_with_the_training():
+    train = Train(
+        duration="600st", batch=64, optim={"lr": 1e-3}, schedule={"warmup": "40st"}, early_stopping={"patience": 2},
+        batch_ramp={"start": 16, "until": "100st"}, checkpoint={"every": "9m", "keep_last": 3},
+    )  # fmt: skip
+    short = shortened(train, Fraction(1, 4))
+    assert (short.duration, short.eval.every, short.schedule.warmup) == ("150st", "150st", "10st")
+    assert (short.batch_ramp.start, short.batch_ramp.until) == (16, "25st") and short.early_stopping is None
+    assert (short.checkpoint.every, short.checkpoint.keep_last, short.checkpoint.keep_best) == ("9m", 3, False)
+    shares = Train(duration="3ep", batch=8, optim={"lr": 1e-3}, batch_ramp={"start": 2, "until": 0.5})
+    short = shortened(shares, Fraction(1, 8))
+    assert (short.duration, short.schedule.warmup, short.batch_ramp.until) == ("0.375ep", 0.0, 0.5)
+    assert scaled("1ep", Fraction(1, 4096)) == "0.001ep"
+    arm = arm_of(Candidate(Wanted("8", "4", "keep", None, init="fresh"), open_source("digits-vit").shape, 1))
+    assert arm == {"heads": "8", "layers": "4", "head_dim": "keep", "init": "fresh"}
+    assert arm_of(Candidate(Wanted(head_dim="24", mlp_dim="9"), open_source("digits-vit").shape, 1)) == {
+        "mlp_dim": "9",
+        "head_dim": 24,
+        "init": "transfer",
+    }

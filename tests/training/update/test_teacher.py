@@ -173,6 +173,7 @@ def test_states_are_pooled_over_real_tokens_or_places():
     states = torch.arange(24.0).reshape(2, 3, 4)
     mask = torch.tensor([[True, True, False], [False, False, False]])
     assert distill.pooled(states, mask).tolist() == [[2.0, 3.0, 4.0, 5.0], [0.0] * 4]
+    assert distill.pooled(states, ~mask).tolist()[0] == [8.0, 9.0, 10.0, 11.0]  # a single token
     assert distill.pooled(states, None).tolist() == [[4.0, 5.0, 6.0, 7.0], [16.0, 17.0, 18.0, 19.0]]
     assert torch.equal(distill.pooled(states, mask[:, :2]), distill.pooled(states, None))  # a mask of other tokens
     assert torch.equal(distill.pooled(states[0], mask), states[0])
@@ -223,7 +224,11 @@ def test_a_teacher_is_trained_and_known_and_has_the_head(saved, tmp_path):
     model.bert.save_pretrained(tmp_path / "headless")
     with pytest.raises(UsageError, match=r"\bmasked-lm\b.*new"):
         distill.load_teacher(str(tmp_path / "headless"), tmp_path, None, task)
-    assert distill.load_teacher(str(tmp_path / "headless"), tmp_path, None, task, trained_head=False)
+    student, named = checkpoints.load(folder), str(tmp_path / "headless")
+    with pytest.raises(UsageError, match=r"\bmasked-lm\b.*new"):
+        distill.Distillation(Distill(teacher=named, logits=0.1, hidden=1), student, task, folder, CPU)
+    hidden = distill.Distillation(Distill(teacher=named, logits=0, hidden=1), student, task, folder, CPU)
+    assert hidden.teacher.source.name  # its head says nothing
 
 
 def test_the_source_is_opened_by_its_name_or_where_it_lies(own_cache):
