@@ -225,8 +225,8 @@ def read_key(config: Mapping[str, Any], key: str) -> Any:
     """
     if key.startswith("="):
         return int(key[1:])
-    if key in config or "." not in key:
-        return config.get(key)
+    if key in config:
+        return config[key]
     name, *places = key.split(".")
     value = config.get(name)
     for place in map(int, places):

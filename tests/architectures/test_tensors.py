@@ -157,7 +157,8 @@ def test_which_layers_of_a_stage_have_a_tensor():
 
 def test_heads_are_in_step_where_only_the_first_layer_holds_their_table():
     table = Tensor("bias", "head_param", "heads", in_others=False, group=1)
-    assert Blocks("{i}", (table,), ("o",)).in_step(1) and not Blocks("{i}", (table,), ("o",)).in_step(0)
+    block = Tensor("q", "q", "q width", group=1), table
+    assert Blocks("{i}", block, ("o",)).in_step(1) and not Blocks("{i}", block, ("o",)).in_step(0)
     others = Tensor("bias", "head_param", "heads", group=1), Tensor("norm", "norm", "width", in_others=False, group=1)
     assert not Blocks("{i}", others, ("o",)).in_step(1)
 

@@ -27,6 +27,8 @@ def test_divergence_is_the_closed_form():
         wanted += temperature**2 * (q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)))
     assert distill.divergence(student, teacher, counted, temperature).item() == pytest.approx(wanted, rel=1e-5)
     assert distill.divergence(teacher, teacher, counted).item() == pytest.approx(0, abs=1e-7)
+    plain = torch.nn.functional.kl_div(student[:2].log_softmax(-1), teacher[:2].softmax(-1), reduction="sum")
+    assert distill.divergence(student, teacher, counted).item() == pytest.approx(plain.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("at_once", [7, 2**19])

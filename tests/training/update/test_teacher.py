@@ -9,7 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from leansurgeon import checkpoints
-from leansurgeon.checkpoints.record import Origin
+from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.base import Score
 from leansurgeon.tasks.text.sentences import cosine_score
@@ -185,7 +187,7 @@ def test_errors_of_maps_of_vectors_and_of_samples_without_tokens():
     state, target = torch.zeros(2, 2, 2, 3), torch.full((2, 2, 2, 3), 2.0)
     target[0, 0, 0] = 4.0
     assert distill.state_error(state, target, None).tolist() == [7.0, 4.0]  # (16 + 3 * 4) / 4
-    assert distill.state_error(state[:, 0, 0], target[:, 0, 0], None).tolist() == [16.0, 4.0]
+    assert distill.state_error(state[:, 0, 0] + 1, target[:, 0, 0], None).tolist() == [9.0, 1.0]
     mask = torch.tensor([[True, False], [False, False]])
     assert distill.state_error(state[:, 0], target[:, 0], mask).tolist() == [16.0, 0.0]
     assert distill.state_error(state[:, 0], target[:, 0], mask[:, :1]).tolist() == [10.0, 4.0]
@@ -231,13 +233,24 @@ def test_a_teacher_is_trained_and_known_and_has_the_head(saved, tmp_path):
     assert hidden.teacher.source.name  # its head says nothing
 
 
-def test_the_source_is_opened_by_its_name_or_where_it_lies(own_cache):
+def test_the_source_is_opened_by_its_name_or_where_it_lies(own_cache, saved, tmp_path, monkeypatch):
     origin = dict(kind="folder", name="somewhere/teacher", sha256={"model.safetensors": "0" * 64})
     named = Origin(**origin | {"kind": "preset", "name": "digits-vit"})
     assert distill.place_of(named, "hint") == "digits-vit"
     assert distill.place_of(Origin(**origin | {"sha256": {}}), "hint") == "somewhere/teacher"
     with pytest.raises(UsageError, match="somewhere/teacher"):
         distill.place_of(Origin(**origin), "hint")
+    folder, _ = saved("bert")
+    here = Origin(str(folder), "folder", sha256={"model.safetensors": sha256(folder / "model.safetensors")})
+    assert distill.place_of(here, "hint") == str(folder)
+    towers, load = [], checkpoints.load
+    monkeypatch.setattr(checkpoints, "load", lambda *a, tower: towers.append(tower) or load(*a))
+    surgery = SimpleNamespace(source=here, tower="vision")
+    assert distill.load_teacher("source", tmp_path, surgery, Asks("masked-lm")).folder == folder
+    assert towers == ["vision"]  # of a model with several
+    record.write(folder, SurgeryRecord(Origin("bert-crammed", "preset", "bert-crammed"), initialised="fresh"))
+    with pytest.raises(UsageError, match="learned nothing"):  # it has weights, and they were drawn
+        distill.load_teacher(str(folder), tmp_path, None, Asks("masked-lm"))
 
 
 def test_a_task_without_labels_needs_a_teacher_and_no_logits(pair, monkeypatch):
