@@ -12,7 +12,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import durable
 from leansurgeon.checkpoints.record import Both, Comparison, DamagedRecord, Embeddings, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import Planned
+from leansurgeon.checkpoints.recorded.planned import Planned, Step
 from leansurgeon.shape import Shape, Stage
 
 STAGE = Stage(depth=2, heads=4, head_dim=8, kv_heads=4, mlp_dim=48, width=32)
@@ -76,6 +76,37 @@ def test_a_plan_is_written_from_its_fields_as_it_was_read():
     assert Planned.from_dict({"why": 3}).why == "" and not Planned()
 
 
+def test_what_a_plan_leaves_out_and_what_it_says_of_nothing():
+    assert Step("a", "exact", "b").as_dict() == {"name": "a", "exactness": "exact", "says": "b", "settings": {}}
+    plan = Planned.from_dict(PLAN)
+    assert (plan.head_policy, plan.seed, plan.method, plan.class_attention) == ("", None, {}, False)
+    assert Planned.from_dict(PLAN | {"head_policy": ""}).head_policy == ""
+    assert Planned.from_dict(PLAN | {"head_policy": "split\x1b"}).head_policy == "split?"
+
+
+def test_a_record_that_is_whole_is_read_by_those_who_only_want_to_know(tmp_path):
+    made = record.write(tmp_path, whole())
+    assert record.read_if_whole(tmp_path) == made and record.read_if_whole(tmp_path / "nowhere") is None
+    assert record.read(None) is None
+
+
+def test_what_a_proof_says_of_names():
+    def says(*missing: str) -> str:
+        return Proof("transformers.X.from_pretrained", 1, missing=missing).tensors
+
+    assert "no missing" in says()
+    assert "(a.weight, b.weight)" in says("a.weight", "b.weight")
+    assert "(a, b, ...)" in says("a", "b", "c")
+
+
+def test_where_a_model_comes_from_in_the_first_place():
+    first = {"source": {"name": "a", "preset": "digits-vit"}}, {"source": {"name": "b", "preset": "vit-b"}}
+    assert SurgeryRecord(Origin("x", "preset", "vit-l"), history=first).preset == "digits-vit"
+    assert SurgeryRecord(Origin("vit-b", "preset", "vit-b")).preset == "vit-b"
+    assert SurgeryRecord(Origin("some/model", "hub")).preset == ""
+    assert SurgeryRecord(Origin("x"), history=({"source": "x"},)).preset == ""
+
+
 def test_operators_are_compared_as_they_are_called():
     """`undo` knows its operators by name, and none that only looks alike."""
     step = {"name": "widen-mlp ", "exactness": "exact\u200b", "says": " wider\x1b"}
@@ -111,6 +142,11 @@ def test_a_trained_model_keeps_the_record_without_the_list_of_files():
         b'{"source": {"name": "a"}, "plan": {"method": []}}',
         b'{"source": {"name": "a"}, "plan": {"class_attention": 1}}',
         b'{"source": {"name": "a"}, "history": [1]}',
+        b'{"source": {"name": "a"}, "versions": {"torch": 2}}',
+        b'{"source": {"name": "a", "sha256": {"model.safetensors": null}}}',
+        b'{"source": {"name": "a", "notes": ["b", 1]}}',
+        b'{"source": {"name": "a"}, "proof": {"loaded_with": "x", "parameters": 1, "loss_sum": "x"}}',
+        b'{"source": {"name": "a"}, "proof": {"loaded_with": "x", "parameters": 1, "loss_sum": true}}',
         b'{"source": {"name": "a"}, "proof": {"loaded_with": "x"}}',
         b'{"source": {"name": "a"}, "source_surgery": {}}',
         b'{"source": {"name": "a"}, "schema_version": 99}',

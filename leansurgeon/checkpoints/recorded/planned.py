@@ -85,8 +85,7 @@ class Planned(Part):
             "layers": take.several("layers", int),
             "operators": tuple(map(Step.from_dict, take.several("operators", dict))),
         }
-        shown = {key: value for key, value in take.data.items() if key not in strict}
-        return replace(cls.within(shown), **strict).as_read(data)
+        return replace(cls.within(take.data), **strict).as_read(data)
 
     def __bool__(self) -> bool:
         """Whether anything is known of the plan."""

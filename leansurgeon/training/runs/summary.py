@@ -65,8 +65,8 @@ class OnTest:
     best: Scores | None = None
 
     @classmethod
-    def from_dict(cls, data: object) -> OnTest | None:
-        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
+    def from_dict(cls, data: Mapping[str, Any]) -> OnTest:
+        return cls(**_known(cls, data))
 
     def as_dict(self) -> JsonObject:
         last, best = (scores and scores.as_dict() for scores in (self.last, self.best))

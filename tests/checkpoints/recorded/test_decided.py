@@ -85,6 +85,12 @@ def test_it_is_written_as_the_file_has_always_held_it():
     assert json.dumps(Decisions(calibration=DATA).as_dict()).startswith('{"calibration": {"name"')  # no walk, no layers
 
 
+def test_refits_that_were_kept_are_told_by_their_projections():
+    lost = replace(REFIT, kept=False)
+    made = [BlockRefit(), BlockRefit(o=lost, down=REFIT), BlockRefit(o=REFIT, down=REFIT), BlockRefit(o=REFIT)]
+    assert [refit.kept for refit in made] == [(), ("down",), ("o", "down"), ("o",)]
+
+
 def test_a_walk_that_changed_nothing_says_so():
     made = Decisions(criterion="all layers stay", layers=(0, 1), healing=Healing(False, False, GuardScore()))
     assert made.as_dict()["decisions"] == [] and made.as_dict()["evidence"] == {}

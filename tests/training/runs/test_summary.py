@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import DamagedSummary, Model, OnTest, Part, Scores, Summary, Task
 from tests.support.report.report_fixtures import summary as as_earlier_versions_wrote_it
@@ -37,6 +38,26 @@ def test_what_was_written_is_read_again(tmp_path):
     assert written["memory"] == {"bytes": 2**28, "kind": "process peak RSS"} and written["schema_version"] == 1
     assert written["model"]["start"] == {"name": "lean", "files": {"config.json": "ab"}}
     assert written["best"] == {"loss": 0.09, "metric": 0.98, "step": 12} and written["later"] == [1, 2]
+
+
+def test_the_file_has_one_name_for_everything():
+    written = WHOLE.as_dict()
+    assert not {"memory_bytes", "memory_kind", "other"} & written.keys()
+    assert Summary.from_dict({key: value for key, value in written.items() if key != "status"}).status == "done"
+    assert Summary.from_dict(written | {"status": "stopped"}).status == "stopped"
+    with pytest.raises(DamagedSummary, match="JSON object"):
+        Summary.from_dict([written])
+
+
+def test_a_metric_as_it_is_said():
+    assert [WHOLE.task.shown(value) for value in (None, 0.9716)] == ["unknown", "97.2 %"]
+    assert Task("text", "perplexity").shown(31.41549) == "31.415"
+
+
+def test_the_surgery_before_a_training_is_typed_or_unknown():
+    record = SurgeryRecord(Origin("digits-vit", "preset", "digits-vit"), initialised="fresh")
+    assert Model(surgery=record.as_dict()).record == record
+    assert Model().record is None and Model(surgery={"source": 5}).record is None
 
 
 def test_a_file_of_an_earlier_version_loses_nothing():
