@@ -89,37 +89,28 @@ WhichTower = Annotated[
     typer.Option("--tower", help="Which part of a model of several is meant."),
 ]
 # Options that several commands have in the same words.
-Heads = Annotated[str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.", show_default=False)]
-Layers = Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.", show_default=False)]
+Heads = Annotated[str | None, typer.Option(help="24, 2x, or one per stage: 16,32,32,32.")]
+Layers = Annotated[str | None, typer.Option(help="10, or one per stage: 4,4,8,2.")]
 HeadDim = Annotated[
     str, typer.Option(help="keep: inner width grows. split: width // heads. Or a number. auto chooses and says why.")
 ]
-MlpDim = Annotated[str | None, typer.Option(help="Width of the MLP.", show_default=False)]
-MlpRatio = Annotated[
-    str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.", show_default=False)
-]
+MlpDim = Annotated[str | None, typer.Option(help="Width of the MLP.")]
+MlpRatio = Annotated[str | None, typer.Option(help="MLP width as a multiple of width: 2, or one per stage.")]
 ClassAttention = Annotated[
     bool, typer.Option("--class-attention", help="Class attention (XCiT, CaiT) gets the same heads; else it stays.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output folder.")]
 SourceName = Annotated[
-    str,
-    typer.Argument(
-        autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.", show_default=False
-    ),
+    str, typer.Argument(autocompletion=completion.sources, help="Preset, folder, run, hub id or timm/NAME.")
 ]
-ModelName = Annotated[
-    str,
-    typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.", show_default=False),
-]
+ModelName = Annotated[str, typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.")]
 WhichDevice = Annotated[
     str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")
 ]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
 PushTo = Annotated[
-    str | None,
-    typer.Option("--push", metavar="ORG/NAME", help="Put the result on the hub, private if new.", show_default=False),
+    str | None, typer.Option("--push", metavar="ORG/NAME", help="Put the result on the hub, private if new.")
 ]
 Public = Annotated[bool, typer.Option("--public", help="With --push: for everybody to see.")]
 TrustRemoteCode = Annotated[

@@ -32,16 +32,11 @@ def heads(
         str | None,
         typer.Option(
             help="Sample data: text files, a folder of images, task:NAME,key=value; for an encoder with a decoder text "
-            "or FILE.tsv with input<TAB>answer. Default: the data that a run was trained on.",
-            show_default=False,
+            "or FILE.tsv with input<TAB>answer. Default: the data that a run was trained on."
         ),
     ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=2, help="Training samples that importance is taken from.", show_default=False)
-    ] = None,
-    judge_samples: Annotated[
-        int | None, typer.Option(min=2, help="Held-out samples to judge on, at most.", show_default=False)
-    ] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="Training samples that importance is taken from.")] = None,
+    judge_samples: Annotated[int | None, typer.Option(min=2, help="Held-out samples to judge on, at most.")] = None,
     reduction: Annotated[
         str, typer.Option(help="Absolute value per sample (the paper), token or batch (two other conventions).")
     ] = "sample",
@@ -57,17 +52,14 @@ def heads(
     steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of the curve.")] = 10,
     random: Annotated[int, typer.Option(min=0, max=100, help="Random orders to compare with.")] = 3,
     prune: Annotated[
-        str | None,
-        typer.Option(help="Write the model without so many heads of every layer, such as 40%.", show_default=False),
+        str | None, typer.Option(help="Write the model without so many heads of every layer, such as 40%.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for --prune.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for --prune.")] = None,
     heal: Annotated[
         bool, typer.Option("--heal/--no-heal", help="After --prune, refit output projections on the sample data.")
     ] = True,
     device: WhichDevice = "auto",
-    plots: Annotated[
-        Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.", show_default=False)
-    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
     as_json: AsJson = False,
     force: Force = False,

@@ -9,10 +9,7 @@ import typer
 
 def paper(
     table: Annotated[
-        str | None,
-        typer.Option(
-            help="1 to 5, fig3, fig4, fig5, fig8, fig9, or all. Default: the five tables.", show_default=False
-        ),
+        str | None, typer.Option(help="1 to 5, fig3, fig4, fig5, fig8, fig9, or all. Default: the five tables.")
     ] = None,
     count: Annotated[
         str,

@@ -35,32 +35,23 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Predict peak training memory; --batch to --gpu imply it.")
     ] = False,
-    batch: Annotated[
-        int | None, typer.Option(help=f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.", show_default=False)
-    ] = None,
+    batch: Annotated[int | None, typer.Option(help=f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.")] = None,
     tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens of a text sample. Default: what the model takes, at most 1024.", show_default=False),
+        int | None, typer.Option(help="Tokens of a text sample. Default: what the model takes, at most 1024.")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="bf16 (default), fp16 or fp32; weights are fp32.", show_default=False)
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 (default), fp16 or fp32; weights are fp32.")] = None,
     attention: Annotated[
-        str | None, typer.Option(help="sdpa (default): fused. eager: score matrices in memory.", show_default=False)
+        str | None, typer.Option(help="sdpa (default): fused. eager: score matrices in memory.")
     ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw (default, fused), adamw-foreach, adam or sgd.", show_default=False)
-    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw (default, fused), adamw-foreach, adam or sgd.")] = None,
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Activations are computed again in the backward pass.")
     ] = False,
-    world_size: Annotated[int | None, typer.Option(help="GPUs of a DDP training.", show_default=False)] = None,
+    world_size: Annotated[int | None, typer.Option(help="GPUs of a DDP training.")] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completion.gpus,
-            help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?",
-            show_default=False,
+            autocompletion=completion.gpus, help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?"
         ),
     ] = None,
     calibrate: Annotated[

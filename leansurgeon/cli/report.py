@@ -23,13 +23,9 @@ def report(
     wide: Annotated[bool, typer.Option("--wide", help="All columns, however wide.")] = False,
     kappa: Annotated[bool, typer.Option("--kappa", help="Conditioning, one row per layer.")] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write a page with everything, to pass on.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Also write a page with everything, to pass on.")
     ] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write charts as SVG, PNG and PDF.", show_default=False),
-    ] = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write charts as SVG, PNG and PDF.")] = None,
     workspace: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:

@@ -30,23 +30,19 @@ def retrain(
     data: Annotated[
         str | None,
         typer.Option(
-            "--data",
             help="Heal on your own data, without a recipe: a file, folder or glob of texts, a table, class folders of "
-            "images, a hub id, or austen.",
+            "images, a hub id, or austen."
         ),
     ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", help="How long the whole command may take: 20m, 90s, 2h.")
-    ] = None,
+    time: Annotated[str | None, typer.Option(help="How long the whole command may take: 20m, 90s, 2h.")] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="text=A,label=B", help="Columns of a table that --data names.")
+        str | None, typer.Option(metavar="text=A,label=B", help="Columns of a table that --data names.")
     ] = None,
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Let the embeddings start anew, for another tokenizer.")
     ] = False,
     lora: Annotated[
-        int | None,
-        typer.Option("--lora", min=1, help="Train adapters of this rank only, merged when saved (needs peft)."),
+        int | None, typer.Option(min=1, help="Train adapters of this rank only, merged when saved (needs peft).")
     ] = None,
     recipe: Annotated[
         str | None,
@@ -61,22 +57,17 @@ def retrain(
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change one key, e.g. train.optim.lr=1e-3. Repeatable."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="Train on so many GPUs of this machine.")] = None,
-    cpu_processes: Annotated[
-        int | None, typer.Option("--cpu-processes", help="Train on the CPU with so many processes (gloo).")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="In place of the recipe's train.seed.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Train on so many GPUs of this machine.")] = None,
+    cpu_processes: Annotated[int | None, typer.Option(help="Train on the CPU with so many processes (gloo).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="In place of the recipe's train.seed.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one in the workspace.")
     ] = None,
-    workspace: Annotated[Path, typer.Option("--workspace", help="Where shrunk models and runs lie.")] = Path("runs"),
+    workspace: Annotated[Path, typer.Option(help="Where shrunk models and runs lie.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document on stdout.")] = False,
     resume: Annotated[
         str,
         typer.Option(
-            "--resume",
             metavar="auto|never|PATH",
             help="auto: go on with the interrupted run of this recipe, or start; PATH: a run folder or checkpoint.",
         ),
@@ -85,7 +76,7 @@ def retrain(
         bool, typer.Option("--resume-anyway", help="Resume although recipe or model have changed since.")
     ] = False,
     limit_batches: Annotated[
-        int | None, typer.Option("--limit-batches", min=1, help="So many batches per epoch and per evaluation.")
+        int | None, typer.Option(min=1, help="So many batches per epoch and per evaluation.")
     ] = None,
     eval_only: Annotated[bool, typer.Option("--eval-only", help="Evaluate the model by the recipe's task.")] = False,
     dry_run: Annotated[

@@ -14,28 +14,20 @@ from leansurgeon.errors import UsageError
 
 def run(
     recipe: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completion.recipes, help="Name of a shipped experiment, or a .yaml file.", show_default=False
-        ),
+        str, typer.Argument(autocompletion=completion.recipes, help="Name of a shipped experiment, or a .yaml file.")
     ],
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a key: --set train.duration=5ep.", show_default=False)
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Other seeds: 0,1,2.", show_default=False)] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set train.duration=5ep.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Other seeds: 0,1,2.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="The recipe's own tiny variant; runs in seconds.")] = False,
     parallel: Annotated[
-        int | None,
-        typer.Option("--parallel", min=1, help="Trainings side by side. Default: one per core, or one on a GPU."),
+        int | None, typer.Option(min=1, help="Trainings side by side. Default: one per core, or one on a GPU.")
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="GPUs for each training, one training at a time.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs for each training, one training at a time.")] = None,
     cpu_processes: Annotated[
-        int | None, typer.Option("--cpu-processes", min=1, help="CPU processes (gloo) for each training instead.")
+        int | None, typer.Option(min=1, help="CPU processes (gloo) for each training instead.")
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
-    format: Annotated[str, typer.Option("--format", help="table, markdown, csv, json or latex.")] = "table",
+    format: Annotated[str, typer.Option(help="table, markdown, csv, json or latex.")] = "table",
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Run finished arms again.")] = False,
     trust_remote_code: TrustRemoteCode = False,

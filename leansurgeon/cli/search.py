@@ -33,37 +33,27 @@ if TYPE_CHECKING:
 
 def search(
     source: SourceName,
-    params: Annotated[str | None, typer.Option(help="Most parameters: 60M or 152394.", show_default=False)] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Most memory while training, predicted: 16GB or 16GiB.", show_default=False)
-    ] = None,
+    params: Annotated[str | None, typer.Option(help="Most parameters: 60M or 152394.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Most memory while training, predicted: 16GB or 16GiB.")] = None,
     latency: Annotated[
-        str | None,
-        typer.Option(help="Longest forward pass of one sample, measured on this machine: 5ms.", show_default=False),
+        str | None, typer.Option(help="Longest forward pass of one sample, measured on this machine: 5ms.")
     ] = None,
     heads: Annotated[
-        str | None,
-        typer.Option(help="Heads to try: 12,16,24 or factors; default 1x,4/3x,3/2x,2x,3x.", show_default=False),
+        str | None, typer.Option(help="Heads to try: 12,16,24 or factors; default 1x,4/3x,3/2x,2x,3x.")
     ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to try: 6-12; default from all down to a quarter.", show_default=False)
-    ] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers to try: 6-12; default from all down to a quarter.")] = None,
     mlp_dim: Annotated[
-        str | None,
-        typer.Option(help="MLP widths to try: 1536,3072 or factors; default 1x,3/4x,1/2x.", show_default=False),
+        str | None, typer.Option(help="MLP widths to try: 1536,3072 or factors; default 1x,3/4x,1/2x.")
     ] = None,
     head_dim: Annotated[str, typer.Option(help="keep, split, a number or auto, as in shrink.")] = "auto",
     data: Annotated[
         str | None,
         typer.Option(
             help="Sample data for heals: text files, a folder of images, or task:NAME,key=value. "
-            "Default: the data that a run was trained on.",
-            show_default=False,
+            "Default: the data that a run was trained on."
         ),
     ] = None,
-    calibration_samples: Annotated[
-        int | None, typer.Option(min=2, help="Samples that the last rung fits on.", show_default=False)
-    ] = None,
+    calibration_samples: Annotated[int | None, typer.Option(min=2, help="Samples that the last rung fits on.")] = None,
     fit: Annotated[int, typer.Option(min=0, help="Local fitting steps for every layer on the last rung.")] = 0,
     recipe: Annotated[
         str | None,
@@ -72,12 +62,10 @@ def search(
             "-r",
             autocompletion=completion.recipes,
             help="Train candidates by this recipe; default: heal them, or the preset's recipe.",
-            show_default=False,
         ),
     ] = None,
     sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change one key of the recipe. Repeatable.", show_default=False),
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one key of the recipe. Repeatable.")
     ] = None,
     share: Annotated[float, typer.Option(help="Share of the recipe's length that the last rung trains.")] = 0.25,
     seeds: Annotated[
@@ -87,19 +75,14 @@ def search(
         int, typer.Option(min=1, help="Candidates of the first rung; each later one has half of them.")
     ] = 8,
     batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples of a step for --memory; default: the recipe's, else 32.", show_default=False),
+        int | None, typer.Option(min=1, help="Samples of a step for --memory; default: the recipe's, else 32.")
     ] = None,
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Trainings side by side; default: one per core, or one on a GPU.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the winner to this folder.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the winner to this folder.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write the winner into the search's folder.")] = False,
-    plots: Annotated[
-        Path | None, typer.Option(help="Draw SVG, PNG and PDF into this folder.", show_default=False)
-    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Draw SVG, PNG and PDF into this folder.")] = None,
     workspace: Annotated[Path, typer.Option(help="Where searches, models and runs live.")] = Path("runs"),
     device: WhichDevice = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,

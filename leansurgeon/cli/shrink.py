@@ -37,10 +37,7 @@ def shrink(
     heads: Heads = None,
     layers: Layers = None,
     params: Annotated[
-        str | None,
-        typer.Option(
-            help="-30%, 70% or 60M: as many parameters; the shape is chosen, and why is said.", show_default=False
-        ),
+        str | None, typer.Option(help="-30%, 70% or 60M: as many parameters; the shape is chosen, and why is said.")
     ] = None,
     head_dim: HeadDim = "auto",
     mlp_dim: MlpDim = None,
@@ -56,11 +53,10 @@ def shrink(
             "--data",
             help="Sample data that chooses and heals: text files, a folder of images, or task:NAME,key=value; given "
             "several times, an even mixture. Default: what a run was trained on, else what the model makes itself.",
-            show_default=False,
         ),
     ] = None,
     calibration_samples: Annotated[
-        int | None, typer.Option(min=2, help="Samples to fit on; a quarter as many guard.", show_default=False)
+        int | None, typer.Option(min=2, help="Samples to fit on; a quarter as many guard.")
     ] = None,
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Use the weights alone, also where that is much worse.")
@@ -71,17 +67,13 @@ def shrink(
             help="Layers by auto, even, first-of-each, last-of-each, influence, angular, leave-one-out, greedy or fuse."
         ),
     ] = "auto",
-    keep: Annotated[
-        str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).", show_default=False)
-    ] = None,
+    keep: Annotated[str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).")] = None,
     more_heads: Annotated[str, typer.Option(help="add: silent new heads. split: children of the old ones.")] = "add",
     heal: Annotated[
         str, typer.Option(help="On sample data: closed refits, local also fits the blocks around a cut; none.")
     ] = "local",
     no_heal: Annotated[bool, typer.Option("--no-heal", help="The same as --heal none.", hidden=True)] = False,
-    heal_time: Annotated[
-        str | None, typer.Option(help="Longest time of the local fit, such as 90s or 5m.", show_default=False)
-    ] = None,
+    heal_time: Annotated[str | None, typer.Option(help="Longest time of the local fit, such as 90s or 5m.")] = None,
     fit: Annotated[int, typer.Option(help="Local fitting steps for every changed layer, such as 150.")] = 0,
     balance: Annotated[
         bool, typer.Option("--balance", help="Even out values and outputs by an exact change of basis.")
@@ -90,14 +82,12 @@ def shrink(
         bool, typer.Option("--compare", help="Also score a fresh and a naive start of the same shape.")
     ] = False,
     judge: Annotated[
-        str | None,
-        typer.Option(help="Also judge the result on other data than it was calibrated on.", show_default=False),
+        str | None, typer.Option(help="Also judge the result on other data than it was calibrated on.")
     ] = None,
     proof: Annotated[bool, typer.Option("--proof/--no-proof", help="Reload the result and compare it.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder to write. Default: WORKSPACE/NAME-h24-l10.", show_default=False),
+        Path | None, typer.Option("--out", "-o", help="Folder to write. Default: WORKSPACE/NAME-h24-l10.")
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
     device: WhichDevice = "auto",

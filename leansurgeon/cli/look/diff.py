@@ -13,7 +13,7 @@ from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteC
 
 def diff(
     a: SourceName,
-    b: Annotated[str, typer.Argument(autocompletion=completion.sources, help="The other one.", show_default=False)],
+    b: Annotated[str, typer.Argument(autocompletion=completion.sources, help="The other one.")],
     as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
     trust_remote_code: TrustRemoteCode = False,

@@ -36,8 +36,7 @@ def inspect(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway.",
-            show_default=False,
+            help="Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway."
         ),
     ] = None,
     infer: Annotated[

@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 def undo(
     model: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=completion.models, help="A folder that leansurgeon has written.", show_default=False
-        ),
+        str, typer.Argument(autocompletion=completion.models, help="A folder that leansurgeon has written.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: AsJson = False,
     force: Force = False,

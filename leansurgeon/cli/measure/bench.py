@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 def bench(
     model: SourceName,
     sweep_heads: Annotated[
-        str | None,
-        typer.Option(help="8,12,24: these heads too, at the model's head_dim and at its width.", show_default=False),
+        str | None, typer.Option(help="8,12,24: these heads too, at the model's head_dim and at its width.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples of a training step and of the large forward pass.")] = 8,
     tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a text sample. Default: what it takes, at most 1024.", show_default=False),
+        int | None, typer.Option(min=1, help="Tokens of a text sample. Default: what it takes, at most 1024.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32. Default: bf16 on a GPU, else fp32.", show_default=False)
+        str | None, typer.Option(help="bf16, fp16 or fp32. Default: bf16 on a GPU, else fp32.")
     ] = None,
     backends: Annotated[
         str, typer.Option(help="Attention backends beside torch's choice: all, none, or math,flash,eager,...")

@@ -12,35 +12,22 @@ from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
 
 
 def judge(
-    model: Annotated[
-        str, typer.Argument(autocompletion=completion.models, help="A cut or retrained model.", show_default=False)
-    ],
+    model: Annotated[str, typer.Argument(autocompletion=completion.models, help="A cut or retrained model.")],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Text files, a folder of images, or task:NAME,key=value; as shrink --judge takes it.",
-            show_default=False,
-        ),
+        typer.Option(help="Text files, a folder of images, or task:NAME,key=value; as shrink --judge takes it."),
     ] = None,
     lm_eval: Annotated[
         str | None,
-        typer.Option(
-            "--lm-eval",
-            help="Tasks of lm-evaluation-harness: names, or YAML files of your own (extra lm-eval).",
-            show_default=False,
-        ),
+        typer.Option(help="Tasks of lm-evaluation-harness: names, or YAML files of your own (extra lm-eval)."),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            autocompletion=completion.models,
-            help="The model to compare with. Default: the one that it was cut from.",
-            show_default=False,
+            autocompletion=completion.models, help="The model to compare with. Default: the one that it was cut from."
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=2, help="First so many documents of each lm-eval task.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="First so many documents of each lm-eval task.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of samples.")] = 0,
     as_json: AsJson = False,
     allow_pickle: AllowPickle = False,

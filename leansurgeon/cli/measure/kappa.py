@@ -18,8 +18,7 @@ def kappa(
         str | None,
         typer.Option(
             help="Sample data: text files, a folder of images, or task:NAME,key=value. "
-            "Default: the data that a run was trained on.",
-            show_default=False,
+            "Default: the data that a run was trained on."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples to measure on, at most.")] = SAMPLES,
