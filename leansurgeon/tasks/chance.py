@@ -60,13 +60,13 @@ def held_out(count: int, fraction: float, seed: int) -> dict[str, np.ndarray]:
 
 def _keys(seed: int, epoch: int, indices_B: np.ndarray, stream: int) -> np.ndarray:
     """(B,) uint64: what the numbers of a sample follow from."""
-    key = _mix_number(seed % 2**64)
+    key = mix_number(seed % 2**64)
     for word in (epoch, stream):
-        key = _mix_number(key ^ word)
+        key = mix_number(key ^ word)
     return _mix(np.uint64(key) + np.asarray(indices_B, dtype=np.uint64) * _GOLDEN)
 
 
-def _mix_number(z: int) -> int:
+def mix_number(z: int) -> int:
     """`_mix` of one number, without numpy's cost of a call."""
     z = (z + int(_GOLDEN)) % 2**64
     z = (z ^ z >> 30) * int(_MIX_1) % 2**64

@@ -38,8 +38,9 @@ def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
     Raises UsageError in one sentence when it cannot be had: which, from where, and `by_hand`, how to bring it; at once
     where neither the hub can be reached nor the cache knows the name.
     """
-    if not _offline():  # the library answers at once then
-        require(name, config, split, by_hand=by_hand)
+    # The library answers at once where it is offline; elsewhere nothing of it is imported for such a refusal.
+    if not _offline() and not is_cached(name) and not reachable():
+        raise missing(name, config, split, by_hand, "the hub cannot be reached from here")
     import datasets
 
     if not _offline() and not reachable():  # it is cached: without a word the library would try for half a minute
@@ -53,14 +54,6 @@ def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
         # The client has an exception of its own for every layer it goes through, and changes them between versions.
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise missing(name, config, split, by_hand, said.rstrip(".")) from error
-
-
-def require(name: str, config: str | None, split: str, *, by_hand: str) -> None:
-    """Raises UsageError, within `_PATIENCE`, where a data set is not cached and the hub is out of reach. Light: no
-    library of the hub is imported.
-    """
-    if not is_cached(name) and not reachable():
-        raise missing(name, config, split, by_hand, "the hub cannot be reached from here")
 
 
 def missing(name: str, config: str | None, split: str, by_hand: str, reason: str) -> UsageError:

@@ -161,7 +161,8 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         world_size=scheme.processes,
         micro_batch=scheme.micro,
         precision=run.recipe.train.precision,
-        versions=_versions(),
+        versions={"leansurgeon": __version__, "python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")},
         before=history.before,
         final=history.last,
         best=history.best,
@@ -184,8 +185,3 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         experiment=experiment,
         last_losses_still_falling=still_falling(history.eval_losses),
     )
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")}
-    return {"leansurgeon": __version__, "python": platform.python_version(), **packages}

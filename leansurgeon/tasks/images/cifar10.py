@@ -95,10 +95,10 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
 
 def find(data: str) -> Path | image_places.ImagePlaces:
     """The archive or the folder of batches that `data` names, or parquet files."""
-    if hub.parse(data):
-        name, config = hub.parse(data)
-        splits = {split: hub.load(name, config, theirs, by_hand=BY_HAND) for split, theirs in _HUB_SPLITS}
-        return image_places.ImagePlaces("hub", {split: [dataset] for split, dataset in splits.items()})
+    if named := hub.parse(data):
+        theirs = {"train": "train", "eval": "test"}
+        splits = {split: [hub.load(*named, name, by_hand=BY_HAND)] for split, name in theirs.items()}
+        return image_places.ImagePlaces("hub", splits)
     path = Path(data).expanduser()
     if path.is_file():
         return path
@@ -111,9 +111,6 @@ def find(data: str) -> Path | image_places.ImagePlaces:
     if path.is_dir() and any(path.rglob("*.parquet")):
         return image_places.find(data, None)
     raise UsageError(f"CIFAR-10 is not in {data}: no test_batch, {ARCHIVES[0]} or parquet files there.", BY_HAND)
-
-
-_HUB_SPLITS = (("train", "train"), ("eval", "test"))
 
 
 def _rows(source: image_places.ImagePlaces) -> Splits:

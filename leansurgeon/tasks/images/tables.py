@@ -29,8 +29,11 @@ def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | Non
     names = jsonfile.value_at(said, "info", "features", label, "names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise UsageError(f"The description in {paths[0]} names its classes {quoted(names)}.")
-    for path in paths[1:]:
-        _has_columns(path, (image, label))
+    for path in paths[1:]:  # before any of them is copied
+        present = parquet_schema(path).names
+        for column in (image, label):
+            if column not in present:
+                raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
 
     def rows() -> Iterator[tuple[bytes, int]]:
         for path in paths:
@@ -38,14 +41,6 @@ def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | Non
                 yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
 
     return names, rows()
-
-
-def _has_columns(path: Path, columns: tuple[str, ...]) -> None:
-    """Raise UsageError where a further file of a set lacks a column of the first: before any of them is copied."""
-    present = parquet_schema(path).names
-    for column in columns:
-        if column not in present:
-            raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
 
 
 def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:

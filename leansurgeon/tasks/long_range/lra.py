@@ -243,10 +243,9 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
 
 def _imdb(data: str) -> dict[str, Any]:
     """Split -> where its reviews are: the archive, a folder with pos/ and neg/, a table, or a hub data set."""
-    if hub.parse(data):
-        name, config = hub.parse(data)
-        wanted = (("train", "train"), ("eval", "test"))
-        return {split: hub.load(name, config, theirs, by_hand=IMDB_BY_HAND) for split, theirs in wanted}
+    words = {"train": "train", "eval": "test"}
+    if named := hub.parse(data):
+        return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
     path = Path(data).expanduser().absolute()
     if path.is_file():
         if path.suffix in tables.SUFFIXES:
@@ -261,7 +260,7 @@ def _imdb(data: str) -> dict[str, Any]:
     if (path / "aclImdb_v1.tar.gz").is_file():
         return {"train": path / "aclImdb_v1.tar.gz", "eval": path / "aclImdb_v1.tar.gz"}
     splits = {}
-    for split, word in (("train", "train"), ("eval", "test")):
+    for split, word in words.items():
         tables_here = sorted(p for p in path.rglob(f"{word}*") if p.suffix in tables.SUFFIXES) if path.is_dir() else []
         if tables_here:
             splits[split] = tables_here[0]

@@ -113,10 +113,7 @@ def disc(style: Style) -> np.ndarray:
     """(9, 9) the marker, 0..1."""
     size, a = 9, style.antialias
     away = np.arange(size * a) - (size // 2) * a
-    fine = (away[:, None] ** 2 + away**2 <= (style.marker_radius * a) ** 2) * np.uint8(255)
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(fine).resize((size, size), Image.Resampling.LANCZOS), dtype=np.float32) / 255
+    return _smaller((away[:, None] ** 2 + away**2 <= (style.marker_radius * a) ** 2) * np.uint8(255), a)
 
 
 # -- on the images ----------------------------------------------------------------------------------

@@ -45,17 +45,11 @@ class Options(base.Options):
 
 
 class Rows(NamedTuple):
-    """Texts of a split, what each is paired with, and (N,) labels as numbers."""
+    """Texts of a split, what each is paired with, and (N,) labels as numbers, or as they were read."""
 
     texts: list[str]
     pairs: list[str] | None
-    labels: np.ndarray
-
-
-class _Rows(NamedTuple):
-    texts: list[str]
-    pairs: list[str] | None
-    labels: list[str]
+    labels: np.ndarray | list[str]
 
 
 class TextClassification(Tokenized):
@@ -145,7 +139,7 @@ class TextClassification(Tokenized):
         return {"labels": self._info["labels"]} | super()._particulars()
 
 
-def _read(paths: list[Path], options: Options) -> _Rows:
+def _read(paths: list[Path], options: Options) -> Rows:
     """All rows of these files. Raises UsageError for a text that is none, a missing label, or files without rows."""
     columns = [options.text, *([options.text_pair] if options.text_pair else []), options.label]
     texts, pairs, labels = [], [], []
@@ -159,7 +153,7 @@ def _read(paths: list[Path], options: Options) -> _Rows:
             labels.append(label_text(label, f"{path}, row {number}"))
     if not texts:
         raise UsageError(f"{', '.join(map(str, paths))}: no rows.")
-    return _Rows(texts, pairs if options.text_pair else None, labels)
+    return Rows(texts, pairs if options.text_pair else None, labels)
 
 
 def label_text(value: Any, where: str) -> str:
@@ -173,7 +167,7 @@ def label_text(value: Any, where: str) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
-def _label_names(rows: dict[str, _Rows]) -> list[str]:
+def _label_names(rows: dict[str, Rows]) -> list[str]:
     names = set(rows["train"].labels)
     if len(names) < 2:
         raise UsageError(f"The training rows have one label only, '{names.pop()}': there is nothing to learn.")
@@ -186,7 +180,7 @@ def _label_names(rows: dict[str, _Rows]) -> list[str]:
         return sorted(names)
 
 
-def _numbered(rows: dict[str, _Rows], classes: list[str]) -> dict[str, int]:
+def _numbered(rows: dict[str, Rows], classes: list[str]) -> dict[str, int]:
     """Label -> number of its class. Raises UsageError for a label that is none of the classes."""
     labels = sorted({label for part in rows.values() for label in part.labels})
     numbers = matched(labels, classes)
@@ -210,12 +204,12 @@ def matched(labels: list[str], classes: list[str]) -> dict[str, int] | None:
     return None
 
 
-def _hold_out(rows: _Rows, fraction: float, seed: int) -> dict[str, _Rows]:
+def _hold_out(rows: Rows, fraction: float, seed: int) -> dict[str, Rows]:
     parts = chance.held_out(len(rows.texts), fraction, seed)
     if not len(parts["train"]):
         raise UsageError(f"{len(rows.texts)} row is too few to hold any out.")
     return {
-        split: _Rows(*(column and [column[i] for i in chosen] for column in rows)) for split, chosen in parts.items()
+        split: Rows(*(column and [column[i] for i in chosen] for column in rows)) for split, chosen in parts.items()
     }
 
 

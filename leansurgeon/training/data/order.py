@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from leansurgeon.tasks.chance import mix_number
+
 _ORDER, _DROPOUT, _MIXING = 1, 2, 3  # names of independent streams of random numbers
 
 
@@ -67,9 +69,6 @@ def mixing_seed(seed: int, epoch: int, step: int) -> int:
 
 
 def _mixed(mixed: int, *numbers: int) -> int:
-    for number in numbers:  # SplitMix64 (Steele, Lea and Flood, 2014): two microseconds, well mixed
-        mixed = (mixed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
+    for number in numbers:
+        mixed = mix_number(mixed + number)
     return mixed

@@ -63,7 +63,8 @@ class Synthetic(Instead):
             channels, size = self._known("num_channels", "in_chans"), self._known("image_size", "img_size")
             pixels = torch.randn(count, channels, size, size, generator=generator)
             return {"pixel_values": pixels, "labels": ids(count, below=self._known("num_labels", "num_classes"))}
-        tokens = ids(count, self._length(), below=self._known("vocab_size"))
+        length = getattr(self._task, "seq_len", None) or getattr(self._task.options, "seq_len", 128)
+        tokens = ids(count, length, below=self._known("vocab_size"))
         if self._task.head == "causal-lm":
             return {"input_ids": tokens, "labels": tokens.clone()}
         if self._task.head == "masked-lm":
@@ -76,18 +77,13 @@ class Synthetic(Instead):
         classes = self._known("num_labels")
         return inputs | {"labels": torch.zeros(count) if classes == 1 else ids(count, below=classes)}
 
-    def _length(self) -> int:
-        return getattr(self._task, "seq_len", None) or getattr(self._task.options, "seq_len", 128)
-
     def _known(self, *names: str) -> int:
         """The first of these that the task or the model's config says."""
-        known = self.model_overrides() | {"num_labels": self._labels()} | {k: self._config.get(k) for k in names}
+        classes = self._config.get("num_labels") or len(self._config.get("id2label") or {}) or 2
+        known = self.model_overrides() | {"num_labels": classes} | {k: self._config.get(k) for k in names}
         given = {**known, **{k: v for k, v in self.model_overrides().items() if v is not None}}
         value = next(given[name] for name in names if given.get(name) is not None)
         return int(value[0] if isinstance(value, (list, tuple)) else value)
-
-    def _labels(self) -> int:
-        return self._config.get("num_labels") or len(self._config.get("id2label") or {}) or 2
 
 
 def _sizes(task: Task) -> tuple[int, int] | None:

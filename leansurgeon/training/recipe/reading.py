@@ -51,9 +51,8 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bo
     path = find(name_or_path)
     raw, places = _read(path)
     if path in bases().values():
-        raise UsageError(
-            f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(_based_on(path.stem))}."
-        )
+        using = [name for name, file in shipped().items() if (yamlfile.read(file)[0] or {}).get("base") == path.stem]
+        raise UsageError(f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(using)}.")
     source = _Source(str(path), places)
     whole = _check(raw, source)
     block = raw.get("debug")
@@ -96,10 +95,6 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Pla
         raise UsageError(f"{where}: `base`: {name!r} is based on this recipe itself.")
     below, written = _read(other, (*above, path.resolve()))
     return merge(below, own), written | places
-
-
-def _based_on(base: str) -> list[str]:
-    return [name for name, path in shipped().items() if (yamlfile.read(path)[0] or {}).get("base") == base]
 
 
 def load_training(

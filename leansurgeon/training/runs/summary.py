@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import kinds, taken
@@ -34,8 +34,16 @@ class DamagedSummary(UsageError):
     """A summary.json that cannot be read, or is none."""
 
 
+class Read:
+    """What an object of the file is read as; None for what is none."""
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self | None:
+        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
+
+
 @dataclass(frozen=True)
-class Scores:
+class Scores(Read):
     """What one evaluation found: the mean loss, the task's metric, all metrics by name where there are several, and the
     step after which it came, where that is not said elsewhere.
     """
@@ -45,17 +53,13 @@ class Scores:
     metrics: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
 
-    @classmethod
-    def from_dict(cls, data: object) -> Scores | None:
-        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
-
     def as_dict(self) -> JsonObject:
         more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
         return {"loss": self.loss, "metric": self.metric} | more | ({} if self.step is None else {"step": self.step})
 
 
 @dataclass(frozen=True)
-class OnTest:
+class OnTest(Read):
     """Of the published test split, read once: by the last weights and by those that the evaluation split chose (None
     where these were not kept).
     """
@@ -63,10 +67,6 @@ class OnTest:
     samples: int | None = None
     last: Scores | None = None
     best: Scores | None = None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> OnTest:
-        return cls(**_known(cls, data))
 
     def as_dict(self) -> JsonObject:
         last, best = (scores and scores.as_dict() for scores in (self.last, self.best))
@@ -138,7 +138,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Read):
     """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; older versions
     wrote their `digest` only.
     """
@@ -151,10 +151,6 @@ class Part:
     init: str = ""
     own_task: str = ""
     settings: dict[str, Any] | None = None
-
-    @classmethod
-    def from_dict(cls, data: object) -> Part | None:
-        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
 
     def as_dict(self) -> JsonObject:
         return {key: value for key, value in vars(self).items() if key != "settings" or value is not None}

@@ -53,7 +53,8 @@ def check_finite(rows: list[list[float]], first: int, trainer: Trainer, given_up
             in_a_row = 0
             continue
         what = f"The loss is {loss_sum}" if not loss_fine else f"The gradient norm is {norm}"
-        sentence = f"{what} at step {step + 1}{_of(trainer.plan)} (learning rate {trainer.lr(step):.3g})."
+        of = "" if trainer.plan.timed else f" of {trainer.plan.steps}"
+        sentence = f"{what} at step {step + 1}{of} (learning rate {trainer.lr(step):.3g})."
         if train.nan == "rollback":
             raise RollBack(step, sentence)
         in_a_row += 1
@@ -82,10 +83,6 @@ def sound(rows: list[torch.Tensor], trainer: Trainer) -> bool:
     return bool(torch.isfinite(torch.stack([row.to(rows[0].device) for row in rows])).all())
 
 
-def _of(plan: Plan) -> str:
-    return "" if plan.timed else f" of {plan.steps}"
-
-
 def _advice(lr: float) -> str:
     less = f"Try --set train.optim.lr={lr / 3:.2g}" if lr <= 0.1 else f"Lower train.optim.lr (it is {lr:g})"
     return f"{less}, a longer warm-up or train.clip_grad."
@@ -108,10 +105,7 @@ def fit_memory(
         less = smaller(now.micro // 2) if now.micro > 1 else now
         if less.micro == now.micro:
             name = engine.device_name(trainer.accelerator)
-            raise OutOfMemory(
-                f"{name} has too little memory for a micro batch of {now.micro}.",
-                LESS,
-            )
+            raise OutOfMemory(f"{name} has too little memory for a micro batch of {now.micro}.", LESS)
         say(f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
         trainer.plan = less
 
@@ -135,7 +129,7 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     nothing.
     """
     model, held = trainer.scored, []
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    back = trainer.put_back()
     moments = optimizer.numbers_per_weight(trainer.plan.train)
     try:
         if trainer.rehearsal is not None:
@@ -152,10 +146,7 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
         return False
     finally:
         del held, model
-        trainer.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        back()
         gc.collect()
         if trainer.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()
