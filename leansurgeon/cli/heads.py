@@ -8,26 +8,12 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import (
-    AllowPickle,
-    AsJson,
-    Force,
-    ModelName,
-    Public,
-    PushTo,
-    TrustRemoteCode,
-    WhichDevice,
-    WhichTower,
-    destination,
-    mean,
-    pushed,
-    say,
-)
+from leansurgeon.cli import common
 from leansurgeon.errors import UsageError, short
 
 
 def heads(
-    model: ModelName,
+    model: common.ModelName,
     data: Annotated[
         str | None,
         typer.Option(
@@ -58,28 +44,28 @@ def heads(
     heal: Annotated[
         bool, typer.Option("--heal/--no-heal", help="After --prune, refit output projections on the sample data.")
     ] = True,
-    device: WhichDevice = "auto",
+    device: common.WhichDevice = "auto",
     plots: Annotated[Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
-    as_json: AsJson = False,
-    force: Force = False,
-    push: PushTo = None,
-    public: Public = False,
-    tower: WhichTower = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    as_json: common.AsJson = False,
+    force: common.Force = False,
+    push: common.PushTo = None,
+    public: common.Public = False,
+    tower: common.WhichTower = None,
+    allow_pickle: common.AllowPickle = False,
+    trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Importance of every head, what its absence costs, and how many heads can go.
 
     On a run's folder the result is also kept as heads.json in it.
     """
-    mean(tower)
+    common.mean(tower)
     from leansurgeon.commands import heads as command
 
     pruning = command.checked(reduction, normalize, prune, out, heal, force, device)
     if push and pruning is None:
         raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
-    where = destination(push, public=public)
+    where = common.destination(push, public=public)
     if plots is not None:
         from leansurgeon.report.places import check_folder
 
@@ -88,7 +74,7 @@ def heads(
     from leansurgeon.report.tables.heads import describe
 
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
-    measured = command.heads(model, data, options, pruning, say, samples=samples, allow_pickle=allow_pickle)
+    measured = command.heads(model, data, options, pruning, common.say, samples=samples, allow_pickle=allow_pickle)
     document = measured.document
     files = []
     if plots is not None:
@@ -104,6 +90,6 @@ def heads(
         if measured.pruned:
             print(measured.pruned.told())
     for file in files:
-        say(f"Wrote {file}.")
+        common.say(f"Wrote {file}.")
     if measured.pruned:
-        pushed(where, measured.pruned.asked.out)
+        common.pushed(where, measured.pruned.asked.out)

@@ -7,31 +7,18 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli import completion
-from leansurgeon.cli.common import (
-    AllowPickle,
-    AsJson,
-    ClassAttention,
-    HeadDim,
-    Heads,
-    Layers,
-    MlpDim,
-    MlpRatio,
-    SourceName,
-    TrustRemoteCode,
-    WhichTower,
-)
+from leansurgeon.cli import common, completion
 from leansurgeon.commands.plan import DEFAULT_BATCH
 
 
 def plan(
-    source: SourceName,
-    heads: Heads = None,
-    layers: Layers = None,
-    head_dim: HeadDim = "auto",
-    mlp_dim: MlpDim = None,
-    mlp_ratio: MlpRatio = None,
-    class_attention: ClassAttention = False,
+    source: common.SourceName,
+    heads: common.Heads = None,
+    layers: common.Layers = None,
+    head_dim: common.HeadDim = "auto",
+    mlp_dim: common.MlpDim = None,
+    mlp_ratio: common.MlpRatio = None,
+    class_attention: common.ClassAttention = False,
     memory: Annotated[
         bool, typer.Option("--memory", help="Predict peak training memory; --batch to --gpu imply it.")
     ] = False,
@@ -60,10 +47,10 @@ def plan(
             "--calibrate", help="Foretell minutes and memory of `shrink --calibrate` on a GPU, also for 1B to 70B."
         ),
     ] = False,
-    as_json: AsJson = False,
-    tower: WhichTower = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    as_json: common.AsJson = False,
+    tower: common.WhichTower = None,
+    allow_pickle: common.AllowPickle = False,
+    trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Parameters, operations and peak training memory of SOURCE before and after surgery; needs no GPU.
 

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leansurgeon.cli import completion
-from leansurgeon.cli.common import (
-    AllowPickle,
-    AsJson,
-    SourceName,
-    TrustRemoteCode,
-    WhichDevice,
-    WhichTower,
-    mean,
-    say,
-    seed_list,
-)
+from leansurgeon.cli import common, completion
 from leansurgeon.commands import search as command
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
@@ -32,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def search(
-    source: SourceName,
+    source: common.SourceName,
     params: Annotated[str | None, typer.Option(help="Most parameters: 60M or 152394.")] = None,
     memory: Annotated[str | None, typer.Option(help="Most memory while training, predicted: 16GB or 16GiB.")] = None,
     latency: Annotated[
@@ -84,19 +73,19 @@ def search(
     write: Annotated[bool, typer.Option("--write", help="Write the winner into the search's folder.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Draw SVG, PNG and PDF into this folder.")] = None,
     workspace: Annotated[Path, typer.Option(help="Where searches, models and runs live.")] = Path("runs"),
-    device: WhichDevice = "auto",
+    device: common.WhichDevice = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the shapes that fit and try none.")] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Forget what an earlier call of this search found.")] = False,
-    tower: WhichTower = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    tower: common.WhichTower = None,
+    allow_pickle: common.AllowPickle = False,
+    trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Find the best (heads, layers, MLP) of SOURCE under a budget: count, then try, the better half for twice as long.
 
     The same command goes on with a search that was ended.
     """
-    mean(tower)
+    common.mean(tower)
     from leansurgeon.checkpoints import digests
     from leansurgeon.report.places import check_folder
     from leansurgeon.search.space import Budget, Space
@@ -110,7 +99,7 @@ def search(
         recipe=recipe,
         sets=tuple(sets or ()),
         share=share,
-        seeds=tuple(seed_list(seeds)),
+        seeds=tuple(common.seed_list(seeds)),
         tries=tries,
         batch=batch,
         parallel=parallel,
@@ -128,7 +117,7 @@ def search(
         if dry_run:
             print(listed(begun.source, begun.shapes, as_json=as_json))
             return
-        show(command.search(begun, space, budget, asked, say), plots, as_json=as_json)
+        show(command.search(begun, space, budget, asked, common.say), plots, as_json=as_json)
 
 
 def listed(opened: Source, shapes: Shapes, *, as_json: bool) -> str:

@@ -9,40 +9,21 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import (
-    AllowPickle,
-    AsJson,
-    ClassAttention,
-    Force,
-    HeadDim,
-    Heads,
-    Layers,
-    MlpDim,
-    MlpRatio,
-    Public,
-    PushTo,
-    SourceName,
-    TrustRemoteCode,
-    WhichDevice,
-    WhichTower,
-    destination,
-    pushed,
-    say,
-)
+from leansurgeon.cli import common
 from leansurgeon.errors import UsageError
 
 
 def shrink(
-    source: SourceName,
-    heads: Heads = None,
-    layers: Layers = None,
+    source: common.SourceName,
+    heads: common.Heads = None,
+    layers: common.Layers = None,
     params: Annotated[
         str | None, typer.Option(help="-30%, 70% or 60M: as many parameters; the shape is chosen, and why is said.")
     ] = None,
-    head_dim: HeadDim = "auto",
-    mlp_dim: MlpDim = None,
-    mlp_ratio: MlpRatio = None,
-    class_attention: ClassAttention = False,
+    head_dim: common.HeadDim = "auto",
+    mlp_dim: common.MlpDim = None,
+    mlp_ratio: common.MlpRatio = None,
+    class_attention: common.ClassAttention = False,
     init: Annotated[
         str, typer.Option(help="transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.")
     ] = "transfer",
@@ -90,25 +71,25 @@ def shrink(
         Path | None, typer.Option("--out", "-o", help="Folder to write. Default: WORKSPACE/NAME-h24-l10.")
     ] = None,
     workspace: Annotated[Path, typer.Option(help="Where models and runs live.")] = Path("runs"),
-    device: WhichDevice = "auto",
+    device: common.WhichDevice = "auto",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a calibrated cut to the same folder that was interrupted.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    as_json: AsJson = False,
-    force: Force = False,
-    push: PushTo = None,
-    public: Public = False,
-    tower: WhichTower = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
+    as_json: common.AsJson = False,
+    force: common.Force = False,
+    push: common.PushTo = None,
+    public: common.Public = False,
+    tower: common.WhichTower = None,
+    allow_pickle: common.AllowPickle = False,
+    trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads."""
     from leansurgeon.commands import shrink as command
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.wanted import Wanted
 
-    where = destination(push, public=public, dry_run=dry_run)
+    where = common.destination(push, public=public, dry_run=dry_run)
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     healing, longest = "none" if no_heal else heal, command.seconds(heal_time, "--heal-time")
     how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
@@ -129,9 +110,9 @@ def shrink(
         device=device,
         resume=resume,
     )
-    shrunk = command.shrink(source, wanted, how, asked, say, unchanged=lambda name: question(name, as_json))
+    shrunk = command.shrink(source, wanted, how, asked, common.say, unchanged=lambda name: question(name, as_json))
     print(json.dumps(shrunk.as_dict()) if as_json else shrunk.told(), flush=True)
-    pushed(where, shrunk.folder)
+    common.pushed(where, shrunk.folder)
 
 
 def question(name: str, as_json: bool) -> None:
@@ -144,4 +125,4 @@ def question(name: str, as_json: bool) -> None:
         if not typer.confirm(f"{told} Go on?", default=False, err=True):
             raise UsageError("Nothing was written.", hint)
         return
-    say(f"{told} {hint}")
+    common.say(f"{told} {hint}")

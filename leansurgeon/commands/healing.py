@@ -45,15 +45,9 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
 
 def check_time(time: str | None) -> None:
     """Raises `UsageError` for what is no length by the clock."""
-    from leansurgeon.training.recipe.durations import parse_duration
+    from leansurgeon.training.recipe.durations import clock_seconds
 
-    if time is None:
-        return
-    try:
-        seconds = parse_duration(time).seconds
-    except ValueError:
-        seconds = None
-    if seconds is None:
+    if time is not None and clock_seconds(time) is None:
         raise UsageError(f"--time {time}: a time is needed, such as 90s, 20m or 2h.")
 
 

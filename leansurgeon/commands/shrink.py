@@ -248,14 +248,12 @@ def carried_out(
     from leansurgeon.surgery.check import compare as comparison
     from leansurgeon.surgery.shrink import carry_out
 
-    starts = None
-    if compared:
+    def starts(proof: Proof) -> dict[str, Comparison]:
+        """The comparisons of other ways to start, measured as the result was."""
+        return comparison.starts(compared, decided.plan, decided.calibration, proof.compared, say)
 
-        def starts(proof: Proof) -> dict[str, Comparison]:
-            """The comparisons of other ways to start, measured as the result was."""
-            return comparison.starts(compared, decided.plan, decided.calibration, proof.compared, say)
-
-    return carry_out(decided, folder, force=asked.force, check=asked.proof, keep_unproved=True, starts=starts, say=say)
+    how = {"force": asked.force, "check": asked.proof, "starts": starts if compared else None}
+    return carry_out(decided, folder, keep_unproved=True, say=say, **how)
 
 
 def domains(data: Calibration | None) -> dict[str, Calibration]:
@@ -322,14 +320,9 @@ def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
 
 def seconds(text: str | None, flag: str) -> float | None:
     """`90s`, `5m` or `1h` as seconds. Raises `UsageError`."""
-    from leansurgeon.training.recipe.durations import parse_duration
+    from leansurgeon.training.recipe.durations import clock_seconds
 
-    if text is None:
-        return None
-    try:
-        duration = parse_duration(text).seconds
-    except ValueError:
-        duration = None
-    if duration is None:
+    duration = None if text is None else clock_seconds(text)
+    if duration is None and text is not None:
         raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")
     return duration

@@ -10,7 +10,6 @@ from leansurgeon.paper.document import Exhibits, summary
 from leansurgeon.shape import Shape
 from leansurgeon.words import in_columns, wrap
 
-WIDTH = 80
 CLAIM = (
     "No table says whether more heads do it or a lower kappa. `leansurgeon run claim-retrieval` tries them apart; what "
     "came out so far is in examples/results/claim.md of the repository."
@@ -32,8 +31,9 @@ def render(exhibits: Exhibits, format: str = "table", *, what_if: bool = False) 
     blocks = []
     for exhibit, rows in exhibits:
         blocks += prose([f"{exhibit.name}: {exhibit.title}"], format, heading=True)
-        for grid in grids_of(exhibit, rows, what_if):
-            blocks += [*prose([grid.caption] if grid.caption else [], format), draw(grid, format)]
+        for grid in (counts(rows), savings(exhibit, rows), *([alternatives(exhibit, rows)] if what_if else [])):
+            if grid.rows:
+                blocks += [*prose([grid.caption] if grid.caption else [], format), draw(grid, format)]
         blocks += prose(lines_below(exhibit, rows), format)
     return "\n\n".join([*blocks, *prose(wrap(closing(exhibits)), format), *prose(wrap(CLAIM), format)])
 
@@ -47,12 +47,6 @@ def prose(lines: list[str], format: str, *, heading: bool = False) -> list[str]:
     elif format == "markdown":
         lines = [("## " if heading else "") + line.replace("*", r"\*") for line in lines]
     return ["\n".join(lines)]
-
-
-def grids_of(exhibit: Exhibit, rows: list[Audited], what_if: bool) -> list[Grid]:
-    """The tables of an exhibit that have rows."""
-    grids = [counts(rows), savings(exhibit, rows), *([alternatives(exhibit, rows)] if what_if else [])]
-    return [grid for grid in grids if grid.rows]
 
 
 # -- tables ---------------------------------------------------------------------------------------

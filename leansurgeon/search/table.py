@@ -9,9 +9,8 @@ from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.search.verdict import TOLD, as_good, changes, foretold, pareto
-from leansurgeon.words import in_columns
+from leansurgeon.words import WIDTH, in_columns
 
-WIDTH = 80
 # What is left out first where the table would be too wide.
 LEFT_OUT = ("kept", "kappa", "cheap", "memory")
 

@@ -56,14 +56,10 @@ def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
         )
         for i, (order, said) in enumerate(ORDERS.items())
     ]
-    drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels(study)))
+    labels = PERCENT if study.score == "accuracy" else PLAIN
+    drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels))
     if drawing is None:
         return []
     says = "On held-out samples, without retraining."
     says += " The band spans the orders tried." if any(p.low is not None for s in series for p in s.points) else ""
     return [Chart(f"{key}heads-pruning", f"{name}heads switched off", says, drawing)]
-
-
-def labels(study: HeadStudy) -> str:
-    """Vega expression of the score's axis: per cent for accuracy, plain numbers for all else."""
-    return PERCENT if study.score == "accuracy" else PLAIN

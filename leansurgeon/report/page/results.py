@@ -102,14 +102,11 @@ def cost(section: Section) -> list[Block]:
     if not rows:
         return []
 
-    def total(row: Row) -> int | None:
-        """The predicted peak memory in bytes."""
-        prediction = prediction_of(row)
-        return prediction.total if prediction else None
-
     chosen_columns = chosen(section, COST)
     after = 1 + next(i for i, c in enumerate(chosen_columns) if c.key == "memory")
-    chosen_columns.insert(after, Column("predicted", "predicted", total, humans.memory))
+    chosen_columns.insert(
+        after, Column("predicted", "predicted", lambda row: (p := prediction_of(row)) and p.total, humans.memory)
+    )
     shown = grid("Memory and speed of training", rows, chosen_columns, hidden=True)
     return [*shown, *figures(of_section(section, "Memory and speed"))]
 
@@ -142,9 +139,8 @@ def cells(row: BenchRow, *, first: bool) -> list[Cell]:
     times = [None if (t := row.time(key)) is None else 1000 * t for key in ("step", "forward_1", "forward")]
     plain = [*times, row.training_per_second, row.forward_per_second]
     against = row.step_against_first
-    verdict = (
-        "" if first else {"same": "not told apart"}.get(against.verdict, against.verdict)
-    )  # no sameness: rounds disagree
+    # There is no sameness: rounds disagree.
+    verdict = "" if first else {"same": "not told apart"}.get(against.verdict, against.verdict)
     return [
         cell(row.name),
         cell(row.backend or NONE),

@@ -136,7 +136,6 @@ def memory_column(section: Section) -> Column:
 
 def kappa_column(key: str, head: str, pick: Callable[[Any], Bound | None]) -> Column:
     """A column of one figure of the condition numbers; `pick` takes it from the row's `Kappa`."""
-
     return Column(key, head, lambda r: pick(r.kappa) if r.kappa else None, bound_cell, exact)
 
 
@@ -167,6 +166,7 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
         shape = shape_columns() if section.kind == "models" else [layers_heads_column()]
         test = [column for column in metric if column.key == "test"]
         return [name_column(section), *shape, *metric[:1], *test, *parameters, *cost, median, worst]
+    unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
     return [
         name_column(section),
         Column("seeds", "seeds", lambda r: len(r.seeds), lambda seeds: str(seeds or NONE)),
@@ -176,7 +176,7 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
         *[Column(f"parameters_{k}", k, lambda r, k=k: (r.parts or {}).get(k), humans.count) for k in PARTS],
         *shape_columns(),
         *cost,
-        throughput_column(section),
+        mean_column("throughput", unit, lambda v: humans.count(v) if (v or 0) >= 100 else humans.plain(v)),
         mean_column("seconds", "time", humans.seconds),
         kappa_column("kappa_mean", "kappa\nmean", lambda k: k.mean),
         median,
@@ -211,12 +211,6 @@ def shape_columns() -> list[Column]:
 def layers_heads_column() -> Column:
     """Layers and heads in one narrow column, as `6x12`."""
     return Column("layers_heads", "L x\nheads", lambda r: f"{r.shape['depth']}x{r.shape['heads']}" if r.shape else NONE)
-
-
-def throughput_column(section: Section) -> Column:
-    """The column of throughput, headed by the unit of the first row that has one."""
-    unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
-    return mean_column("throughput", unit, lambda v: humans.count(v) if (v or 0) >= 100 else humans.plain(v))
 
 
 def one_line(head: str) -> str:

@@ -50,7 +50,7 @@ def credit(costs: Costs) -> str:
         setting = memory_after.setting
         first = f"{setting.precision} and {'fused' if setting.attention == 'sdpa' else 'eager'} attention"
         steps = [
-            f"{first if step == STEPS[0] else TITLES[step]} {percent(-saved, costs.start)}"
+            f"{first if step == STEPS[0] else TITLES[step]} {100 * -saved / costs.start:+.1f} %"
             for step, saved in memory.items()
         ]
         return (
@@ -62,11 +62,6 @@ def credit(costs: Costs) -> str:
         steps = [f"{TITLES[step]} {-saved:+,}" for step, saved in parameters.items()]
         return f"Change in parameters: {', '.join(steps)} (in this order)."
     return ""
-
-
-def percent(value: int, of: int) -> str:
-    """`value` as a signed share of `of`."""
-    return f"{100 * value / of:+.1f} %"
 
 
 def how(costs: Costs) -> str:

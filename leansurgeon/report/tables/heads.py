@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from tabulate import tabulate
@@ -40,9 +41,10 @@ def describe(document: HeadsDocument) -> list[str]:
     """The whole study as a person reads it."""
     options, samples = document["options"], document["samples"]
     raw = options["normalise"] == "none"
+    heads = sum(entry["heads"] for entry in document["attentions"])
     how = f"per {options['reduction']}, {'raw' if raw else 'divided by the l2 norm of each layer'}"
     lines = [
-        *wrap(f"{document['model']}: {plural(heads_of(document), 'head')}. Data: {document['data']['says']}."),
+        *wrap(f"{document['model']}: {plural(heads, 'head')}. Data: {document['data']['says']}."),
         *wrap(f"Judged by {document['judged_by']}. Importance on {plural(samples['importance'], 'sample')} ({how})."),
         "",
         *importance_map(document),
@@ -52,11 +54,6 @@ def describe(document: HeadsDocument) -> list[str]:
     if "curve" in document:
         lines += ["", *curve(document)]
     return lines
-
-
-def heads_of(document: HeadsDocument) -> int:
-    """The number of heads in the document, over all attentions."""
-    return sum(entry["heads"] for entry in document["attentions"])
 
 
 def name(entry: Entry, document: HeadsDocument) -> str:
@@ -94,8 +91,6 @@ def importance_map(document: HeadsDocument) -> list[str]:
 
 def tenth(ordered: list[float], value: float) -> int:
     """0..9: the share of values below this one."""
-    from bisect import bisect_left
-
     return min(9, 10 * bisect_left(ordered, value) // len(ordered))
 
 

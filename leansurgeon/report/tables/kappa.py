@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tabulate import tabulate
+
 from leansurgeon.errors import plural, short
 from leansurgeon.measure.kappa.figures import ceiling
 from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, Kappa, kappa_of
@@ -131,8 +133,6 @@ def names(kinds: Sequence[str]) -> list[str]:
 
 def grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
     """Right-aligned columns; those that say nothing are left out, and the `spare` ones where it is too wide."""
-    from tabulate import tabulate
-
     kept = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
     for name in (None, *spare):
         kept = [i for i in kept if heads[i] != name]

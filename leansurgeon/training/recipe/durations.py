@@ -44,6 +44,14 @@ def parse_duration(text: str) -> Duration:
     return Duration(float(match[1]), match[2])
 
 
+def clock_seconds(text: str) -> float | None:
+    """Seconds of a length by the clock, such as `90s`, `5m` or `1h`; None for any other text."""
+    try:
+        return parse_duration(text).seconds
+    except ValueError:
+        return None
+
+
 def _duration_text(given: Any) -> str:
     parse_duration(given)
     return str(given).strip()
