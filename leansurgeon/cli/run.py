@@ -35,7 +35,7 @@ def run(
     """Train the original, lean variants and their controls over several seeds, and compare them."""
     from leansurgeon import experiment
     from leansurgeon.commands.healing import for_device
-    from leansurgeon.experiment import changed
+    from leansurgeon.experiment.arms import told_of_sets
     from leansurgeon.report.tables.table import check_format, experiment_table
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -57,7 +57,7 @@ def run(
         raise UsageError(
             f"'{recipe}' describes one training, not an experiment.", "Use `leansurgeon retrain --recipe`."
         )
-    for told in changed.sentences(loaded, changes, load(recipe, [], debug=debug)):
+    for told in told_of_sets(loaded, changes, load(recipe, [], debug=debug)):
         say(told)
     loaded = for_device(loaded, cpu=cpu_processes is not None, say=say)
     if debug:

@@ -7,17 +7,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leansurgeon.checkpoints.proof.report_numbers import sentence
+from leansurgeon.checkpoints.publish.output import check_apart, held
+from leansurgeon.checkpoints.record import SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Importance
+from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import pairs
+from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.report.evidence.folder import HEADS
+from leansurgeon.report.tables.decided import closing
+from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
+from leansurgeon.training.runs.folder import keep_beside, run_of
+from leansurgeon.training.runs.sample_data import data_to_measure
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import SurgeryRecord
-    from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.measure.heads.document import Options, Study
-    from leansurgeon.surgery.shrink import Decided
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,6 @@ class Pruned:
 
     def told(self) -> str:
         """The same for a person."""
-        from leansurgeon.checkpoints.proof.report_numbers import sentence
-        from leansurgeon.report.tables.decided import closing
-
         proof, steps = self.record.proof, self.decided.plan
         before, after = steps.before, steps.after
         a, b = steps.parameters_before.total, steps.parameters_after.total
@@ -108,14 +113,8 @@ def heads(
     Raises `UsageError` for a model without weights or a share that is no whole head, before anything is measured; and
     what opening, measuring and writing raise.
     """
-    from leansurgeon.checkpoints.publish.output import check_apart, held
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.data import pairs
     from leansurgeon.measure.device import chosen
-    from leansurgeon.report.evidence.folder import HEADS
     from leansurgeon.surgery import prune
-    from leansurgeon.training.runs.folder import keep_beside, run_of
-    from leansurgeon.training.runs.sample_data import data_to_measure
 
     with ExitStack() as stack:
         if pruning is not None:
@@ -157,7 +156,6 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say) ->
 
     from leansurgeon.checkpoints.model import load
     from leansurgeon.measure.heads.document import study
-    from leansurgeon.surgery.shrink import blaming_weights
 
     say(f"Measuring on {sample.says} ...")
     with blaming_weights(opened):
@@ -168,9 +166,7 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say) ->
 
 def pruned(opened: Source, study: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say) -> Pruned:
     """Write the smaller checkpoint."""
-    from leansurgeon.checkpoints.recorded.decided import Importance
     from leansurgeon.surgery import prune
-    from leansurgeon.surgery.shrink import carry_out
 
     asked = pruning.share
     decided = prune.decide(

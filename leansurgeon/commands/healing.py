@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from leansurgeon.architectures.presets import PRESETS
+from leansurgeon.checkpoints import record
 from leansurgeon.errors import UsageError
+from leansurgeon.tasks import user_data
+from leansurgeon.training.recipe import from_model, reading
 from leansurgeon.training.recipe.asked import Asked
+from leansurgeon.training.recipe.durations import clock_seconds
+from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
+from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.summary import Summary
 
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
-    from leansurgeon.training.runs.summary import Summary
-
-Made = TypeVar("Made", "TrainingRecipe", "ExperimentRecipe")
+Made = TypeVar("Made", TrainingRecipe, ExperimentRecipe)
 
 
 def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
@@ -27,16 +32,11 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
         raise UsageError(
             "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
         )
-    from leansurgeon.tasks import user_data
-    from leansurgeon.training.runs import folder as runfolder
-
     check_time(asked.time)
     data = user_data.recognise(asked.data)
     kept = _of_run(asked)
     if kept is not None:
         return kept
-    from leansurgeon.training.recipe import from_model, reading
-
     made = from_model.make(folder, data, asked, runfolder.cache_dir(), say)
     say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
@@ -45,16 +45,12 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
 
 def check_time(time: str | None) -> None:
     """Raises `UsageError` for what is no length by the clock."""
-    from leansurgeon.training.recipe.durations import clock_seconds
-
     if time is not None and clock_seconds(time) is None:
         raise UsageError(f"--time {time}: a time is needed, such as 90s, 20m or 2h.")
 
 
 def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
     """The recipe that was named, or that is bound to the model."""
-    from leansurgeon.training.recipe import reading
-
     if asked.columns:
         raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
     check_time(asked.time)
@@ -78,33 +74,22 @@ def _of_run(asked: Asked) -> TrainingRecipe | None:
     """The recipe of the run that `--resume PATH` names: what was made then is not made anew."""
     if asked.resume in ("auto", "never") or asked.sets:
         return None
-    from leansurgeon.training.recipe import reading
-    from leansurgeon.training.runs import checkpoint
-    from leansurgeon.training.runs import folder as runfolder
-
     recipe = checkpoint.located(Path(asked.resume))[0] / runfolder.RECIPE
     return reading.load_training(str(recipe)) if recipe.is_file() else None
 
 
 def has_learned(folder: Path) -> bool:
     """Whether the weights in `folder` come from somewhere: surgery that started fresh is trained as from scratch."""
-    from leansurgeon.checkpoints import record
-    from leansurgeon.training.runs import folder as runfolder
-
     made = record.read(folder)
     return runfolder.is_trained(folder) or made is None or made.learned
 
 
 def bound_recipe(folder: Path) -> str:
     """The recipe of the preset that the model in `folder` was cut from. Raises `UsageError` where there is none."""
-    from leansurgeon.checkpoints import record
-
     hint = "Name one: --recipe NAME (`leansurgeon recipes list`) or --recipe FILE.yaml."
     made = record.read(folder)
     if made is None:
         raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)
-    from leansurgeon.architectures.presets import PRESETS
-
     preset = made.source.preset
     bound = PRESETS[preset].recipe if preset in PRESETS else None
     if bound is None:

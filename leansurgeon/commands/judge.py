@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.proof.report_numbers import sentence
+from leansurgeon.checkpoints.record import Comparison
+from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
+from leansurgeon.measure import harness
+from leansurgeon.measure.data.calibration import LANGUAGE, head_of
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.surgery.check import judged
+from leansurgeon.training.recipe.teacher import at_hand
+from leansurgeon.training.runs.sample_data import data_to_measure
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import Comparison
-    from leansurgeon.checkpoints.source import Source
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,6 @@ class Judged:
 
     def told(self) -> str:
         """The same for a person."""
-        from leansurgeon.checkpoints.proof.report_numbers import sentence
-
         lines = [wrap(f"{name}: {sentence(one, self.language)}") for name, one in self.comparisons.items()]
         return "\n".join(line for several in lines for line in several)
 
@@ -56,10 +59,6 @@ def judge(
     """
     if not data and not tasks:
         raise UsageError("Nothing to judge on.", "Give --data FILES, --lm-eval TASKS, or both.")
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.data.calibration import LANGUAGE, head_of
-    from leansurgeon.surgery.check import judged
-
     with ExitStack() as keep:
         opened = open_source(model, allow_pickle=allow_pickle, keep=keep)
         if opened.folder is None:
@@ -75,10 +74,6 @@ def judge(
 
 def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pickle: bool) -> Source:
     """What the model is compared with: the one that was named, or the one that it was cut from."""
-    from leansurgeon.checkpoints import whereabouts
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.training.recipe.teacher import at_hand
-
     hint = "Name the model to compare with: --against MODEL."
     if against is None and opened.record_trouble:
         raise UsageError(f"What {opened.name} was cut from is not known: {opened.record_trouble}", hint)
@@ -101,10 +96,6 @@ def on_all(
     opened: Source, origin: Source, data: str | None, tasks: str | None, limit: int | None, seed: int, say: Say
 ) -> dict[str, Comparison]:
     """Both models on the data and the tasks that were named."""
-    from leansurgeon.measure import harness
-    from leansurgeon.surgery.check import judged
-    from leansurgeon.training.runs.sample_data import data_to_measure
-
     comparisons = {}
     if tasks:  # a task that is not there is known at once
         harness.named(tasks)
@@ -122,7 +113,5 @@ def prepares(origin: Source, opened: Source) -> Source:
     """The one of both that makes samples of data: the source, but where it was found as a copy of the weights without
     the tokenizer or processor that the result took along from it.
     """
-    from leansurgeon.checkpoints.foreign import companions
-
     lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
     return opened if any(name.startswith(companions.READING) for name in lacks) else origin

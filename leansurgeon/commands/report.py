@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.report.evidence.collect import Collection, collect
+from leansurgeon.report.places import check_file, check_folder
+from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.tables.table import render
 
 if TYPE_CHECKING:
     from leansurgeon.report.charts.forms import Chart
-    from leansurgeon.report.evidence.collect import Collection
-    from leansurgeon.report.rows.rows import Section
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,6 @@ class Report:
 
     def text(self, format: str = "table", *, wide: bool = False, kappa: bool = False) -> str:
         """The tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
-        from leansurgeon.report.tables.table import render
-
         return render(
             self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.collection.unfinished
         )
@@ -70,8 +71,6 @@ class Report:
 
     def html(self, file: str | Path) -> Path:
         """Write everything into one page."""
-        from leansurgeon.report.places import check_file
-
         path = Path(file)
         check_file(path)  # before altair is imported
         from leansurgeon.report.page.page import write
@@ -81,8 +80,6 @@ class Report:
 
     def plots(self, folder: str | Path) -> list[Path]:
         """Write the charts as SVG, PNG and PDF; returns the files. Raises `UsageError` for a folder that cannot be."""
-        from leansurgeon.report.places import check_folder
-
         check_folder(Path(folder))
         from leansurgeon.report.charts.render import draw
 
@@ -91,8 +88,5 @@ class Report:
 
 def report(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Report:
     """Collect the named runs and models, or all in the workspace. Raises `UsageError` where there is nothing."""
-    from leansurgeon.report.evidence.collect import collect
-    from leansurgeon.report.rows.sections import sections
-
     collection = collect(paths, workspace)
     return Report(collection, tuple(sections(collection.entries)))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leansurgeon.commands import healing
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
+from leansurgeon.rank import is_worker, rank
 from leansurgeon.reading.jsonfile import JsonObject
-
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.asked import Asked
-    from leansurgeon.training.recipe.schema import TrainingRecipe
-    from leansurgeon.training.runs.summary import Summary
+from leansurgeon.training.processes.launch import check_gpus
+from leansurgeon.training.recipe.asked import Asked
+from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.resume import interrupted
+from leansurgeon.training.runs.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,7 @@ class Trained:
     @property
     def best(self) -> Path:
         """The folder of the best model."""
-        from leansurgeon.training.runs.folder import BEST
-
-        return self.folder / BEST
+        return self.folder / runfolder.BEST
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
@@ -82,10 +82,6 @@ def prepare(model: Path | None, how: Asked, asked: Running, say: Say, *, start: 
 
     Raises `UsageError` for what excludes each other, or is not there.
     """
-    from leansurgeon.rank import is_worker
-    from leansurgeon.training.processes.launch import check_gpus
-    from leansurgeon.training.runs import folder as runfolder
-
     asked.check()
     folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(asked.workspace)
     settings = healing.recipe_of(folder, how, say)
@@ -127,13 +123,8 @@ def retrain(ready: Ready, how: Asked, asked: Running, say: Say, *, began: float,
 
 def run_folder(ready: Ready, resume: str, asked: Running, say: Say) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
-    from leansurgeon.rank import rank
-    from leansurgeon.training.runs import folder as runfolder
-
     out, workspace, settings = asked.out, asked.workspace, ready.recipe
     if resume not in ("auto", "never"):
-        from leansurgeon.training.runs import checkpoint
-
         run_dir = checkpoint.located(Path(resume))[0]
         if out is not None and out.resolve() != run_dir.resolve():
             raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
@@ -143,8 +134,6 @@ def run_folder(ready: Ready, resume: str, asked: Running, say: Say) -> Path:
     new = runfolder.new_run(workspace, settings.name, settings.train.seed)
     if rank() > 0:
         return new  # rank 0 says which
-    from leansurgeon.training.runs.resume import interrupted
-
     unfinished = interrupted(workspace, settings, ready.folder) if workspace.is_dir() else None
     if unfinished is not None and resume == "auto":
         return unfinished

@@ -6,30 +6,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError
+from leansurgeon.checkpoints import digests
+from leansurgeon.checkpoints.places import without_places
+from leansurgeon.checkpoints.proof.report_numbers import sentence
+from leansurgeon.checkpoints.publish.output import check_apart, held
+from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
+from leansurgeon.checkpoints.recorded.part import plain
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.report.tables.decided import closing
+from leansurgeon.report.tables.decided import table as decided_table
+from leansurgeon.report.tables.in_words import verdict
+from leansurgeon.report.tables.plan import plan_table
+from leansurgeon.surgery.check import compare as comparison
+from leansurgeon.surgery.check import judged
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.next_steps import indivisible
+from leansurgeon.surgery.plan.planning import Plan, plan, without_data
+from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.runs.sample_data import (
     BY_WEIGHTS,
-    CALLED_WRONGLY,
     own_samples,
-    reason,
     sample_data,
     sample_data_of_all,
     trained_on,
+    tried,
 )
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
-    from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.data.calibration import Batch, Calibration
-    from leansurgeon.surgery.plan.method import Method
-    from leansurgeon.surgery.plan.planning import Plan
-    from leansurgeon.surgery.plan.wanted import Wanted
-    from leansurgeon.surgery.shrink import Decided
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,6 @@ class Shrunk:
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
-        from leansurgeon.checkpoints.recorded.part import plain
-        from leansurgeon.surgery.plan.next_steps import indivisible
-
         head = {"schema_version": 1, "dry_run": self.record is None, "out": self.record and str(self.folder)}
         document = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record.as_dict()}
         document["indivisible"] = plain(list(map(vars, indivisible(self.decided.plan.after))))
@@ -92,11 +99,6 @@ class Shrunk:
 
     def told(self) -> str:
         """The plan, what data decided, and how the result compares, for a person."""
-        from leansurgeon.report.tables.decided import closing
-        from leansurgeon.report.tables.decided import table as decided_table
-        from leansurgeon.report.tables.plan import plan_table
-        from leansurgeon.surgery.check import compare as comparison
-
         decided, record, folder = self.decided, self.record, self.folder
         lines = [*first_words(decided, record), plan_table(decided.plan)]
         if choices := decided_table(record.decided if record else decided.record):
@@ -119,17 +121,11 @@ def shrink(
 
     Raises `UsageError` for what cannot be, before long work; and what opening, calibrating and writing raise.
     """
-    from leansurgeon.checkpoints import digests
-
     with digests.early(None if asked.dry_run else source):
         return _shrink(source, wanted, how, asked, say, unchanged)
 
 
 def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say: Say, unchanged: Say | None) -> Shrunk:
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.surgery.plan.planning import plan, without_data
-    from leansurgeon.surgery.shrink import decide
-
     wanted.check()
     task = None if asked.sources or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
     has_data = bool(asked.sources or task)
@@ -191,19 +187,14 @@ def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, 
     """The plan decided on samples that the model makes itself, where it can; else by its weights alone. A dry run,
     which has no output, does not make any. `settings` are those of `decide`.
     """
-    from leansurgeon.surgery.plan.planning import without_data
-    from leansurgeon.surgery.shrink import Decided, decide
-
     if settings["output"] is None:
         say("A dry run makes no samples: which layers stay is open until then.")
         return Decided(steps)
     if data := own_samples(opened, steps.seed, settings["device"], say):
-        try:
-            return decide(steps, data, say, **settings)
-        except Interrupted:
-            raise
-        except (LeanSurgeonError, *CALLED_WRONGLY) as error:
-            say(f"{reason(error)} {BY_WEIGHTS}")
+        decided, why = tried(lambda: decide(steps, data, say, **settings))
+        if decided is not None:
+            return decided
+        say(f"{why} {BY_WEIGHTS}")
     return decide(without_data(steps), None, say)
 
 
@@ -225,12 +216,8 @@ def nothing_changes(steps: Plan, wanted: Wanted, how: Method) -> bool:
 @contextmanager
 def held_for(steps: Plan, folder: Path, asked: ShrinkOptions, *, has_data: bool, say: Say) -> Iterator[None]:
     """Refuse what cannot be written or compared before long work, and hold the output's name while the block runs."""
-    from leansurgeon.checkpoints.publish.output import check_apart, held
-
     if asked.compare:
-        from leansurgeon.surgery.check.compare import refuse_unlearned
-
-        refuse_unlearned(steps.source, steps.init)
+        comparison.refuse_unlearned(steps.source, steps.init)
     if has_data and steps.init == "fresh":
         say(f"The sample data is not used: nothing of {steps.source.name} is kept.")
     if asked.dry_run:
@@ -245,8 +232,6 @@ def carried_out(
     decided: Decided, folder: Path, compared: Wanted | None, asked: ShrinkOptions, say: Say
 ) -> SurgeryRecord:
     """Write the result; `compared` is what other starting points of the same shape are made for."""
-    from leansurgeon.surgery.check import compare as comparison
-    from leansurgeon.surgery.shrink import carry_out
 
     def starts(proof: Proof) -> dict[str, Comparison]:
         """The comparisons of other ways to start, measured as the result was."""
@@ -258,8 +243,6 @@ def carried_out(
 
 def domains(data: Calibration | None) -> dict[str, Calibration]:
     """The sources of mixed sample data by the names that records have for them."""
-    from leansurgeon.checkpoints.places import without_places
-
     by_name: dict[str, Calibration] = {}
     for source in data.sources if data else ():
         name = without_places(source.name)
@@ -281,16 +264,12 @@ def judged_on(
     """The record with the result's outputs on batches of `other` that had no part in the making, written into its
     folder.
     """
-    from leansurgeon.surgery.check import judged
-
     say(f"Judging on {name} ...")
     return judged.note(folder, made, {name: judged.on_data(other, opened, folder, made.proof.parameters, batches)})
 
 
 def first_words(decided: Decided, record: SurgeryRecord | None) -> list[str]:
     """The verdict, before all numbers; nothing where the result was not compared with what it was cut from."""
-    from leansurgeon.report.tables.in_words import verdict
-
     plan = decided.plan
     if record is None or record.proof is None or not plan.source.learned or plan.init == "fresh":
         return []
@@ -301,7 +280,6 @@ def first_words(decided: Decided, record: SurgeryRecord | None) -> list[str]:
 
 def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
     """How the result's outputs compare with the source's, and on what data."""
-    from leansurgeon.checkpoints.proof.report_numbers import sentence
     from leansurgeon.measure.data.own import NAME as OWN
 
     lines, comparison, data = [], record.proof.compared, decided.calibration
@@ -320,8 +298,6 @@ def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
 
 def seconds(text: str | None, flag: str) -> float | None:
     """`90s`, `5m` or `1h` as seconds. Raises `UsageError`."""
-    from leansurgeon.training.recipe.durations import clock_seconds
-
     duration = None if text is None else clock_seconds(text)
     if duration is None and text is not None:
         raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")

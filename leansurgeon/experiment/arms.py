@@ -1,8 +1,10 @@
-"""What every arm of an experiment wants: its shape, the control's MLP, and how it is cut."""
+"""What every arm of an experiment wants: its shape, the control's MLP, and how it is cut; and which arms a `--set`
+changes: those that go on from trained weights have settings of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import closed_form
+from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan, reshaped
@@ -118,3 +121,32 @@ def method_of(name: str, recipe: ExperimentRecipe) -> tuple[Method, bool]:
     )
     method.check(calibrate)
     return method, calibrate
+
+
+def told_of_sets(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentRecipe) -> list[str]:
+    """For every `train.x=y` of `sets` that not all arms take: which do, and how to reach the others. One that sets what
+    the recipe said `before` changes nothing.
+    """
+    told, now, then = [], recipe.train.model_dump(), before.train.model_dump()
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if not key.startswith("train."):
+            continue
+        path = key.split(".")[1:]
+        if value_at(now, *path) == value_at(then, *path):
+            continue
+        kept = [name for name in recipe.arms if continues(recipe, name) and value_at(recipe.retrain, *path) is not None]
+        took = [name for name in recipe.arms if name not in kept]
+        if kept:
+            told.append(
+                f"--set {text} changes {', '.join(took)}; {', '.join(kept)} continue from trained weights with "
+                f"settings of their own: --set re{text}."
+            )
+    return told
+
+
+def continues(recipe: ExperimentRecipe, name: str) -> bool:
+    """Whether an arm starts from the trained original."""
+    arm = recipe.arms[name]
+    arm = recipe.arms[arm.control_of] if arm.control_of else arm
+    return arm.changes_shape and arm.init != "fresh"

@@ -8,11 +8,10 @@ nothing is trained here.
 from __future__ import annotations
 
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.paper import exhibits
-from leansurgeon.paper.base import Exhibit
+from leansurgeon.paper.base import Exhibit, read
 
-TABLES = exhibits.read(exhibits.TABLES)
-EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *exhibits.read(exhibits.FIGURES))}
+TABLES = read("tables.yaml")
+EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *read("figures.yaml"))}
 
 
 def chosen(key: str | None) -> tuple[Exhibit, ...]:

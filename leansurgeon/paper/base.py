@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.reading import yamlfile
 
 UNITS = {"M": 1_000_000, "k": 1_000}
 
@@ -103,3 +107,32 @@ def agreement(count: int, text: str | None) -> str:
     if value.quantize(printed, ROUND_HALF_UP) == printed:
         return "rounds"
     return "truncates" if value.quantize(printed, ROUND_DOWN) == printed else "differs"
+
+
+def read(name: str) -> tuple[Exhibit, ...]:
+    """The exhibits of `tables.yaml` or `figures.yaml`, in the order of the file."""
+    document, _ = yamlfile.read(Path(__file__).with_name(name))
+    return tuple(
+        Exhibit(e["key"], e["title"], tuple(_rows(e)), e["headline"], tuple(e.get("remarks", ()))) for e in document
+    )
+
+
+def _rows(exhibit: dict[str, Any]) -> Iterator[Row]:
+    for model in exhibit["models"]:
+        for row in model["rows"]:
+            scores = dict(zip(exhibit["scores"], row["scores"], strict=True)) if "scores" in row else {}
+            shape, parameters = _words(row["shape"]), row.get("parameters")
+            yield Row(
+                model["model"],
+                row["role"],
+                model["preset"],
+                Printed(shape, parameters, scores, row.get("memory"), row.get("change")),
+                model["policy"],
+                reading=_words(row["reading"]) if "reading" in row else None,
+                others={name: _words(other) for name, other in row.get("others", {}).items()},
+                remark=row.get("remark", ""),
+            )
+
+
+def _words(shape: list[int | str]) -> Words:
+    return Words(*map(str, shape))

@@ -115,7 +115,7 @@ def measured(run: Run) -> tuple[float, float]:
     parts = 4 if accelerator.device.type == "cpu" and run.plan.micro >= 8 and run.plan.micro % 8 == 0 else 1
     rows = [row[: len(row) // parts] for row in rows]
     model, clocks = run.trainer.scored, []
-    back = run.trainer.put_back()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
 
     def step() -> None:
@@ -131,7 +131,10 @@ def measured(run: Run) -> tuple[float, float]:
             clocks.append(clocked(step, accelerator.device))
         evaluated = of_evaluation(run)
     finally:
-        back()
+        run.trainer.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
     return parts * min(clocks) * run.plan.accumulation, evaluated
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError, readable
 from leansurgeon.progress import Say
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from leansurgeon.measure.data.calibration import Calibration
     from leansurgeon.training.recipe.schema import TaskChoice
 
+T = TypeVar("T")
 # How libraries answer a call that is not what their model is called with; nobody asked for this one.
 CALLED_WRONGLY = (
     RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError, MemoryError,
@@ -98,9 +99,16 @@ def sample_data_of_all(
     return replace(whole, beside=own_samples(opened, seed, device, say, BY_YOURS))
 
 
-def reason(error: Exception) -> str:
-    """What went wrong, in one sentence."""
-    return error.message if isinstance(error, LeanSurgeonError) else readable(f"{type(error).__name__}: {error}")
+def tried(work: Callable[[], T]) -> tuple[T | None, str]:
+    """What `work` gives; where it fails for what the model is, nothing, and why in one sentence."""
+    try:
+        return work(), ""
+    except Interrupted:
+        raise
+    except LeanSurgeonError as error:
+        return None, error.message
+    except CALLED_WRONGLY as error:
+        return None, readable(f"{type(error).__name__}: {error}")
 
 
 def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str = BY_WEIGHTS) -> Calibration | None:
@@ -109,19 +117,11 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
     """
     from leansurgeon.measure.data import own, shipped
 
-    try:
-        made, why = own.samples(opened, seed=seed, device=device, say=say), ""
-    except Interrupted:
-        raise
-    except (LeanSurgeonError, *CALLED_WRONGLY) as error:
-        made, why = None, f"{opened.name} makes no samples of its own: {reason(error)}"
+    made, why = tried(lambda: own.samples(opened, seed=seed, device=device, say=say))
+    why = f"{opened.name} makes no samples of its own: {why}" if why else ""
     if made is None and otherwise == BY_WEIGHTS:
-        try:
-            made = shipped.samples(opened, cache=cache_dir(), seed=seed)
-        except Interrupted:
-            raise
-        except (LeanSurgeonError, *CALLED_WRONGLY) as error:
-            why += f" {reason(error)}"
+        made, lacking = tried(lambda: shipped.samples(opened, cache=cache_dir(), seed=seed))
+        why += f" {lacking}" if lacking else ""
     if made is None:
         say(f"{why} {otherwise}")
     elif otherwise == BY_WEIGHTS:

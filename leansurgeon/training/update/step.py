@@ -144,18 +144,6 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def put_back(self) -> Callable[[], None]:
-        """What leaves the model, after a step that was only tried, as it is now: without gradients, its buffers."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.scored.buffers()]
-
-        @torch.no_grad()
-        def back() -> None:
-            self.optimizer.zero_grad(set_to_none=True)
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-        return back
-
     def _gradients(self, step: int, batches: list[Batch], alone: bool) -> torch.Tensor:
         """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes."""
         sums = None

@@ -129,7 +129,7 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     nothing.
     """
     model, held = trainer.scored, []
-    back = trainer.put_back()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     moments = optimizer.numbers_per_weight(trainer.plan.train)
     try:
         if trainer.rehearsal is not None:
@@ -146,7 +146,10 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
         return False
     finally:
         del held, model
-        back()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
         gc.collect()
         if trainer.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()
