@@ -5,17 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leansurgeon.cli import completion
+from leansurgeon.commands import push
+from leansurgeon.commands.push import Target
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import say
 from leansurgeon.rank import rank
-
-if TYPE_CHECKING:
-    from leansurgeon.commands.push import Target
 
 
 def seed_list(text: str) -> list[int]:
@@ -49,8 +48,6 @@ def destination(repo: str | None, *, public: bool, dry_run: bool = False) -> Tar
     """
     if (repo is None and not public) or rank() > 0:
         return None
-    from leansurgeon.commands import push
-
     where = push.target(repo, public=public, dry_run=dry_run)
     if where is not None:
         push.check(where, say)
@@ -60,9 +57,7 @@ def destination(repo: str | None, *, public: bool, dry_run: bool = False) -> Tar
 def pushed(where: Target | None, folder: Path) -> None:
     """Push a result that was printed already. Raises `NotPushed`."""
     if where is not None:
-        from leansurgeon.commands.push import push
-
-        say(f"Pushed: {push(folder, where.repo, private=where.private, say=say)}")
+        say(f"Pushed: {push.push(folder, where.repo, private=where.private, say=say)}")
 
 
 class Tower(StrEnum):

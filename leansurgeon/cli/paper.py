@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -36,8 +37,6 @@ def paper(
 
     exhibits = [(exhibit, audit(exhibit, count, what_if=what_if)) for exhibit in chosen(table)]
     if as_json or format == "json":
-        import json
-
         typer.echo(json.dumps(document(exhibits, count), indent=2, ensure_ascii=False, allow_nan=False))
     elif format == "csv":
         typer.echo(as_csv(exhibits))

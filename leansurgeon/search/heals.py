@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -75,7 +74,8 @@ class Heals:
         """Scores on both halves, from the file where there is one."""
         file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}-{heal_of(share)}.json"
         try:
-            return {part: read_result(value) for part, value in jsonfile.read_object(file).items()}
+            read = jsonfile.read_object(file)
+            return {part: Result(one["score"] and Score(**one["score"]), one["failed"]) for part, one in read.items()}
         except (UsageError, ValueError, TypeError, KeyError):
             pass
         try:
@@ -181,8 +181,3 @@ def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
         )
     first = {key: value[: rows // 2] for key, value in batches[0].items()}
     return [first], [{key: value[rows // 2 :] for key, value in batches[0].items()}]
-
-
-def read_result(value: dict[str, Any]) -> Result:
-    """A result from its file."""
-    return Result(Score(**value["score"]) if value["score"] else None, value["failed"])

@@ -17,15 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import files, jsonfile
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 Info: TypeAlias = dict[str, Any]  # what the builder of an entry says of it; JSON holds it
 INFO = "info.json"
@@ -41,7 +39,8 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
     `build` fills an empty folder and returns what `read_info` shall give back. Raises LeanSurgeonError where the disk
     is full or the cache folder cannot be written.
     """
-    folder = cache / f"{name}-{fingerprint(key)}"
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()  # whatever the order of its keys
+    folder = cache / f"{name}-{digest[:16]}"
     if _is_whole(folder):
         return folder
     with _writing(cache):
@@ -56,11 +55,6 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return folder
-
-
-def fingerprint(key: object) -> str:
-    """16 hex digits of a JSON-able value; the order of a dict's keys plays no part."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def file_digest(path: Path) -> str:

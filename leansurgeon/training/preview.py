@@ -24,7 +24,6 @@ from leansurgeon.training.data.synthetic import Synthetic
 from leansurgeon.training.processes import engine
 from leansurgeon.training.recipe import reading as recipefile
 from leansurgeon.training.recipe.schema import TrainingRecipe
-from leansurgeon.training.recipe.settings import Train
 from leansurgeon.training.watch import flops, guards
 
 if TYPE_CHECKING:
@@ -124,8 +123,10 @@ def _tried(
     scheme: plan.Plan,
     first: feed.Batch,
 ) -> Numbers:
-    """The loss of the first step and the time of the second, each of one micro batch."""
-    micro = plan.make(_alone(recipe, scheme), len(first["labels"]), 1)
+    """The loss of the first step and the time of the second, each of one micro batch on one process."""
+    alone = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
+    alone["schedule"] = recipe.train.schedule.model_copy(update={"warmup": 0.0})
+    micro = plan.make(recipe.train.model_copy(update=alone), len(first["labels"]), 1)
     trainer, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
     batch, losses, seconds = feed.to_device(first, accelerator.device), [], []
     while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
@@ -177,10 +178,3 @@ def evaluation(
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
     shown = f"{100 * told.metric:.2f} %" if metric.percent else f"{told.metric:.4g}"
     print(f"{metric.label} {shown}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}")
-
-
-def _alone(recipe: TrainingRecipe, scheme: plan.Plan) -> Train:
-    """The training of one micro batch on one process, for two steps."""
-    small = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
-    small["schedule"] = recipe.train.schedule.model_copy(update={"warmup": 0.0})
-    return recipe.train.model_copy(update=small)

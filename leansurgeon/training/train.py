@@ -21,7 +21,7 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.errors import Diverged, Interrupted, Stopped
 from leansurgeon.rank import rank
 from leansurgeon.training import budget, judge, setup, state
 from leansurgeon.training.data import feed
@@ -98,14 +98,9 @@ def train(
             raise
         raise told from error
     finally:
-        _close(run, progress)
-
-
-def _close(run: Run, progress: Progress) -> None:
-    """Let go of the terminal, the trackers and the run's lock, however a training ends."""
-    progress.clear()
-    run.trackers.close()
-    runfolder.release(run.lock)
+        progress.clear()
+        run.trackers.close()
+        runfolder.release(run.lock)
 
 
 def _kept(run: Run) -> str:
@@ -246,15 +241,14 @@ def _looked(run: Run, due: Due) -> Due:
     return due
 
 
-def _stopped(run: Run, wish: signals.Wish) -> LeanSurgeonError:
+def _stopped(run: Run, wish: signals.Wish) -> Interrupted | Stopped:
     """Save, and give the error that says how to go on."""
     if not guards.sound(run.window.rows, run.trainer):
         raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
-    word = "Interrupted" if wish.kind == signals.INTERRUPT else "Stopped by a signal"
-    return signals.ended(
-        wish.kind,
+    kind, word = (Interrupted, "Interrupted") if wish.kind == signals.INTERRUPT else (Stopped, "Stopped by a signal")
+    return kind(
         f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
         f"Go on with the same command and --resume {run.folder}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -19,8 +20,6 @@ def diff(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Shape, parameters, config and every tensor of A and B side by side; layers matched by surgery.json."""
-    from contextlib import ExitStack
-
     from leansurgeon.api.results import Diff
     from leansurgeon.checkpoints.diff import diff as compare
     from leansurgeon.checkpoints.source import open_source

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -125,10 +128,6 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Famil
 
 def patiently(name: str, drawn: Drawn) -> FamilyCheck:
     """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
-    import os
-    import signal
-    import tempfile
-
     from leansurgeon.surgery.check import undeclared, undeclared_timm
     from leansurgeon.surgery.check.undeclared import FamilyCheck
 

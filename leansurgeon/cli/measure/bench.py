@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,8 +41,6 @@ def bench(
 
     A model that surgery made is timed against its shape before. On a run folder the result is kept as RUN/bench.json.
     """
-    from contextlib import ExitStack
-
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
     from leansurgeon.report.evidence.folder import BENCH

@@ -7,17 +7,14 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import altair as alt
 
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.charts.palette import LIGHT
 from leansurgeon.report.charts.sections import every
 from leansurgeon.report.rows.rows import Section
-
-if TYPE_CHECKING:
-    import altair as alt
-
-    from leansurgeon.report.charts.forms import Chart
 
 FORMATS = ("svg", "png", "pdf")
 SVG = "http://www.w3.org/2000/svg"

@@ -113,7 +113,9 @@ def _walk(path: Path, depth: int, collected: Collection) -> None:
                 collected.entries.append(entry)
             return  # what lies inside a run belongs to it
     if (path / METRICS).is_file():
-        collected.unfinished.append(_unfinished(path))
+        step = next((int(step) for step, _ in folder.logged(path, newest_first=True)), None)
+        name = text(folder.called(path), "?")
+        collected.unfinished.append(Unfinished(path, name, step, is_held(path), resume_line(path)))
         return
     if depth:
         try:
@@ -123,11 +125,6 @@ def _walk(path: Path, depth: int, collected: Collection) -> None:
             return
         for below in inside:
             _walk(below, depth - 1, collected)
-
-
-def _unfinished(run: Path) -> Unfinished:
-    last_step = next((int(step) for step, _ in folder.logged(run, newest_first=True)), None)
-    return Unfinished(run, text(folder.called(run), "?"), last_step, is_held(run), resume_line(run))
 
 
 def resume_line(run: Path) -> str:

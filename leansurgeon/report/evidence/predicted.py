@@ -1,20 +1,22 @@
-"""Predicted peak memory of a run on a GPU, to stand beside the measured one. Imports torch, so only for such runs."""
+"""Predicted peak memory of a run on a GPU, to stand beside the measured one. The rehearsal imports torch, so only for
+such runs.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leansurgeon import architectures
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.measure.costs.memory import Prediction, Setting
+from leansurgeon.measure.costs.memory import predict as rehearse
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.reading.values import number, text
 from leansurgeon.training.runs.folder import BEST, LAST
 from leansurgeon.training.runs.summary import Summary
-
-if TYPE_CHECKING:
-    from leansurgeon.measure.costs.memory import Prediction
 
 
 def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ...] | None) -> Prediction | None:
@@ -53,10 +55,6 @@ def predict(place: Path, setting: tuple[tuple[str, Any], ...]) -> Prediction | N
     config = jsonfile.read_object_if_whole(place / "config.json")
     if config is None:
         return None
-    from leansurgeon import architectures
-    from leansurgeon.measure.costs.memory import Setting
-    from leansurgeon.measure.costs.memory import predict as rehearse
-
     try:
         return rehearse(config, architectures.of(config), Setting(**dict(setting)))
     except (LeanSurgeonError, RuntimeError, ValueError, TypeError, KeyError):

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import FRESH, SurgeryRecord
+from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import figures, text, whole, words
@@ -23,9 +23,6 @@ from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Summary
-
-if TYPE_CHECKING:
-    from leansurgeon.measure.costs.memory import Prediction
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.data.parts import RANDOM
 from leansurgeon.reading.values import text
 from leansurgeon.report import humans
@@ -44,7 +45,6 @@ def printed(preset: str, wanted: dict[str, str] | None) -> list[Printed]:
     known = [(exhibit, r) for exhibit in paper.TABLES for r in exhibit.rows if r.preset == preset]
     if not known or not wanted:
         return []
-    from leansurgeon.errors import LeanSurgeonError
     from leansurgeon.paper.audit import Start, target_of
 
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from dataclasses import dataclass
@@ -70,8 +71,6 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
 
 
 def _expand(text: str) -> list[Path]:
-    import glob
-
     path = Path(text).expanduser()
     paths = [path] if os.path.exists(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
     if not paths:

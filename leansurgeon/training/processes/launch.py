@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
@@ -22,9 +22,6 @@ from leansurgeon.training.processes.agree import LostOthers
 from leansurgeon.training.processes.signals import handled
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 JOB, ANSWER = "job.json", "answer.json"
 _SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`

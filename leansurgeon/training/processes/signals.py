@@ -13,15 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import FrameType
 
-from leansurgeon.errors import Interrupted, LeanSurgeonError, Stopped, Terminated
+from leansurgeon.errors import Stopped, Terminated
 from leansurgeon.progress import duration_text
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.processes.agree import Council
 
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
 _AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may pass on what the terminal has sent already
@@ -178,8 +174,3 @@ def until(seconds: float) -> Iterator[None]:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def ended(kind: int, message: str, hint: str | None) -> LeanSurgeonError:
-    """The error that a stopped training ends with: exit code 75, or 130 after Ctrl-C."""
-    return (Interrupted if kind == INTERRUPT else Stopped)(message, hint)

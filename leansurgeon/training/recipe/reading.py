@@ -17,14 +17,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from leansurgeon import tasks
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import files, yamlfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, TrainingRecipe, merge
 from leansurgeon.training.recipe.settings import Train
 from leansurgeon.training.recipe.shipped import bases, shipped
-
-_HINT = "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too."
 
 
 def find(name_or_path: str) -> Path:
@@ -35,7 +34,10 @@ def find(name_or_path: str) -> Path:
         return known[name_or_path]
     if path.suffix in (".yaml", ".yml") or "/" in name_or_path or path.is_file():
         return path
-    raise UsageError(f"There is no recipe {name_or_path!r}{did_you_mean(name_or_path, known)}.", _HINT)
+    raise UsageError(
+        f"There is no recipe {name_or_path!r}{did_you_mean(name_or_path, known)}.",
+        "`leansurgeon recipes list` shows the shipped recipes; a path to a .yaml file works too.",
+    )
 
 
 def text_of(path: Path) -> str:
@@ -216,8 +218,6 @@ def _check(raw: dict[str, Any], source: _Source) -> Recipe:
 
 
 def _check_task(recipe: Recipe, source: _Source) -> None:
-    from leansurgeon import tasks
-
     chosen = {("task",): recipe.task}
     if isinstance(recipe, ExperimentRecipe):
         chosen |= {("arms", name, "task"): recipe.task_of(name) for name, arm in recipe.arms.items() if arm.task}
