@@ -10,6 +10,7 @@ import typer
 
 from leansurgeon.cli import common
 from leansurgeon.errors import UsageError, short
+from leansurgeon.report.places import check_folder
 
 
 def heads(
@@ -67,8 +68,6 @@ def heads(
         raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
     where = common.destination(push, public=public)
     if plots is not None:
-        from leansurgeon.report.places import check_folder
-
         check_folder(plots)
     from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.tables.heads import describe

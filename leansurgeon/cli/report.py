@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli import completion
+from leansurgeon.report.places import check_folder
 
 
 def report(
@@ -36,8 +37,6 @@ def report(
     from leansurgeon.commands import report as command
 
     if plots is not None:
-        from leansurgeon.report.places import check_folder
-
         check_folder(plots)
     collected = command.report(paths or [], workspace)
     for problem in collected.problems:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import common, completion
-from leansurgeon.commands import search as command
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.report.places import check_folder
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def search(
     """
     common.mean(tower)
     from leansurgeon.checkpoints import digests
-    from leansurgeon.report.places import check_folder
+    from leansurgeon.commands import search as command
     from leansurgeon.search.space import Budget, Space
 
     budget = Budget.parse(params, memory, latency)
@@ -140,6 +140,7 @@ def listed(opened: Source, shapes: Shapes, *, as_json: bool) -> str:
 
 def show(outcome: Searched, plots: Path | None, *, as_json: bool) -> None:
     """The outcome as text or as one JSON document, which also lies in the search's folder."""
+    from leansurgeon.commands.search import DOCUMENT
     from leansurgeon.training.runs.folder import write_json
 
     document = outcome.as_dict()
@@ -147,5 +148,5 @@ def show(outcome: Searched, plots: Path | None, *, as_json: bool) -> None:
         from leansurgeon.search import plots as drawing
 
         document["plots"] = [str(file) for file in drawing.draw(outcome.outcome, plots)]
-        write_json(outcome.folder / command.DOCUMENT, document)
+        write_json(outcome.folder / DOCUMENT, document)
     print(json.dumps(document) if as_json else outcome)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leansurgeon.checkpoints.family import auto_map
+from leansurgeon.checkpoints.foreign.trust import shipped_file
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +20,6 @@ def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     Raises `UsageError` for a preset, which has no weights, and what opening raises.
     """
     from leansurgeon.checkpoints.model import load as load_folder
-    from leansurgeon.checkpoints.source import open_source
 
     opened = open_source(source, allow_pickle=allow_pickle)
     if opened.folder is None:
@@ -34,9 +36,6 @@ def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
 
 def travel(model: torch.nn.Module) -> None:
     """Let `save_pretrained` write the modelling file of a class of ours beside the weights, as results have it."""
-    from leansurgeon.checkpoints.family import auto_map
-    from leansurgeon.checkpoints.foreign.trust import shipped_file
-
     module = type(model).__module__.rpartition(".")[2]
     known = auto_map(shipped_file(f"{module}.py"), model.config.model_type)
     auto = next((key for key, name in known.items() if name.endswith(f".{type(model).__name__}")), "AutoModel")

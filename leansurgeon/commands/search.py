@@ -10,22 +10,30 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leansurgeon.architectures.presets import PRESETS
+from leansurgeon.checkpoints.publish.output import check_apart, held
+from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
+from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.task_spec import spell_task
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.search import table, verdict
+from leansurgeon.search.outcome import Outcome
+from leansurgeon.search.outcome import search as find
+from leansurgeon.search.space import Budget, Candidate, Shapes, Space, enumerate_shapes
+from leansurgeon.search.trainings import Trainings
+from leansurgeon.surgery.plan.method import Method
+from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.training.recipe.reading import load, load_training
+from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
+from leansurgeon.training.runs.folder import cache_dir, write_json
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.checkpoints.source import Source
-    from leansurgeon.measure.costs.memory import Setting
-    from leansurgeon.measure.data.calibration import Calibration
-    from leansurgeon.search.outcome import Outcome
-    from leansurgeon.search.space import Budget, Candidate, Shapes, Space
-    from leansurgeon.training.recipe.schema import TrainingRecipe
 
 DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
@@ -86,16 +94,12 @@ class Searched:
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
-        from leansurgeon.search import verdict
-
         extra: JsonObject = {"folder": str(self.folder), "mode": self.mode}
         if self.written:
             extra["written"] = str(self.written)
         return verdict.document(self.outcome, self.command, extra)
 
     def __str__(self) -> str:
-        from leansurgeon.search import table
-
         training, shown = self.mode == "training", table.table(self.outcome)
         unit = "the recipe's length times --share" if training else "the sample data"
         kept = " kept: influence kept at best." if " kept " in shown else ""
@@ -111,9 +115,6 @@ class Searched:
 
 def begin(source: str, space: Space, budget: Budget, asked: SearchOptions) -> Opened:
     """Open the source and list the shapes that fit. Raises `UsageError` for what excludes each other."""
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.search.space import enumerate_shapes
-
     if not 0 < asked.share <= 1:
         raise UsageError(f"--share {asked.share:g}: a share of the recipe's length is needed, above 0 and at most 1.")
     changes = config_changes(asked.recipe, source)
@@ -135,12 +136,8 @@ def search(begun: Opened, space: Space, budget: Budget, asked: SearchOptions, sa
     """Try the shapes, the better half for twice as long, and write the winner where that is asked for. The same call
     goes on with a search that was ended.
     """
-    from leansurgeon.checkpoints.publish.output import check_apart, held
-    from leansurgeon.search.table import space_line
-    from leansurgeon.training.runs.folder import write_json
-
     opened, training = begun.source, begun.training
-    say(space_line(begun.shapes))
+    say(table.space_line(begun.shapes))
     sample = samples_of(begun, asked, say)
     setting = setting_of(training, sample, asked.batch)
     folder = folder_of(begun, space, budget, asked, setting, sample, say)
@@ -163,17 +160,13 @@ def tried(
     begun: Opened, budget: Budget, sample: Calibration, setting: Setting, folder: Path, asked: SearchOptions, say: Say
 ) -> Outcome:
     """The search itself, by heals or by trainings."""
-    from leansurgeon.search import outcome
     from leansurgeon.search.evidence import gather
-    from leansurgeon.training.runs.folder import cache_dir
 
     opened, seeds = begun.source, asked.seeds
     evidence = gather(opened, sample, cache_dir(), seeds[0], say)
     if evidence.says:
         say(evidence.says)
     if begun.training:
-        from leansurgeon.search.trainings import Trainings
-
         length = Fraction(asked.share).limit_denominator(1000)
         bench: Any = Trainings(opened, begun.training, folder, seeds, length, asked.parallel, begun.changes, say)
     else:
@@ -181,9 +174,7 @@ def tried(
         from leansurgeon.search.heals import Heals
 
         bench = Heals(opened, sample, folder / "heals", seeds[0], asked.fit, say, chosen(asked.device))
-    return outcome.search(
-        opened, begun.shapes, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say
-    )
+    return find(opened, begun.shapes, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say)
 
 
 # -- what is asked for ----------------------------------------------------------------------------
@@ -191,8 +182,6 @@ def tried(
 
 def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> TrainingRecipe | None:
     """The recipe to train by; None where candidates are healed. Raises `UsageError` where there must be one."""
-    from leansurgeon.training.recipe.reading import load_training
-
     bound = opened.preset.recipe if opened.preset and not opened.learned else None
     if name is None and opened.learned:
         if sets:
@@ -207,10 +196,6 @@ def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> Training
 
 def config_changes(recipe: str | None, source: str) -> JsonObject | None:
     """What an experiment changes in the config of its source, where that is this preset."""
-    from leansurgeon.architectures.presets import PRESETS
-    from leansurgeon.training.recipe.reading import load
-    from leansurgeon.training.recipe.schema import ExperimentRecipe
-
     name = recipe or (PRESETS[source].recipe if source in PRESETS else None)
     loaded = load(name) if name and source in PRESETS else None
     same = isinstance(loaded, ExperimentRecipe) and loaded.source == source
@@ -233,8 +218,6 @@ def samples_of(begun: Opened, asked: SearchOptions, say: Say) -> Calibration:
 
 def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:
     """How a model is trained when its memory is predicted."""
-    from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
-
     first = sample.fit[0]
     tokens = first["input_ids"].shape[-1] if "input_ids" in first else None
     if training is None:
@@ -296,9 +279,6 @@ def write_winner(
 ) -> None:
     """What `shrink_command` would do, with the sample data at hand."""
     from leansurgeon.measure.device import chosen
-    from leansurgeon.surgery.plan.method import Method
-    from leansurgeon.surgery.plan.planning import plan
-    from leansurgeon.surgery.shrink import carry_out, decide
 
     used = sample if opened.learned else None
     method = Method(fit=asked.fit if opened.learned else 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, WhichTower, mean, say
-from leansurgeon.errors import short
+from leansurgeon.errors import UnsupportedModel, short
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
 from leansurgeon.shape import PARTS
@@ -54,7 +54,6 @@ def inspect(
     """
     mean(tower)
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.errors import UnsupportedModel
     from leansurgeon.measure import inspection
 
     with ExitStack() as keep:
@@ -92,7 +91,6 @@ def inferred(source: Source, *, as_json: bool) -> str:
     """The declaration that is inferred for a source's family, also where one was written by hand."""
     from leansurgeon.architectures import infer
     from leansurgeon.architectures.infer.printing import as_source
-    from leansurgeon.errors import UnsupportedModel
 
     if source.architecture.evidence:
         made = source.architecture
