@@ -23,8 +23,7 @@ from leansurgeon.report.tables.decided import closing
 from leansurgeon.report.tables.decided import table as decided_table
 from leansurgeon.report.tables.in_words import verdict
 from leansurgeon.report.tables.plan import plan_table
-from leansurgeon.surgery.check import compare as comparison
-from leansurgeon.surgery.check import judged
+from leansurgeon.surgery.check import compare, judged
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import indivisible
 from leansurgeon.surgery.plan.planning import Plan, plan, without_data
@@ -109,7 +108,7 @@ class Shrunk:
             return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
         lines += [closing(folder, record.proof), *compared(decided, record)]
         if record.starts:
-            lines += ["", comparison.table(record.starts, decided.calibration)]
+            lines += ["", compare.table(record.starts, decided.calibration)]
         return "\n".join(lines)
 
 
@@ -217,7 +216,7 @@ def nothing_changes(steps: Plan, wanted: Wanted, how: Method) -> bool:
 def held_for(steps: Plan, folder: Path, asked: ShrinkOptions, *, has_data: bool, say: Say) -> Iterator[None]:
     """Refuse what cannot be written or compared before long work, and hold the output's name while the block runs."""
     if asked.compare:
-        comparison.refuse_unlearned(steps.source, steps.init)
+        compare.refuse_unlearned(steps.source, steps.init)
     if has_data and steps.init == "fresh":
         say(f"The sample data is not used: nothing of {steps.source.name} is kept.")
     if asked.dry_run:
@@ -235,7 +234,7 @@ def carried_out(
 
     def starts(proof: Proof) -> dict[str, Comparison]:
         """The comparisons of other ways to start, measured as the result was."""
-        return comparison.starts(compared, decided.plan, decided.calibration, proof.compared, say)
+        return compare.starts(compared, decided.plan, decided.calibration, proof.compared, say)
 
     how = {"force": asked.force, "check": asked.proof, "starts": starts if compared else None}
     return carry_out(decided, folder, keep_unproved=True, say=say, **how)
