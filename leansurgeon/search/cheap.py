@@ -53,7 +53,7 @@ def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence |
     return {
         candidate.name: Cheap(
             candidate.parameters,
-            flops(source, candidate.shape, evidence.tokens) if evidence.tokens else None,
+            flops(source, candidate.shape, evidence.tokens),
             influence=kept_influence(source.shape, candidate.shape, evidence.influence),
             kappa=foretold_kappa(source.shape, candidate.shape, evidence),
         )

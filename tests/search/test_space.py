@@ -140,6 +140,7 @@ def test_lists_of_numbers(text, old, expected):
 def test_the_usual_layers():
     assert usual_layers([6]) == ["6", "5", "4", "3", "2"]
     assert usual_layers([3]) == ["3", "2", "1"] and usual_layers([1]) == ["1"]
+    assert usual_layers([20])[-1] == "5"  # a quarter
     assert usual_layers([2, 4]) == ["2,4", "2,3", "1,2", "1,1"]
     assert usual_layers([8, 8, 16, 4])[0] == "8,8,16,4" and "4,4,8,2" in usual_layers([8, 8, 16, 4])
 

@@ -75,7 +75,7 @@ def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: floa
     cuts = [end != layer or layer in gaps for layer, end in zip(way.kept, stands, strict=True)]
     near = [is_near(plan, layer) for layer in way.kept]
     changed = [j for j in range(len(way.kept)) if cuts[j] or near[j]]
-    last = len(way.kept) - 1 if changed and way.later else max(changed, default=-1)
+    last = len(way.kept) - 1 if way.later else max(changed, default=-1)
     total, gone = 0.0, False
     for j in range(min(changed, default=len(way.kept)), len(way.kept)):
         gone |= cuts[j]
@@ -88,8 +88,7 @@ def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: floa
         else:
             total += tokens.guard
         total += tokens.fit if j < last else 0.0
-        if near[j]:
-            total += made_anew(plan, way.kept[j], tokens)
+        total += made_anew(plan, way.kept[j], tokens)
         if way.kept[j] in way.fused:
             total += 2 * (2 * tokens.first + tokens.fit + tokens.guard)
     return total

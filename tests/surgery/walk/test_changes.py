@@ -52,6 +52,7 @@ def test_layers_change_with_their_own_stage():
         (way(0, 1, 4, 5, attention=True), Effort(), 1.0, 2 * REFIT + 20),
         (way(0, 1, 4, 5, attention=True), Effort(attentions=2), 1.0, 3 * REFIT + 20),
         (way(0, 1, 4, 5, later=True), Effort(), 1.0, REFIT + 100 + REFIT + 100 + REFIT),
+        (way(0, 1, 4, 5, attention=True, later=True), Effort(), 1.0, 2 * REFIT + 100 + REFIT + 100 + REFIT),
         (way(0, 1, 4, 5), Effort(pre_norm=False), 1.0, REFIT + 2 * 5 + 20),
         (way(0, 1, 4, 5), Effort(heals=False), 1.0, 10 + 20),
         (way(0, 1, 4, 5, fused=(1,)), Effort(), 1.0, REFIT + 2 * TRIM + 20),
@@ -63,6 +64,8 @@ def test_layers_change_with_their_own_stage():
 )
 def test_a_set_of_layers_takes_what_its_cuts_take(candidate, effort, share, blocks):
     assert budget.cost(plan(), candidate, TOKENS, effort, share) == blocks
+    assert budget.cost(plan(), candidate, TOKENS, effort) == budget.cost(plan(), candidate, TOKENS, effort, 1.0)
+    assert budget.refitted(TOKENS, Effort()) == REFIT == budget.refitted(TOKENS, Effort(), attention=True) / 2
 
 
 def test_layers_made_anew_take_their_trims():
@@ -70,6 +73,12 @@ def test_layers_made_anew_take_their_trims():
     narrow = plan(mlp_dim=24)
     assert budget.cost(narrow, every, TOKENS, Effort()) == 6 * (REFIT + TRIM) + 5 * 100
     assert budget.cost(narrow, every, TOKENS, Effort(heals=False)) == 6 * (10 + TRIM) + 5 * 100
+    # Behind a post-norm only cuts are refitted.
+    assert budget.cost(narrow, every, TOKENS, Effort(pre_norm=False)) == 6 * (10 + TRIM) + 5 * 100
+    # A first stage that is narrower is no cut, so nothing later is refitted for it; its answer goes through the rest.
+    first = plan(TWO, Shape((Stage(3, 4, 8, 4, 24, 32), TWO.stages[1])))
+    whole = 3 * (REFIT + TRIM + 100) + 3 * (100 + 10) + 10
+    assert budget.cost(first, way(0, 1, 2, 3, 4, 5, 6, later=True), TOKENS, Effort()) == whole
     both = plan(mlp_dim=24, heads=2, kv_heads=2)
     assert budget.made_anew(both, 0, TOKENS) == 2 * TRIM and budget.made_anew(plan(), 0, TOKENS) == 0
     assert budget.made_anew(plan(heads=8, head_dim=4, mlp_dim=24), 0, TOKENS) == TRIM + 100

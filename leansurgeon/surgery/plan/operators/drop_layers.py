@@ -107,8 +107,7 @@ def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
     for number, span in enumerate(source.shape.spans):
         here = [i for i in kept if i in span]
         least = span[: max(1, source.architecture.stay[number] if source.architecture.stay else 0)]
-        rest = [i for i in here if i not in least]
-        chosen += sorted([*least, *rest[len(rest) - (len(here) - len(least)) :]]) if len(here) >= len(least) else here
+        chosen += [*least, *here[len(least) :]] if len(here) >= len(least) else here
     return None if misplaced(source, chosen) else chosen
 
 

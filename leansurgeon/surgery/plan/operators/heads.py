@@ -49,11 +49,8 @@ def split_map(before: Stage, after: Stage) -> tuple[np.ndarray, np.ndarray, np.n
 
 def trim_map(before: Stage, after: Stage, strength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The strongest heads by `strength` (one number a head), in their old order: as many from every key/value group, or
-    the strongest groups whole where their number changes.
+    the strongest groups whole where their number changes (a head with keys of its own is a group).
     """
-    if before.kv_heads == before.heads:
-        kept = np.sort(np.argsort(-strength, kind="stable")[: after.heads])
-        return kept, kept.copy()
     per_group = strength.reshape(before.kv_heads, -1)
     if after.kv_heads != before.kv_heads:
         groups = np.sort(np.argsort(-per_group.sum(1), kind="stable")[: after.kv_heads])
