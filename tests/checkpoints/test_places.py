@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from leansurgeon.checkpoints import places, record, whereabouts
-from leansurgeon.checkpoints.record import Origin, SurgeryRecord
+from leansurgeon.checkpoints.record import Comparison, Origin, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.recorded.planned import Planned
 from tests.support.command_line import leansurgeon
 
@@ -92,6 +94,25 @@ def test_paths_of_older_records_go_where_the_record_is_written_again(tmp_path):
     )
     record.write(tmp_path, old.trained())
     assert "/home/me" not in (tmp_path / "surgery.json").read_text()
+
+
+def test_every_part_of_a_record_is_written_without_places():
+    first = SurgeryRecord(Origin("/home/me/first", "folder", notes=("read from /home/me/first/config.json",)))
+    record_of_all = replace(
+        first,
+        decided=Decisions.from_dict({"held_back": ["fits on /home/me/text.txt"]}),
+        judged={"/home/me/text.txt": Comparison(done=False, why="none")},
+        source_config={"_name_or_path": "/home/me/first", "model_type": "vit"},
+        source_surgery=first,
+        restored=first,
+    )
+    made = record.published(record_of_all)
+    assert "/home/me" not in json.dumps(made.as_dict())
+    assert made.source == made.restored.source == made.source_surgery.source
+    assert (made.source.name, made.source.notes) == ("first", ("read from config.json",))
+    assert (list(made.judged), made.source_config) == (["text.txt"], {"model_type": "vit"})
+    assert made.decided.held_back == ("fits on text.txt",)
+    assert record.published(SurgeryRecord(Origin("C:/odd", "hub"))).source.name == "C:/odd"  # no place, whatever it is
 
 
 def test_the_source_is_found_by_its_digests(saved, tmp_path, monkeypatch, own_cache):

@@ -99,6 +99,12 @@ def test_what_a_proof_says_of_names():
     assert "(a, b, ...)" in says("a", "b", "c")
 
 
+def test_a_whole_number_is_a_number():
+    assert Both.from_dict({"source": 1, "result": 2.5, "low": 0}) == Both(1.0, 2.5, 0.0)
+    with pytest.raises(DamagedRecord):
+        Both.from_dict({"source": 1, "result": False})
+
+
 def test_where_a_model_comes_from_in_the_first_place():
     first = {"source": {"name": "a", "preset": "digits-vit"}}, {"source": {"name": "b", "preset": "vit-b"}}
     assert SurgeryRecord(Origin("x", "preset", "vit-l"), history=first).preset == "digits-vit"

@@ -104,7 +104,7 @@ class Model:
     def record(self) -> SurgeryRecord | None:
         """The surgery, typed; None where there was none or it cannot be read."""
         try:
-            return None if self.surgery is None else SurgeryRecord.from_dict(self.surgery)
+            return SurgeryRecord.from_dict(self.surgery)
         except DamagedRecord:
             return None
 

@@ -49,6 +49,15 @@ def test_the_file_has_one_name_for_everything():
         Summary.from_dict([written])
 
 
+def test_what_is_not_known_of_an_experiment_is_left_out_and_odd_names_are_kept(tmp_path):
+    assert "settings" not in Part("x", seed=0).as_dict() and Part("x", settings={}).as_dict()["settings"] == {}
+    assert Part("x").as_dict()["control_of"] is None
+    odd = WHOLE.as_dict() | {"other": {"a": 1}}
+    assert Summary.from_dict(odd).as_dict()["other"] == {"a": 1}
+    summary.write(tmp_path, WHOLE)
+    assert summary.read_if_whole(tmp_path) == WHOLE
+
+
 def test_a_metric_as_it_is_said():
     assert [WHOLE.task.shown(value) for value in (None, 0.9716)] == ["unknown", "97.2 %"]
     assert Task("text", "perplexity").shown(31.41549) == "31.415"
