@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from leansurgeon.checkpoints.record import Both, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.evidence.run import run_of
+from leansurgeon.report.evidence.run import Run, run_of
+from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.table import render
 from tests.support.report.report_fixtures import digits, summary, write
@@ -152,3 +155,73 @@ def test_odd_values_become_gaps_not_crashes(tmp_path: Path) -> None:
                 shown = render(sections(entries), style)
                 assert "\x1b" not in shown, keys
             render(sections(entries), wide=True)
+
+
+def run(tmp_path: Path, document: dict, name: str = "summary.json") -> Run:
+    """What a report knows of a folder that holds this file alone."""
+    (entry,) = collect([write(tmp_path / "folder", document, name)]).entries
+    return run_of(entry)
+
+
+def test_what_is_known_of_a_model_that_nobody_trained(tmp_path: Path) -> None:
+    plan = PLAN | {"method": {"layers": "auto", "heal": False, "fit": 8, "keep": None}}
+    judged = {"brown": {"done": False, "why": "none"}}
+    said = {"created": "2026-01-02", "versions": {"torch": "2.11"}, "plan": plan, "judged": judged}
+    made = run(tmp_path, SURGERY | said, "surgery.json")
+    assert (made.kind, made.path, made.task, made.part) == ("model", tmp_path / "folder", None, None)
+    assert (made.parameters, made.parameters_of_source) == (84_182_017, 119_589_889)
+    assert made.parts == {"embeddings": None, "attention": 23_000_000, "mlp": None, "rest": None}
+    assert made.shape == {"depth": "10", "heads": "24", "head_dim": "32", "mlp_dim": "3072"}
+    assert (made.summary.finished, made.summary.versions) == ("2026-01-02", {"torch": "2.11"})
+    assert (made.cut.source, made.cut.changes_shape, made.cut.proven, made.cut.compared) == (
+        "bert-crammed",
+        True,
+        "",
+        "",
+    )
+    assert made.cut.method == {"layers": "auto", "heal": False, "fit": 8, "keep": 0} and made.cut.starts == ()
+    assert made.curve is made.recipe is made.experiment_file is made.bench is made.heads is None
+    assert [name for name, _ in made.judged] == ["brown"]
+    same = run(tmp_path, SURGERY | {"plan": PLAN | {"after": PLAN["before"]}}, "surgery.json")
+    assert not same.cut.changes_shape and same.parts is not None
+    plain = run(tmp_path, SURGERY | {"plan": {}}, "surgery.json")
+    assert plain.cut is plain.parts is plain.shape is None
+
+
+def test_what_is_known_of_a_training(tmp_path: Path) -> None:
+    stages = [{"depth": 4, "heads": 2, "head_dim": 8, "mlp_dim": 64, "width": 32}, {"depth": 8, "heads": "x"}]
+    one = summary(experiment=None)
+    one["model"] |= {"shape": {"stages": stages}, "init_std": 0.02, "surgery": None, "parts": {"mlp": 7}}
+    one["task"] |= {"name": "glue", "data": {"task": "sst2"}, "metric_label": None, "eval_samples": 20_000}
+    made = run(tmp_path, one)
+    assert (made.kind, made.width, made.init_std, made.cut, made.began_trained) == ("run", 32, 0.02, None, False)
+    assert made.shape == {"depth": "4,8", "heads": "2,?", "head_dim": "8,?", "mlp_dim": "64,?"}
+    assert made.parts == {"embeddings": None, "attention": None, "mlp": 7, "rest": None}
+    assert (made.glue_task, made.task.label, made.task.decimals) == ("sst2", "accuracy", 2)
+    for samples, decimals in ((19_999, 1), (None, 1), (0, 1)):
+        one["task"] |= {"name": "digits", "eval_samples": samples}
+        small = run(tmp_path, one)
+        assert (small.glue_task, small.task.decimals, small.task.eval_samples) == ("", decimals, samples or None)
+    for odd in ("x", [], {"stages": []}, {"stages": "x"}, {"stages": {"0": 1}}):
+        one["model"]["shape"] = odd
+        assert run(tmp_path, one).width is run(tmp_path, one).shape is None
+    one["model"] |= {"parts": None, "surgery": SURGERY | {"initialised": "trained", "plan": PLAN | {"init": "fresh"}}}
+    began = run(tmp_path, one)
+    assert (began.parts, began.began_trained, began.init_std) == (None, True, 0.02)
+    assert began.parameters_of_source == 119_589_889 and began.cut.source == "bert-crammed"
+
+
+def test_what_a_proof_and_other_starts_have_found() -> None:
+    far = Comparison(data="noise", rows=3, cosine=0.5, relative_error=0.25, loss=Both(1.0, 2.0), scored=9)
+    near = Comparison(data="noise", rows=3, cosine=0.75, loss=Both(1.0, 1.5), scored=9)
+    proof = Proof("transformers.X", 1234, compared=far)
+    made = Cut(SurgeryRecord(Origin(""), proof=proof, starts={"naive": far, "best": near}))
+    assert made.source == "?" and "transformers.X" in made.proven and "1,234" in made.proven
+    assert re.search(r"0\.25\b.*\b0\.5000\b.*\b2\.000\b.*\b1\.000\b", made.compared)
+    assert [row["start"] for row in made.starts] == ["the source itself", "naive", "ours"]
+    assert [row["loss"] for row in made.starts] == ["1.000", "2.000", "1.500"]
+    without = Cut(
+        SurgeryRecord(Origin("x"), proof=Proof("transformers.X", 1), starts={"best": replace(near, loss=None)})
+    )
+    assert without.compared == "" and [row["start"] for row in without.starts] == ["ours"]
+    assert judged_of(None) == () and cut_of(None) is None
