@@ -180,6 +180,7 @@ def test_what_is_known_of_a_model_that_nobody_trained(tmp_path: Path) -> None:
         "",
     )
     assert made.cut.method == {"layers": "auto", "heal": False, "fit": 8, "keep": 0} and made.cut.starts == ()
+    assert made.cut.method["heal"] is False
     assert made.curve is made.recipe is made.experiment_file is made.bench is made.heads is None
     assert [name for name, _ in made.judged] == ["brown"]
     same = run(tmp_path, SURGERY | {"plan": PLAN | {"after": PLAN["before"]}}, "surgery.json")
