@@ -10,6 +10,7 @@ import pytest
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
+from leansurgeon.tasks import hub
 
 NEEDED = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
 NEEDED |= {name: {"data": "x"} for name in ("imagenet", "folder", "images", "lra-retrieval")}
@@ -115,3 +116,16 @@ def test_what_a_task_says_of_its_data(name, options, between, expected, tmp_path
     assert (told["train_samples"], told["eval_samples"]) == (train, evaluation)
     assert told["source"].startswith(source) and told["licence"].startswith(licence)
     assert pickle.loads(pickle.dumps(task)).describe() == told
+
+
+def test_what_neither_hub_nor_cache_has_is_refused_before_their_library_is_imported(monkeypatch):
+    for key in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it fails
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(hub, "is_cached", lambda name: False)
+    with pytest.raises(UsageError, match="o/name"):
+        hub.load("o/name", None, "train", by_hand="Bring it.")
+    monkeypatch.setattr(hub, "is_cached", lambda name: True)
+    with pytest.raises(ImportError):
+        hub.load("o/name", None, "train", by_hand="Bring it.")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from leansurgeon.errors import Stopped
+from leansurgeon.tasks import chance
 from leansurgeon.tasks.base import Metric
 from leansurgeon.training import judge
 from leansurgeon.training import train as loop
@@ -85,6 +86,12 @@ def test_no_two_steps_or_processes_drop_the_same(tmp_path, monkeypatch):
     every = {order.dropout_seed(seed, step, rank) for seed in range(3) for step in range(50) for rank in range(8)}
     assert len(every) == 3 * 50 * 8
     assert len({order.mixing_seed(0, epoch, step) for epoch in range(3) for step in range(50)}) == 150
+
+
+def test_the_seeds_of_a_step_are_those_of_earlier_versions():
+    assert chance.mix_number(0) == 0xE220A8397B1DCDAF  # the first number of SplitMix64, as its authors print it
+    assert order.dropout_seed(7, 11, 3) == 13299565375620249167
+    assert order.mixing_seed(5, 2, 9) == 2043258626
 
 
 def _note_seeds(folder) -> None:
