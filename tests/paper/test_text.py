@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -114,3 +115,9 @@ def test_choosing_an_exhibit():
         with pytest.raises(UsageError, match="no '") as error:
             chosen(word)
         assert near in str(error.value)
+
+
+def test_a_table_without_rows_is_not_drawn():
+    exhibit = replace(EXHIBITS["4"], rows=EXHIBITS["4"].rows[:1], remarks=())
+    assert "Change against" not in render([(exhibit, audit(exhibit, "formula"))], what_if=True)
+    assert "Change against" in render([(EXHIBITS["4"], audit(EXHIBITS["4"], "formula"))])

@@ -22,7 +22,7 @@ from leansurgeon.report.charts.forms import lines as drawing
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, form
 from leansurgeon.report.charts.render import save, svg
-from leansurgeon.report.charts.scales import APART, Axis, dodged, log_ticks, steep_until, ticks
+from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodged, log_ticks, steep_until, ticks
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.folder import POINTS, thinned
 from leansurgeon.report.evidence.studies import heads_of
@@ -212,7 +212,10 @@ def test_every_order_has_its_line_and_random_ones_a_band():
     assert len(found) == 5 and [colour for colour, _ in lines(chart.spec)] == list(found.values())
     (band,) = marks(chart.spec, "area")
     assert (band.at["x"], band.at["y"], band.at["y2"]) == (0.5, 1.5, 2.75)
-    assert axis(chart.spec, "y")["title"] == "loss"
+    assert axis(chart.spec, "y")["title"] == "loss" and axis(chart.spec, "y")["axis"]["labelExpr"] == PLAIN
+    told = [{"fraction": 0.5, "accuracy": 0.75}]
+    of_labels = head_charts(heads_of(HEADS | {"curve": {"orders": {"importance": told}}}))[-1]
+    assert axis(of_labels.spec, "y")["axis"]["labelExpr"] == PERCENT
 
 
 def test_predicted_memory_is_stacked_by_part():

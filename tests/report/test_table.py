@@ -49,6 +49,14 @@ def words(text: str, name: str) -> str:
     return " ".join(line_of(text, name).split())
 
 
+def test_throughput_is_called_by_its_unit_and_small_figures_keep_their_digits() -> None:
+    (section,) = sections(runs(summary(experiment=None, throughput=812.34, throughput_unit="tokens/s")))
+    column = next(c for c in columns.columns(section, wide=True) if c.key == "throughput")
+    assert (column.head, column.cell(section.rows[0])) == ("tokens/s", "812")
+    (slow,) = sections(runs(summary(experiment=None, throughput=45.23)))
+    assert column.cell(slow.rows[0]) == "45.2"
+
+
 def test_digits_table_says_what_the_issue_asks_for() -> None:
     text = experiment_table(digits())
     assert words(text, "original") == "original 6x4 97.6 ± 0.2 % 302,154 – 612 MiB 31.5 364 960"

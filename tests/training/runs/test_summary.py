@@ -120,3 +120,8 @@ def test_what_is_no_summary_is_refused_by_name(changes, named, tmp_path):
     with pytest.raises(DamagedSummary, match=named) as error:
         summary.read(tmp_path)
     assert str(tmp_path / "summary.json") in error.value.message and summary.read_if_whole(tmp_path) is None
+
+
+def test_what_is_no_object_is_no_part_of_a_summary():
+    assert [part.from_dict(odd) for part in (Scores, OnTest, Part) for odd in (None, [1], "text")] == [None] * 9
+    assert Scores.from_dict({}) == Scores() and OnTest.from_dict({"samples": 3}) == OnTest(3)
