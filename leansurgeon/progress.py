@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from leansurgeon.rank import rank
@@ -74,7 +75,7 @@ class Screen:
         self.quiet, self.clock = quiet, clock
         self.stream = stream if stream is not None else sys.stderr
         self.rewrites = say is None and getattr(self.stream, "isatty", lambda: False)()
-        self._emit = say or self._print
+        self._emit = say or partial(print, file=self.stream, flush=True)
         self._bar: RichProgress | None = None
         self._last: float | None = None
         self.pieces: list[Piece] = []  # what goes on, the outermost first
@@ -84,7 +85,8 @@ class Screen:
         the place bears it, and `always` where nothing follows.
         """
         now = self.clock()
-        if self.quiet or not (always or self._last is None or now - self._last >= self._every):
+        every = REDRAW if self.rewrites else PLAIN_EVERY
+        if self.quiet or not (always or self._last is None or now - self._last >= every):
             return
         self._last = now
         if self.rewrites:
@@ -109,10 +111,6 @@ class Screen:
             self._bar.stop()
             self._bar = None
 
-    @property
-    def _every(self) -> float:
-        return REDRAW if self.rewrites else PLAIN_EVERY
-
     def _draw(self, text: str, share: float | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
@@ -127,9 +125,6 @@ class Screen:
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], description=text, completed=share or 0.0, total=1.0)
         self._bar.refresh()
-
-    def _print(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
 
 
 @dataclass

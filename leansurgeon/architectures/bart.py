@@ -8,7 +8,7 @@ after each part, mBART before it and at the end.
 from dataclasses import replace
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
-from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.lean import lean, of_transformers
 from leansurgeon.architectures.tensors import Blocks, attention, linear, norm
 
 
@@ -36,10 +36,8 @@ FEED_FORWARD = (
     *norm("final_layer_norm"),
 )
 
-BART = Architecture(
-    name="bart",
-    library="transformers",
-    model_types=("bart",),
+BART = of_transformers(
+    "bart",
     keys=keys("encoder"),
     stages=(
         Blocks(

@@ -4,8 +4,8 @@ A family is one `Architecture`: a list of tensor templates, each with a *role* a
 from it: parameter counts without torch, the check of a config against its weights, and surgery, which only has to know
 how each axis changes.
 
-To add a family, write `architectures/<family>.py` with one `Architecture(...)`: it is found by itself; `opt.py` is an
-example. Put it to the test on a real model with `leansurgeon inspect MODEL --doctor`, then add one line to
+To add a family, write `architectures/<family>.py` with one `of_transformers(...)`: it is found by itself; `opt.py` is
+an example. Put it to the test on a real model with `leansurgeon inspect MODEL --doctor`, then add one line to
 `FAMILIES` in `tests/conftest.py`: every test of families runs over it. A template reads like the library's state dict:
 
     Tensor("embeddings.cls_token", "embedding", "1 1 width")      # name in the file, role, axes
@@ -116,7 +116,7 @@ class Architecture:
     shared: tuple[str, ...] = ()
     class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
     unknown: tuple[str, ...] = ()  # flags of configs that the form with a head_dim of its own does not know
-    class_follows: bool = False  # whether class attention has the blocks' heads: see `class_attention.py`
+    class_follows: bool = False  # whether class attention has the blocks' heads: see `surgery.plan.class_attention`
     rebuilds: bool = True
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped
     adopt: Callable[[Config], Config] | None = None  # makes a config of the source's family one of this family

@@ -1,15 +1,12 @@
 """BERT and RoBERTa: post-norm encoders whose library derives head_dim from width // heads."""
 
-from leansurgeon.architectures.base import Architecture, Tensor, derive
+from leansurgeon.architectures.base import Tensor, derive
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.lean import lean
-from leansurgeon.architectures.tensors import USUAL_KEYS, attention, linear, norm
+from leansurgeon.architectures.lean import lean, of_transformers
+from leansurgeon.architectures.tensors import attention, linear, norm
 
-BERT = Architecture(
-    name="bert",
-    library="transformers",
-    model_types=("bert",),
-    keys=USUAL_KEYS,
+BERT = of_transformers(
+    "bert",
     prefixes=("bert.", ""),
     layer="encoder.layer.{i}.",
     block=(

@@ -5,9 +5,10 @@ SigLIP's pooling head attends with as many heads, and has an MLP as wide, as the
 
 from math import sqrt
 
-from leansurgeon.architectures.base import Architecture, Config, Tensor, derive
+from leansurgeon.architectures.base import Config, Tensor, derive
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.tensors import USUAL_KEYS, attention, linear, norm
+from leansurgeon.architectures.lean import of_transformers
+from leansurgeon.architectures.tensors import attention, linear, norm
 from leansurgeon.architectures.vit import patches
 
 
@@ -17,11 +18,8 @@ def clip_std(config: Config) -> float:
     return factor * config["hidden_size"] ** -0.5 * (2 * config["num_hidden_layers"]) ** -0.5
 
 
-CLIP_VISION = Architecture(
-    name="clip_vision_model",
-    library="transformers",
-    model_types=("clip_vision_model",),
-    keys=USUAL_KEYS,
+CLIP_VISION = of_transformers(
+    "clip_vision_model",
     prefixes=("vision_model.", ""),
     layer="encoder.layers.{i}.",
     block=(

@@ -8,7 +8,8 @@ position encoding and window, so the lists that say so are re-indexed with the l
 
 from dataclasses import replace
 
-from leansurgeon.architectures.base import Architecture, Tensor, derive
+from leansurgeon.architectures.base import Tensor, derive
+from leansurgeon.architectures.lean import of_transformers
 from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, attention
 
 ATTENTION = attention("self_attn.", "q_proj k_proj v_proj o_proj", bias=False)
@@ -47,10 +48,8 @@ def norms(*places: str) -> tuple[Tensor, ...]:
 NORMS = norms("input", "post_attention")
 BEHIND = ("post_attention", "post_feedforward")
 
-LLAMA = Architecture(
-    name="llama",
-    library="transformers",
-    model_types=("llama",),
+LLAMA = of_transformers(
+    "llama",
     keys=replace(HEAD_DIM_KEYS, kv_heads="num_key_value_heads"),
     prefixes=("model.", ""),
     layer="layers.{i}.",

@@ -6,9 +6,10 @@ rule that its config cannot undo; it is inferred, and its MLP stays as it is.
 
 from dataclasses import replace
 
-from leansurgeon.architectures.base import Architecture, Tensor, derive
+from leansurgeon.architectures.base import Tensor, derive
 from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, USUAL_KEYS, linear, norm
+from leansurgeon.architectures.lean import of_transformers
+from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, linear, norm
 from leansurgeon.architectures.vit import VIT
 
 SCALES = (
@@ -59,11 +60,8 @@ DINOV2_WITH_REGISTERS = derive(
     takes=WITH_REGISTERS,
 )
 
-DINOV3_VIT = Architecture(
-    name="dinov3_vit",
-    library="transformers",
-    model_types=("dinov3_vit",),
-    keys=USUAL_KEYS,
+DINOV3_VIT = of_transformers(
+    "dinov3_vit",
     layer="layer.{i}.",
     block=(
         *linear("attention.q_proj", "q", "q", "width", bias="query_bias"),

@@ -1,12 +1,11 @@
 """DistilBERT: a post-norm encoder with names of its own; the library derives head_dim from dim // n_heads."""
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.base import Keys, Tensor
+from leansurgeon.architectures.lean import of_transformers
 from leansurgeon.architectures.tensors import attention, linear, norm
 
-DISTILBERT = Architecture(
-    name="distilbert",
-    library="transformers",
-    model_types=("distilbert",),
+DISTILBERT = of_transformers(
+    "distilbert",
     keys=Keys("n_layers", "n_heads", "dim", mlp_dim="hidden_dim"),
     prefixes=("distilbert.", ""),
     layer="transformer.layer.{i}.",

@@ -1,13 +1,11 @@
 """GPT-2: pre-norm decoder, fused qkv in a transposed Conv1D, head_dim derived from width // heads."""
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
-from leansurgeon.architectures.lean import lean
+from leansurgeon.architectures.base import Keys, Tensor
+from leansurgeon.architectures.lean import lean, of_transformers
 from leansurgeon.architectures.tensors import norm
 
-GPT2 = Architecture(
-    name="gpt2",
-    library="transformers",
-    model_types=("gpt2",),
+GPT2 = of_transformers(
+    "gpt2",
     keys=Keys("n_layer", "n_head", "n_embd", mlp_dim="n_inner"),
     prefixes=("transformer.", ""),
     layer="h.{i}.",

@@ -2,14 +2,12 @@
 head by head in one matrix.
 """
 
-from leansurgeon.architectures.base import Architecture, Tensor
-from leansurgeon.architectures.tensors import USUAL_KEYS, linear, norm
+from leansurgeon.architectures.base import Tensor
+from leansurgeon.architectures.lean import of_transformers
+from leansurgeon.architectures.tensors import linear, norm
 
-GPT_NEOX = Architecture(
-    name="gpt_neox",
-    library="transformers",
-    model_types=("gpt_neox",),
-    keys=USUAL_KEYS,
+GPT_NEOX = of_transformers(
+    "gpt_neox",
     prefixes=("gpt_neox.", ""),
     layer="layers.{i}.",
     block=(

@@ -1,5 +1,6 @@
-"""Families by a modelling file of ours: the form of one that holds any number of heads of any size, where its library
-derives head_dim from the width (the same tensors), and those that no library has.
+"""Short forms of families: those of transformers, and those by a modelling file of ours: the form of one that holds any
+number of heads of any size, where its library derives head_dim from the width (the same tensors), and those that no
+library has.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from leansurgeon.architectures.base import Architecture, derive
-from leansurgeon.architectures.tensors import HEAD_DIM_KEYS
+from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, USUAL_KEYS
+
+
+def of_transformers(name: str, **more: Any) -> Architecture:
+    """The family of transformers' type of this `name`; `more` is its tensors, and what else is its own."""
+    usual = {"name": name, "library": "transformers", "model_types": (name,), "keys": USUAL_KEYS}
+    return Architecture(**usual | more)
 
 
 def lean(family: Architecture, modelling: str, **more: Any) -> Architecture:

@@ -4,8 +4,9 @@ The first layer has no norm before its attention. The library's rotary part woul
 its attention would not, so none is ever written.
 """
 
-from leansurgeon.architectures.base import Architecture, Config, Tensor
-from leansurgeon.architectures.tensors import USUAL_KEYS, linear, norm
+from leansurgeon.architectures.base import Config, Tensor
+from leansurgeon.architectures.lean import of_transformers
+from leansurgeon.architectures.tensors import linear, norm
 
 
 def layer_types(config: Config) -> list[str]:
@@ -14,11 +15,8 @@ def layer_types(config: Config) -> list[str]:
     return ["sliding_attention" if i % every else "full_attention" for i in range(config["num_hidden_layers"])]
 
 
-MODERNBERT = Architecture(
-    name="modernbert",
-    library="transformers",
-    model_types=("modernbert",),
-    keys=USUAL_KEYS,
+MODERNBERT = of_transformers(
+    "modernbert",
     prefixes=("model.", ""),
     layer="layers.{i}.",
     block=(

@@ -1,12 +1,11 @@
 """OPT: a decoder with learned positions (two spare rows) and ReLU; pre-norm but for the 350M model."""
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor, derive
+from leansurgeon.architectures.base import Keys, Tensor, derive
+from leansurgeon.architectures.lean import of_transformers
 from leansurgeon.architectures.tensors import attention, linear, norm
 
-OPT = Architecture(
-    name="opt",
-    library="transformers",
-    model_types=("opt",),
+OPT = of_transformers(
+    "opt",
     when="do_layer_norm_before",
     keys=Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="ffn_dim"),
     prefixes=("model.decoder.", "decoder.", ""),

@@ -7,7 +7,8 @@ stack keep the same heads, and the table stays with the stack whichever layers g
 
 from math import sqrt
 
-from leansurgeon.architectures.base import Architecture, Config, Keys, Tensor, derive
+from leansurgeon.architectures.base import Config, Keys, Tensor, derive
+from leansurgeon.architectures.lean import of_transformers
 from leansurgeon.architectures.tensors import Blocks, attention
 
 ENCODER = Keys("num_layers", "num_heads", "d_model", mlp_dim="d_ff", head_dim="d_kv")
@@ -55,10 +56,8 @@ def natural(config: Config) -> float:
     return config.get("initializer_factor", 1.0) / sqrt(config["d_model"])
 
 
-T5 = Architecture(
-    name="t5",
-    library="transformers",
-    model_types=("t5",),
+T5 = of_transformers(
+    "t5",
     keys=ENCODER,
     stages=(
         Blocks(

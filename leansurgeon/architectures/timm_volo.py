@@ -9,7 +9,7 @@ grows with the heads even where the width is split.
 
 from __future__ import annotations
 
-from leansurgeon.architectures.base import Architecture, Blocks, Config, Keys, Tensor, exact_ratio
+from leansurgeon.architectures.base import Blocks, Config, Keys, Tensor, exact_ratio
 from leansurgeon.architectures.lean import lean
 from leansurgeon.architectures.tensors import linear, norm
 from leansurgeon.architectures.timm_models import (
@@ -21,6 +21,7 @@ from leansurgeon.architectures.timm_models import (
     class_block,
     keeping_class_attention,
     mlp,
+    of_timm,
 )
 
 
@@ -90,9 +91,8 @@ def grid(args: Config) -> int:
     return args["img_size"] // args["patch_size"] // args["pooling_scale"]
 
 
-TIMM_VOLO = Architecture(
-    name="timm_volo",
-    library="timm",
+TIMM_VOLO = of_timm(
+    "volo",
     model_types=("volo_*",),
     keys=Keys("layers", "num_heads", "embed_dims", mlp_ratio="mlp_ratio", mlp_default=3),
     stages=(stage(0, OUTLOOK), stage(2, SELF_ATTENTION), stage(3, SELF_ATTENTION), stage(4, SELF_ATTENTION)),
@@ -129,10 +129,8 @@ TIMM_VOLO = Architecture(
         "qkv_bias": False,
         "use_aux_head": True,
     },
-    norm="pre",
-    plain=False,
-    init_std=0.02,
-    decoupled="leansurgeon_volo",
+    layer="",
+    projection="",
     rebuilds=False,
     timm=TimmModels(
         "VOLO", reads, "patch_embed.conv.0", drop_path=DropPath(beside=("ClassBlock",), spared=("Outlooker",))

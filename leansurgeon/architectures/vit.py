@@ -1,7 +1,8 @@
 """ViT and DeiT of transformers: pre-norm image encoders that store head_dim in their config."""
 
-from leansurgeon.architectures.base import Architecture, Config, Tensor, derive
+from leansurgeon.architectures.base import Config, Tensor, derive
 from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.lean import of_transformers
 from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, attention, linear, norm
 
 
@@ -10,10 +11,8 @@ def patches(config: Config) -> int:
     return (config.get("image_size", 224) // config.get("patch_size", 16)) ** 2
 
 
-VIT = Architecture(
-    name="vit",
-    library="transformers",
-    model_types=("vit",),
+VIT = of_transformers(
+    "vit",
     keys=HEAD_DIM_KEYS,
     prefixes=("vit.", ""),
     layer="encoder.layer.{i}.",

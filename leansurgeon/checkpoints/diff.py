@@ -17,6 +17,7 @@ import numpy as np
 
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import RAW, Entry, to_float32
 from leansurgeon.reading.jsonfile import Json, JsonObject
@@ -173,7 +174,7 @@ def place(spec: TensorSpec, source: Source, layers: dict[int, int]) -> tuple[int
 def bare(spec: TensorSpec, source: Source) -> str:
     """A tensor's name without that of its block, or without the prefix of the model's class."""
     if spec.layer is not None:
-        return spec.name.split(source.architecture.blocks(spec.stage).layer.format(i=spec.index), 1)[1]
+        return within_block(spec, source.architecture)
     prefix = max((p for p in source.architecture.prefixes if spec.name.startswith(p)), key=len, default="")
     return spec.name.removeprefix(prefix)
 

@@ -20,21 +20,18 @@ from leansurgeon.version import __version__
 
 
 def origin_of(source: Source) -> Origin:
-    """Name, kind and the SHA-256 of every weight file of a source."""
+    """Name, kind and the SHA-256 of every weight file of a source, and of the modelling files of the checkpoint that
+    ran, because the user allowed it.
+    """
+    trusted = source.architecture.code
     return Origin(
         name=source.name,
         kind=source.kind,
         preset=source.preset.name if source.preset else None,
         sha256={file.name: sha256(file) for file in source.files},
         notes=source.notes,
-        code=code_of(source),
+        code={file.name: sha256(file) for file in trust.code_files(trusted, read_config(trusted))} if trusted else {},
     )
-
-
-def code_of(source: Source) -> dict[str, str]:
-    """SHA-256 of the modelling files of the checkpoint that ran, because the user allowed it."""
-    folder = source.architecture.code
-    return {file.name: sha256(file) for file in trust.code_files(folder, read_config(folder))} if folder else {}
 
 
 def versions() -> dict[str, str]:

@@ -102,3 +102,8 @@ def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:
     """The name of a block tensor in another layer of its stage."""
     pattern = architecture.blocks(spec.stage).layer
     return spec.name.replace(pattern.format(i=spec.index), pattern.format(i=index), 1)
+
+
+def within_block(spec: TensorSpec, architecture: Architecture) -> str:
+    """A tensor's name without its block's."""
+    return spec.name.split(architecture.blocks(spec.stage).layer.format(i=spec.index), 1)[1]

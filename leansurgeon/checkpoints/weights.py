@@ -19,18 +19,10 @@ from typing import TypeAlias
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quoted
-from leansurgeon.reading.tensorfile import INDEX, Entry, read_header, shards
+from leansurgeon.reading.tensorfile import INDEX, RAW, Entry, read_header, shards
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
 
-# Bytes of each dtype, and the numpy type that holds its raw bits. bf16 and fp8 have no numpy type: their bits travel
-# as integers.
-RAW = {
-    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
-    "U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8"), "BOOL": np.dtype("u1"),
-    "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
-}  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
 CHUNK = 16 << 20
 SHARD_BYTES = 5_000_000_000  # as transformers shards

@@ -14,14 +14,19 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, quoted
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import Json
 
-# Bytes of each dtype.
-SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "U16": 2, "U32": 4,
-    "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+# The numpy type that holds the raw bits of each dtype. bf16 and fp8 have no numpy type: their bits travel
+# as integers.
+RAW = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
+    "U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8"), "BOOL": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
 HEADER_LIMIT = 25_000_000  # bytes, of some 300,000 tensors; the format allows 100 million
 DIMENSIONS, LARGEST = 16, 1 << 48
@@ -74,7 +79,7 @@ def _checked(path: Path, header: Mapping[str, Any], base: int, size: int, raisin
     items = {name: _item(path, name, item, raising) for name, item in header.items()}
     entries, expected = {}, 0
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: (pair[1][2], pair[1][3])):
-        if start != expected or end - start != prod(shape) * SIZES[dtype]:
+        if start != expected or end - start != prod(shape) * RAW[dtype].itemsize:
             raise raising(
                 f"{path.name} is damaged: {quoted(name)} ({dtype} {list(shape)}) claims bytes {start}-{end}, "
                 f"expected from {expected}."
@@ -98,7 +103,7 @@ def _item(path: Path, name: str, item: Json, raising: type[LeanSurgeonError]) ->
     """Dtype, sizes, first and last byte of an entry."""
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)
-    if isinstance(dtype, str) and dtype not in SIZES:
+    if isinstance(dtype, str) and dtype not in RAW:
         raise raising(f"{quoted(name)} in {path.name} has the dtype {quoted(dtype)}, which is not supported.")
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     whole = all(type(n) is int and 0 <= n <= LARGEST for n in numbers)

@@ -135,8 +135,7 @@ def counter(full: Mapping[str, Any]) -> nn.Module | type[nn.Module]:
 
     of_type = library.Library.of(full)
     try:
-        small, _ = explore.built(of_type, dict(full), geometry=True)
-        return of_type.build(small)
+        return of_type.build(explore.built(of_type, dict(full), geometry=True))
     except library.Unbuildable:
         return of_type.cls
 

@@ -226,7 +226,8 @@ class Bound:
 def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bound: Sequence[Bound]) -> Tensor:
     """A tensor outside the blocks, which may have as many MLP units as they have."""
     inside = name.startswith(prefix)
-    role = "buffer" if buffer else roles.of_outer(len(size), head=bool(prefix) and not inside)
+    beside = "head" if prefix and not inside else "norm" if len(size) <= 1 else "embedding"
+    role = "buffer" if buffer else beside
     words = next((dict(b.words(name, b.mlp)) for b in bound if b.words(name, b.mlp)), {})
     if words:
         role = roles.of_mlp_tensor(name, any(name in b.mlp.sinks for b in bound if b.mlp))

@@ -121,8 +121,7 @@ def finding(document: JsonObject) -> Finding:
 
 def _stage(document: Mapping[str, Any]) -> Stage:
     parts = {name: _part(document[name]) for name in ("heads", "mlp")}
-    axes = {name: {t: tuple(a) for t, a in document[name].items()} for name in ("widths", "head_dims")}
-    return Stage(**_tuples(document) | parts | axes)
+    return Stage(**_tuples(document) | parts)
 
 
 def _part(document: Mapping[str, Any] | None) -> Part | None:

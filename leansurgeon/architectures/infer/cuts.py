@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -66,8 +66,8 @@ def cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) ->
 
 
 @contextmanager
-def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator[None]:
-    """The blocks of a stage that are gone pass on what they receive."""
+def passing_on(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """These blocks pass on what they receive: one stream, or as many as they give out."""
 
     def through(_: nn.Module, args: tuple, kwargs: dict, out: Any) -> Any:
         hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
@@ -81,10 +81,15 @@ def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> Iterator
         return isinstance(given, Tensor) and isinstance(made, Tensor) and given.shape == made.shape
 
     with Hooks() as hooks:
-        for i in gone:
+        for block in blocks:
             # Before all other hooks: the library's own, which note hidden states, see what is passed on, too.
-            hooks.after(model.get_submodule(level.modules.format(i=i)), through, with_kwargs=True, prepend=True)
+            hooks.after(block, through, with_kwargs=True, prepend=True)
         yield
+
+
+def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> AbstractContextManager[None]:
+    """The blocks of a stage that are gone pass on what they receive."""
+    return passing_on(model.get_submodule(level.modules.format(i=i)) for i in gone)
 
 
 @dataclass(frozen=True)

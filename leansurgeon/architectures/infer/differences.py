@@ -157,14 +157,14 @@ def check_runs(library: Library, small: Config, example: Callable[[nn.Module, Co
     outputs(model, example(model, small))
 
 
-def built(library: Library, full: Config, *, geometry: bool = False) -> tuple[Config, int]:
+def built(library: Library, full: Config, *, geometry: bool = False) -> Config:
     """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable` with what the first attempt said."""
     first = None
     for attempt in range(tiny.ATTEMPTS + 1):
         try:
             small = tiny.shrunk(full, attempt, geometry=geometry)
             check_runs(library, small, inputs.example)
-            return small, attempt
+            return small
         except Unbuildable as error:
             first = first or error
     raise first

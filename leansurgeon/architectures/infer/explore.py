@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,12 +52,11 @@ def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
     """Everything that is known of the family of a `config.json` afterwards. Never raises for what a library does."""
-    started = time.monotonic()
     with quietly(), torch.random.fork_rng(devices=[]):
         full = whole(config)
         library = Library.of(full)
         try:
-            small, attempt = built(library, full)
+            small = built(library, full)
         except Unbuildable as error:
             return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
         best: Finding | None = None
@@ -73,12 +71,7 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
             best = best if best and not (best.trouble and finding.stages) else finding
         if tower and not best.section:
             best = replace(best, stages=(), trouble=f"it has no tower of its own for {tower}")
-    return replace(
-        best,
-        model_type=full["model_type"],
-        attempt=attempt,
-        seconds=round(time.monotonic() - started, 2),
-    )
+    return replace(best, model_type=full["model_type"])
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,6 @@ class Search:
             parameters=size,
             causal=self.library.section in ("", "text_config") and traits.is_causal(self.trial),
             buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.placed(n)),
-            notes=tuple(self.troubles),
             inputs=tuple(sorted(self.trial.inputs)),
         )
 
@@ -186,7 +178,7 @@ class Search:
 
     def stage(self, level: Level) -> Stage:
         width = next(iter(self.named(tiny.WIDTHS, level)), "hidden_size")
-        stage = Stage(level.layer, level.modules, level.key, width, level.lists, taps=level.taps)
+        stage = Stage(level.layer, level.key, width, level.lists, taps=level.taps)
         stage = self.with_heads(self.with_depth(stage, level), level)
         return self.with_mlp(stage, level)
 
@@ -214,9 +206,11 @@ class Search:
         axes = self.inside(effect, level)
         shared = self.is_shared(effect, level)
         head_dim_key = self.head_dim_key(level, heads, axes)
-        sinks = [at for at in axes if self.is_inner(at, axes[at] * heads // self.step(effect, plain, kv))]
+        inner = {at: growth * heads // self.step(effect, plain, kv) for at, growth in axes.items()}
+        # What may enter an output projection: a matrix with heads * head_dim on this side.
+        sinks = [at for at in axes if len(self.base[at[0]]) == 2 and self.base[at[0]][at[1]] == inner[at]]
         if not axes or not sinks or not head_dim_key:
-            return self.widened(replace(stage, derived=True), level, heads, kv)
+            return self.widened(stage, level, heads, kv)
         stage = replace(stage, head_dim_key=head_dim_key)
         now = Numbers(heads, kv, self.config[head_dim_key], 1)
         options = {}
@@ -286,7 +280,7 @@ class Search:
             for spec in specs(self.library, self.config, self.trial.model, self.trial.inputs, level, now):
                 library, lean = self.lean(spec, now)
                 places = projected(self, spec["projections"], level)
-                failed = proof(replace(self.trial, library=library, config=lean), kind, places)
+                failed = proof(replace(self.trial, library=library, config=lean), (kind, places))
                 if failed is None:
                     widened = replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
                     if not self.divides:
@@ -322,10 +316,6 @@ class Search:
         others = (n for n, _ in effect.axes if (p := self.trial.placed(n)) is None or p[0] != number) if effect else ()
         name = next(iter(others), None)
         return f"'{name}' outside these blocks follows {what}" if name else ""
-
-    def is_inner(self, at: Axis, size: int) -> bool:
-        """Whether an axis may be what enters an output projection: a matrix with heads * head_dim on this side."""
-        return len(self.base[at[0]]) == 2 and self.base[at[0]][at[1]] == size
 
     def head_dim_key(self, level: Level, heads: int, axes: Mapping[Axis, int]) -> str | None:
         """The key whose growth makes an axis of heads * head_dim grow by the heads."""

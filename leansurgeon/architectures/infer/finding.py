@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from leansurgeon.reading.jsonfile import JsonObject
@@ -23,7 +23,6 @@ class Stage:
     """One list of blocks. Troubles are sentences; an empty one says that everything was proven."""
 
     layer: str
-    modules: str
     depth_key: str
     width_key: str
     lists: tuple[str, ...] = ()
@@ -36,9 +35,6 @@ class Stage:
     mlp_ratio: bool = False
     heads: Part | None = None
     mlp: Part | None = None
-    widths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # template -> axes that follow the width
-    head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    derived: bool = False  # the library derives head_dim from width // heads
     spec: Mapping[str, Any] | None = None  # how our modelling file widens the attention of such a library
     heads_divide_width: bool = False
     projections: tuple[str, ...] = ()  # output projections in the built model, `{i}` for the layer
@@ -63,13 +59,10 @@ class Finding:
     cls: str
     stages: tuple[Stage, ...]
     trouble: str = ""  # why nothing can be done at all
-    attempt: int = 0
     parameters: int = 0
-    seconds: float = 0.0
     section: str = ""  # the part of the config that describes the tower
     causal: bool = False
     buffers: tuple[str, ...] = ()  # outside the blocks
-    notes: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()  # what the small model was given
 
     @property

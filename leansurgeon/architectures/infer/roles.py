@@ -53,12 +53,6 @@ def of_other(template: str, dims: int) -> str:
     return "other_attention" if ATTENTION.search(template) else "other_mlp"
 
 
-def of_outer(dims: int, head: bool) -> str:
-    if head:
-        return "head"
-    return "norm" if dims <= 1 else "embedding"
-
-
 def nearest(template: str, sinks: list[str]) -> int:
     """Which sink a tensor belongs to: the one that shares most of its path."""
 

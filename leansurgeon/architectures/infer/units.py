@@ -7,7 +7,7 @@ units computes what the whole file computes when those are silent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -73,19 +73,16 @@ class Kind:
     remove: Maps
 
 
-def proof(trial: Trial, kind: Kind, at: Mapping[str, list[Place]], seed: int = 1) -> str | None:
-    """Why units of this kind cannot come and go; None where all four parts hold."""
-    return joint_proof(trial, [(kind, at)], seed)
-
-
-def joint_proof(trial: Trial, parts: Sequence[tuple[Kind, Mapping[str, list[Place]]]], seed: int = 1) -> str | None:
-    """The same for units of several stages that one number of the config counts."""
+def proof(trial: Trial, *parts: tuple[Kind, Mapping[str, list[Place]]]) -> str | None:
+    """Why units of a kind at these places, or of several stages that one number of the config counts, cannot come and
+    go; None where all four parts hold.
+    """
 
     def computed(pick: Callable[[Kind], Maps], *, double: bool = False, **how: Any) -> Tensor:
         config, state = trial.config, trial.state
         for kind, at in parts:
             config = config | kind.change(pick(kind))
-            state = moved(state, at, kind.numbers, pick(kind), seed, **how)
+            state = moved(state, at, kind.numbers, pick(kind), 1, **how)
         return trial.run(config, state, double=double)
 
     def permuted() -> float:
@@ -153,7 +150,7 @@ def explained(trial: Trial, options: Mapping[Axis, list[str]], kind: Kind) -> tu
         if not any(p.sink for unit_places in places.values() for p in unit_places):
             trouble = "no projection leads from the units to the stream"
             continue
-        trouble = proof(trial, kind, places)
+        trouble = proof(trial, (kind, places))
         if trouble is None:
             return places, None
     return places, trouble

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.checkpoints.family import convert_config
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import inputs
@@ -82,7 +82,8 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
     """
     shape, skipped = source.shape, []
     models = [Contender(label(shape), source.config, source.architecture, shape)]
-    wanted = [("before surgery", before)] if (before := shape_before(source)) else []
+    before = source.record.plan.before if source.record else None
+    wanted = [("before surgery", before)] if before not in (None, shape) else []
     for heads in sweep:
         for stages in (same_head_dim, same_width):
             try:
@@ -103,12 +104,6 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
 def label(shape: Shape) -> str:
     """A shape in a few words, for a row of the table."""
     return f"{shape.column('depth')} layers, {shape.column('heads')} x {shape.column('head_dim')}"
-
-
-def shape_before(source: Source) -> Shape | None:
-    """The shape that a result of surgery was cut from, where its record says so and it differs."""
-    before = source.record.plan.before if source.record else None
-    return before if before != source.shape else None
 
 
 def key_value(stage: Stage, heads: int) -> int:
@@ -142,8 +137,8 @@ def holding(source: Source, shape: Shape) -> tuple[Config, Architecture]:
         if family.decoupled is None:
             raise UsageError(f"{label(shape)}: {family.why_not_decoupled(shape.stages[0])}")
         family = architectures.decoupled(family)
-    config = convert_config(source.config, source.architecture, family)
-    return family.with_shape(config, shape, layers=list(range(min(shape.depth, source.shape.depth)))), family
+    layers = list(range(min(shape.depth, source.shape.depth)))
+    return Reshaped(source, family, shape).config(layers), family
 
 
 def parse_sweep(text: str | None) -> list[int]:

@@ -177,14 +177,10 @@ def outputs(source: Source) -> int:
     return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
 
 
-def window(source: Source) -> int:
-    """Tokens in one window of text: 512, or as many as the model has positions for, or the one length it takes."""
-    return only_length(source) or min(WINDOW, longest(source) or WINDOW)
-
-
-def longest(source: Source) -> int | None:
-    """Most tokens that the source has positions for; None where nothing limits them."""
-    return inputs.room(source.config, source.architecture)[1]
+def window(source: Source, usual: int = WINDOW) -> int:
+    """Tokens in one window of text: as many as usual, as the model has positions for, or the one length it takes."""
+    only, most = inputs.room(source.config, source.architecture)
+    return only or min(usual, most or usual)
 
 
 def only_length(source: Source) -> int | None:
@@ -298,7 +294,7 @@ def check_length(batch: Batch, task: Task, source: Source) -> None:
     """Refuse samples that the model has no positions for."""
     if "input_ids" not in batch:
         return
-    tokens, only, most = batch["input_ids"].shape[-1], only_length(source), longest(source)
+    tokens, (only, most) = batch["input_ids"].shape[-1], inputs.room(source.config, source.architecture)
     if (only and tokens != only) or (most and tokens > most):
         takes = f"exactly {only:,}" if only else f"at most {most:,}"
         raise UsageError(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.infer.cuts import passing_on
 from leansurgeon.checkpoints.weights import from_float32
-from leansurgeon.hooks import Hooks
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.check.patient import EXACT, Change, Patient, Unclear, Wrong, distance, with_entries, zeros_in
 from leansurgeon.surgery.layer import canonical
@@ -206,32 +205,10 @@ def drop(patient: Patient, gone: Sequence[int]) -> None:
     keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
     with patient.folder() as folder:
         _, output = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
-    expect(output, passing(patient, gone), f"Without layer {', '.join(map(str, gone))}")
-
-
-def passing(patient: Patient, layers: Sequence[int]) -> torch.Tensor:
-    """The answer of the model when these blocks pass their input on."""
     blocks = list(block_modules(patient))
-    with Hooks() as hooks:
-        for i in layers:
-            hooks.after(blocks[i], pass_on, with_kwargs=True)
-        return patient.answer(patient.loaded)
-
-
-def pass_on(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any], out: torch.Tensor | tuple[Any, ...]) -> Any:
-    """What a block gives out, with its inputs in the place of what it has made of them. TNT's blocks have two."""
-    given = args or (kwargs["hidden_states"],)
-    if isinstance(out, torch.Tensor):
-        return given[0]
-    count = 0
-    while count < min(len(out), len(given)) and alike(out[count], given[count]):
-        count += 1
-    return (*given[:count], *out[count:])
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Whether both are tensors of one kind and shape."""
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
+    with passing_on(blocks[i] for i in gone):
+        expected = patient.answer(patient.loaded)
+    expect(output, expected, f"Without layer {', '.join(map(str, gone))}")
 
 
 def block_modules(patient: Patient) -> Iterator[torch.nn.Module]:

@@ -106,7 +106,7 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Family
         try:
             full = whole({"model_type": model_type, "architectures": [cls]} | flags)
             library = Library.of(full)
-            small, _ = built(library, full)
+            small = built(library, full)
         except (Unbuildable, *BROKEN) as error:
             row = FamilyCheck(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
         else:
@@ -210,15 +210,11 @@ def wanted_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str])
     if "heads" not in refused:
         numbers = {"heads": "2x", "head_dim": "keep"}
     if "mlp_dim" not in refused:
-        pairs = zip(shape.stages, keys_of(arch, len(shape.stages)), strict=False)
+        keys = [arch.blocks(number).keys or arch.keys for number in range(len(shape.stages))]
+        pairs = zip(shape.stages, keys, strict=True)
         more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
         numbers["mlp_dim"] = ",".join(map(str, more))
     return numbers
-
-
-def keys_of(arch: Architecture, stages: int) -> list[Any]:
-    """The config keys of every stage, those of the architecture where stages have none of their own."""
-    return [blocks.keys or arch.keys for blocks in arch.stages] or [arch.keys] * stages
 
 
 def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:

@@ -65,7 +65,7 @@ def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     with quietly():
         try:
             flat = {"model_type": entry} | arguments.flattened(arguments.numbers_of(entry, {}))
-            small, library, _ = first_small(TimmLibrary.of(flat), flat)
+            small, library = first_small(TimmLibrary.of(flat), flat)
         except Exception as error:  # timm raises whatever it likes
             row = FamilyCheck(name, why=str(error) if isinstance(error, Unbuildable) else reason(error))
         else:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from leansurgeon.architectures.base import Architecture, TensorSpec
+from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
-from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.checkpoints.reshaped import Reshaped, within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
@@ -195,11 +195,6 @@ def unpack_arrays(tensors: Mapping[str, Array], source: Source, specs: list[Tens
     return Layer(
         *(kind(**{f.name: pieces_by_name.get(f.name) for f in fields(kind)}) for kind in (Attention, MLP)), rest
     )
-
-
-def within_block(spec: TensorSpec, architecture: Architecture) -> str:
-    """A tensor's name without its block's."""
-    return spec.name.split(architecture.blocks(spec.stage).layer.format(i=spec.index), 1)[1]
 
 
 # -- and back --------------------------------------------------------------------------------------

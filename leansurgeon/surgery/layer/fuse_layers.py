@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Stage
@@ -94,7 +95,7 @@ def without_place(specs: Sequence[TensorSpec], *, rotary: bool) -> str | None:
 
 def stems(source: Source, stage: int = 0) -> list[str]:
     """Norms of a block without `.weight` and `.bias`, in the order of the declaration: attention first."""
-    present = {canonical.within_block(s, source.architecture) for s in source.specs if s.layer is not None}
+    present = {within_block(s, source.architecture) for s in source.specs if s.layer is not None}
     declared = [t.name for t in source.architecture.blocks(stage).block if t.role == "norm"]
     return list(dict.fromkeys(name.rsplit(".", 1)[0] for name in declared if name in present))
 

@@ -1,12 +1,41 @@
-"""`--class-attention`: the heads of the class attention change with those of the blocks."""
+"""`--class-attention`: the heads of the class attention change with those of the blocks. It stands in blocks behind the
+others, in which the class token alone attends (XCiT, CaiT).
+
+A declaration leaves it alone: role `other_attention`, axis `cls_q` for its inner width. `following` gives the same
+family with the heads of the blocks in it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from leansurgeon.architectures.class_attention import following
+from leansurgeon.architectures.base import Architecture, Tensor, derive
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UnsupportedModel, UsageError
+
+ROLES = {"q": ("q", "q"), "k": ("k", "kv"), "v": ("v", "kv"), "proj": ("o", "q")}  # layer in timm -> role, axis
+
+
+def following(arch: Architecture) -> Architecture:
+    """The family with a class attention whose heads are those of the blocks. Raises `UnsupportedModel` where there is
+    none that can be changed.
+    """
+    outer = tuple(follower(t) for t in arch.outer)
+    if outer == arch.outer:
+        has = any(t.role == "other_attention" for t in (*arch.outer, *arch.block))
+        what = "leaves the class attention as it is" if has else "has no class attention"
+        raise UnsupportedModel(
+            f"--class-attention: {arch.name} {what}; it can follow the heads of XCiT and CaiT.", "Leave the flag out."
+        )
+    return derive(arch, outer=outer, shared=tuple(n for n in arch.shared if n != "heads"), class_follows=True)
+
+
+def follower(t: Tensor) -> Tensor:
+    """A tensor of the class attention with the role and axes that one of the blocks has."""
+    if t.role != "other_attention" or "cls_q" not in t.axes.split():
+        return t if t.role != "other_attention" or not t.group else replace(t, role="o")  # the bias of the projection
+    role, axis = ROLES[t.name.split(".")[-2]]
+    return replace(t, role=role, axes=" ".join(axis if a == "cls_q" else a for a in t.axes.split()))
 
 
 def follow(source: Source) -> Source:

@@ -7,11 +7,11 @@ from math import isfinite
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.class_attention import following
 from leansurgeon.architectures.limits import check_allowed, refusals
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape, Stage, divisors_near, nearest_divisible
+from leansurgeon.surgery.plan.class_attention import following
 from leansurgeon.surgery.plan.method import INITS
 
 LARGEST = 10_000_000  # of heads, layers or MLP units

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import behind_gap, divides_heads, ends, is_near, stages_of
+from leansurgeon.surgery.walk.changes import course, divides_heads, stages_of
 
 CHOICE, ALL = 3.0, 10.0
 LEAST = 16_384  # tokens, what a model writes itself; bounds on less data are as on so many
@@ -71,11 +71,8 @@ def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: floa
     """Block-tokens of one candidate beside the source's own; behind the last layer that it makes, a `share` of the
     guard alone goes on.
     """
-    stands, gaps = ends(way.kept, plan.before), behind_gap(way.kept, plan.before)
-    cuts = [end != layer or layer in gaps for layer, end in zip(way.kept, stands, strict=True)]
-    near = [is_near(plan, layer) for layer in way.kept]
+    cuts, near, last = course(way.kept, plan, later=way.later)
     changed = [j for j in range(len(way.kept)) if cuts[j] or near[j]]
-    last = len(way.kept) - 1 if way.later else max(changed, default=-1)
     total, gone = 0.0, False
     for j in range(min(changed, default=len(way.kept)), len(way.kept)):
         gone |= cuts[j]

@@ -32,6 +32,16 @@ def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
     return {first for start, first in firsts if first > start}
 
 
+def course(kept: tuple[int, ...], plan: Plan, *, later: bool) -> tuple[list[bool], list[bool], int]:
+    """Of every new layer whether it stands for more than its own source layer, or behind a gap, and whether the plan
+    changes what it computes; and the last that is made or refitted (-1: none), where `later` ones are, too.
+    """
+    gaps, near = behind_gap(kept, plan.before), [is_near(plan, layer) for layer in kept]
+    cuts = [end != layer or layer in gaps for layer, end in zip(kept, ends(kept, plan.before), strict=True)]
+    changed = [j for j in range(len(kept)) if cuts[j] or near[j]]
+    return cuts, near, len(kept) - 1 if changed and later else max(changed, default=-1)
+
+
 def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
     """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
     stage.

@@ -36,20 +36,15 @@ def tell(
     regression = config.get("problem_type") == "regression"
     for b in range(len(students[0].hidden) if students else 0):
         batch, mask = view.batches["guard"][first + b], view.answers["guard"][first + b]
-        target = output(teacher, first + b)
+        target = teacher.head(first + b, teacher.hidden[first + b])  # logits of all batches at once would not fit
         said = None  # the teacher's log probabilities, the same for all students
         for student, tally in zip(students, tallies, strict=True):
-            logits = output(student, b)
+            logits = student.head(b, student.hidden[b])
             labelled = teacher.predicts and not regression and classes_of(logits, batch)
             score = ground.calibration.score(logits, on(batch, logits.device)) if labelled else None
             if score is not None and said is None:
                 said = torch.log_softmax(flat(target, mask).float(), -1)
             tally.add(logits, target, mask, score, said)
-
-
-def output(stream: Stream, b: int) -> Tensor:
-    """What the model says for one batch; logits of all batches at once would not fit in memory."""
-    return stream.head(b, stream.hidden[b])
 
 
 def classes_of(logits: Tensor, batch: Batch) -> bool:

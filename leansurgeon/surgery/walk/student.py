@@ -18,7 +18,7 @@ from leansurgeon.surgery.refit import heal_block, local_fit
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
 from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import behind_gap, ends, is_near
+from leansurgeon.surgery.walk.changes import behind_gap, course, ends
 from leansurgeon.surgery.walk.ground import Ground, Lesson, View
 from leansurgeon.surgery.walk.grow import marks
 from leansurgeon.surgery.walk.kept import Edits, Step
@@ -53,7 +53,7 @@ class Student:
         self.record: list[MadeLayer] = []
         self.ends = ends(self.kept, plan.before)
         self.behind_gap = behind_gap(self.kept, plan.before)
-        self.last_healed = self.last_to_heal()
+        self.cuts, self.near, self.last_healed = course(self.kept, plan, later=candidate.later)
         grows = ground.options.grows and view.seen == "all"
         self.marks = marks(self.kept, self.ends, self.behind_gap, ground) if grows else []
 
@@ -62,19 +62,10 @@ class Student:
         """The source layer behind which the next new layer stands."""
         return self.ends[self.at] if self.at < len(self.kept) else None
 
-    def last_to_heal(self) -> int:
-        """The last new layer that is made or refitted (-1: none); behind it only the guard is looked at."""
-        firsts = [j for j, kept in enumerate(self.kept) if self.is_cut(j) or is_near(self.ground.plan, kept)]
-        return len(self.kept) - 1 if firsts and self.candidate.later else max(firsts, default=-1)
-
     @property
     def behind(self) -> int:
         """New layers behind the last one that is made or refitted."""
         return len(self.kept) - 1 - self.last_healed
-
-    def is_cut(self, at: int) -> bool:
-        """Whether a new layer stands for more than its own source layer, or behind a gap."""
-        return self.ends[at] != self.kept[at] or self.kept[at] in self.behind_gap
 
     def tensors(self, layer: int) -> Arrays:
         """The tensors of a new layer as `apply` would write them without calibration."""
@@ -92,15 +83,17 @@ class Student:
         kept = self.kept[self.at]
         if kept in self.behind_gap:
             self.faithful = False
-        cut = self.is_cut(self.at)
-        near = is_near(self.ground.plan, kept)
+        cut, near = self.cuts[self.at], self.near[self.at]
         self.mark(lesson)
+        self.cut |= cut
         if self.faithful and not cut and not near:
             outputs = lesson.outputs  # nothing has changed what this layer computes
             self.keep_split()
+        elif self.makes:
+            outputs = self.heal(lesson, kept, cut, near)
         else:
-            self.cut |= cut
-            outputs = self.heal(lesson, kept, cut, near) if self.makes else self.pass_through()
+            outputs = self.passed()
+            self.keep_split()
         self.faithful = outputs is lesson.outputs
         if self.at >= self.last_healed:
             self.streams.pop("fit", None)
@@ -113,8 +106,7 @@ class Student:
     @property
     def makes(self) -> bool:
         """Whether the next layer is made, or passed through where it changes its input."""
-        kept, cut = self.kept[self.at], self.is_cut(self.at)
-        near = is_near(self.ground.plan, kept)
+        cut, near = self.cuts[self.at], self.near[self.at]
         return cut or near or self.heals(cut, near)
 
     def wait(self) -> None:
@@ -142,12 +134,6 @@ class Student:
             if self.at in mark.ends:
                 mark.goals[self.at] = lesson.outputs
 
-    def pass_through(self) -> Mapping[str, list[Tensor]]:
-        """What the next layer gives as it is, with nothing to heal."""
-        outputs = self.passed()
-        self.keep_split()
-        return outputs
-
     def passed(self) -> Mapping[str, list[Tensor]]:
         """What the source's layer gives in this place."""
         self.ground.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
@@ -161,7 +147,8 @@ class Student:
         name = f"{self.name}-layer-{self.at}"
         if self.name and (step := options.kept.get(name)):
             return self.taken(step)
-        plain = self.fill_plain()
+        self.skeleton.fill(self.at, tensors := self.tensors(self.at))
+        plain = {name: digest(values) for name, values in tensors.items()}  # which take less memory than a block
         stage = self.skeleton.shape.stage_of(self.at)
         samples = {
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
@@ -217,11 +204,6 @@ class Student:
         self.ground.go_on_from(step)
         return outputs
 
-    def fill_plain(self) -> dict[str, bytes]:
-        """Fill the next layer as `apply` would write it; digests of that, which take less memory than a block."""
-        self.skeleton.fill(self.at, plain := self.tensors(self.at))
-        return {name: digest(values) for name, values in plain.items()}
-
     def heals(self, cut: bool, near: bool) -> bool:
         """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
         others.
@@ -246,7 +228,7 @@ class Student:
         if made.heads is not None:
             self.transfer.index(self.ground.spec(kept, "o")).choose_heads(np.array(made.heads))
         if made.units is not None:
-            self.transfer.index(self.ground.spec(kept, "down")).choose_units(np.array(made.units))
+            self.transfer.index(self.ground.spec(kept, "down")).units = np.array(made.units)
         self.skeleton.fill(self.at, {**self.tensors(self.at), **made.tensors})
         for part in made.solved:
             module = self.skeleton.projections(self.at)[0] if part.role == "o" else self.skeleton.mlp_down(self.at)

@@ -259,10 +259,6 @@ class LayerIndex:
         groups = np.unique(kept // (self.before.heads // self.before.kv_heads))  # those that keep any
         self.head_maps = (kept, groups)
 
-    def choose_units(self, kept: np.ndarray) -> None:
-        """Keep these units, instead of those that the weights alone suggest."""
-        self.units = kept
-
     @property
     def strength(self) -> np.ndarray:
         """One number a head: as measured, else by weight. Where the layers of a stage must keep the same heads, the sum

@@ -62,7 +62,7 @@ def task_of(source: Source, kind: str, data: UserData, columns: str | None, *, n
     options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
     if data.kind in ("table", "hub"):
         options["text"] = user_data.columns_of(data, columns)["text"]
-    options |= {"seq_len": length(source, WINDOW if kind != "features" else LINE)}
+    options |= {"seq_len": calibration.window(source, WINDOW if kind != "features" else LINE)}
     if kind == "features" and calibration.only_length(source):
         options["pad"] = "max"
     options |= tokenizer_options(source, kind, new_tokenizer)
@@ -101,11 +101,6 @@ def brings_tokenizer(folder: Path | None) -> bool:
     return True
 
 
-def length(source: Source, usual: int) -> int:
-    """Tokens of a sample: as many as usual, as the model has positions for, or the one number that it takes."""
-    return calibration.only_length(source) or min(usual, calibration.longest(source) or usual)
-
-
 def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dict[str, Any]) -> Chosen:
     """Text and label columns for a classifier of texts."""
     if data.kind != "table":
@@ -121,7 +116,7 @@ def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dic
         )
     options = {"train": list(data.names), "text": chosen["text"], "label": chosen["label"]}
     options |= {"text_pair": chosen["text_pair"]} if "text_pair" in chosen else {}
-    options |= {"seq_len": length(source, LINE)} | tokenizer
+    options |= {"seq_len": calibration.window(source, LINE)} | tokenizer
     labels = labels_in(list(data.names), chosen["label"])
     names, says, new = classes_of(source, labels, "labels")
     read = f"Texts are in column '{chosen['text']}', labels in column '{chosen['label']}'."

@@ -104,7 +104,7 @@ def test_the_proof_infers_nothing(tmp_path, monkeypatch):
     with quietly():
         config = whole({"model_type": "granite", "architectures": [class_name("granite")]})
         library = Library.of(config)
-        library.build(built(library, config)[0] | {"num_hidden_layers": 8}, 3).save_pretrained(tmp_path / "source")
+        library.build(built(library, config) | {"num_hidden_layers": 8}, 3).save_pretrained(tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
     monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
     carry_out(Decided(plan(opened, Wanted(layers="6"))), tmp_path / "cut")

@@ -23,7 +23,7 @@ def small_model(model_type: str, folder: Path, seed: int = 3, **flags: Any) -> t
     with quietly():
         config = whole({"model_type": model_type, "architectures": [class_name(model_type)]} | flags)
         library = Library.of(config)
-        small, _ = built(library, config)
+        small = built(library, config)
         model = library.build(small, seed)
         model.save_pretrained(folder)
     return model, small

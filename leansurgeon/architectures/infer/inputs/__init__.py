@@ -39,9 +39,8 @@ def example(
     if main in ("pixel_values", "pixel_values_videos", "images"):
         inputs[main] = noise(*image_size(config))
     elif main == "input_values":
-        inputs[main] = (
-            noise(2, 2000) if "conv_dim" in config or "conv_kernel" in config else audio_patches(config, noise)
-        )
+        patches = (config.get("max_length", 64), config.get("num_mel_bins", 16))
+        inputs[main] = noise(2, *((2000,) if "conv_dim" in config or "conv_kernel" in config else patches))
     elif main == "input_features":
         inputs[main] = features(config, noise)
     elif main == "inputs_embeds":
@@ -96,7 +95,3 @@ def features(config: Mapping[str, Any], noise: Any) -> Tensor:
     if config.get("model_type") in ("whisper", "qwen2_audio_encoder"):
         return noise(2, bins, 2 * config.get("max_source_positions", 32))
     return noise(2, 40, bins)
-
-
-def audio_patches(config: Mapping[str, Any], noise: Any) -> Tensor:
-    return noise(2, config.get("max_length", 64), config.get("num_mel_bins", 16))

@@ -24,7 +24,8 @@ MARK = "leansurgeon"  # key of a config.json: what stands under it says that no 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """The declaration that is inferred for a timm config whose arguments are complete. Raises `UnsupportedModel`."""
-    name, flat = config["architecture"], flat_of(config)
+    name = config["architecture"]
+    flat = {"model_type": name} | arguments.flattened(config.get("model_args") or {})  # as inference has it
     finding = explore(flat)
     if finding.trouble or not finding.stages:
         raise UnsupportedModel(
@@ -43,11 +44,6 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         index_lists=tuple(k for k in arguments.INDEX_LISTS if k in flat and len(finding.stages) == 1),
         decoupled=LEAN if made.decoupled else None,
     )
-
-
-def flat_of(config: Mapping[str, Any]) -> Config:
-    """A timm config as inference has it."""
-    return {"model_type": config["architecture"]} | arguments.flattened(config.get("model_args") or {})
 
 
 def with_width(stage: Stage, flat: Config) -> Stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from leansurgeon.architectures.infer.library import Library, Unbuildable, quietl
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 from leansurgeon.architectures.infer.tiny import HEADS, WIDTHS, Config
-from leansurgeon.architectures.infer.units import Kind, guesses, joint_proof, mlp_kind, unreached
+from leansurgeon.architectures.infer.units import Kind, guesses, mlp_kind, proof, unreached
 from leansurgeon.architectures.infer.widened import Heads
 from leansurgeon.architectures.infer.words import Numbers, Place, mlp_words
 
@@ -31,27 +30,25 @@ def explore(flat: Config) -> Finding:
     """Everything that is known of a family of timm afterwards, from a whole flat config. Never raises for what timm
     does.
     """
-    started = time.monotonic()
     with quietly(), torch.random.fork_rng(devices=[]):
         library = TimmLibrary.of(flat)
         try:
-            small, shown, attempt = first_small(library, flat)
+            small, shown = first_small(library, flat)
         except Unbuildable as error:
             return Finding(flat["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
-        finding = TimmSearch(shown, small).finding()
-    return replace(finding, attempt=attempt, seconds=round(time.monotonic() - started, 2))
+        return TimmSearch(shown, small).finding()
 
 
-def first_small(library: TimmLibrary, flat: Config) -> tuple[Config, TimmLibrary, int]:
-    """The first small config that runs, the library that shows it images of its size, and how many were tried before.
-    Raises `Unbuildable` with what the first attempt said.
+def first_small(library: TimmLibrary, flat: Config) -> tuple[Config, TimmLibrary]:
+    """The first small config that runs, and the library that shows it images of its size. Raises `Unbuildable` with
+    what the first attempt said.
     """
     first = None
-    for attempt, (small, side) in enumerate(arguments.attempts(flat)):
+    for small, side in arguments.attempts(flat):
         shown = replace(library, side=side)
         try:
             check_runs(shown, small, shown.example)
-            return small, shown, attempt
+            return small, shown
         except Unbuildable as error:
             first = first or error
     raise first
@@ -106,7 +103,7 @@ class TimmSearch(Search):
 
     def stage(self, level: Level) -> Stage:
         at = self.widths[self.levels.index(level)]
-        stage = Stage(level.layer, level.modules, level.key, "", level.lists, width_at=at)
+        stage = Stage(level.layer, level.key, "", level.lists, width_at=at)
         return self.with_mlp(self.with_heads(self.with_depth(stage, level), level), level)
 
     def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
@@ -151,7 +148,9 @@ class TimmSearch(Search):
             width = min(axes.values())
             now = Numbers(1, 1, 1, int(width * old))
             words = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
-            if any(not by_layer for by_layer in words.values()) or width != self.width_of(number):
+            name, axis = self.widths[number]
+            own = self.base[self.levels[number].layer.format(i=1) + name][axis]
+            if any(not by_layer for by_layer in words.values()) or width != own:
                 return {}, "its MLP is no plain multiple of the width"
             less = old - 1 if old > 1 else old / 2
             by_units = {now.mlp: old, now.mlp + width: old + 1, int(width * less): less}
@@ -170,12 +169,8 @@ class TimmSearch(Search):
             if any(not any(p.sink for f in own.values() for p in f) for own in apart.values()):
                 trouble = "no projection leads from the units to the stream"
                 continue
-            trouble = joint_proof(self.trial, [(kinds[n], own) for n, own in apart.items()])
+            trouble = proof(self.trial, *((kinds[n], own) for n, own in apart.items()))
             trouble = trouble or unreached(self.trial, places) or ""
             if not trouble:
                 break
         return {n: self.part(key, own) for n, own in apart.items()} if options else {}, trouble
-
-    def width_of(self, number: int) -> int:
-        name, axis = self.widths[number]
-        return self.base[self.levels[number].layer.format(i=1) + name][axis]

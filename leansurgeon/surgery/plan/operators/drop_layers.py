@@ -8,6 +8,7 @@ from typing import Any
 
 from leansurgeon.architectures.limits import move_taps
 from leansurgeon.checkpoints.recorded.planned import Step
+from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
@@ -77,13 +78,11 @@ def without_room(source: Source, kept: Sequence[int]) -> str | None:
     """
     if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
         return None
-    for number, span in enumerate(source.shape.spans):
+    for span in source.shape.spans:
         start, first = span.start, next((i for i in kept if i in span), span.start)
-        template = source.architecture.blocks(number).layer
         held = {
-            layer: {spec.name.replace(template.format(i=layer - start), "", 1): spec.name for spec in specs}
+            layer: {within_block(s, source.architecture): s.name for s in source.specs if s.layer == layer}
             for layer in {start, first}
-            for specs in [[s for s in source.specs if s.layer == layer]]
         }
         if lost := next((held[first][key] for key in held[first] if key not in held[start]), None):
             return (

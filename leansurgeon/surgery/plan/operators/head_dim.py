@@ -35,7 +35,11 @@ def other_head_dim(source: Source, before: Stage, after: Stage, init: str, metho
             f"{pair}: {before.heads} query heads share {before.kv_heads} key/value heads, which cannot be divided.",
             "--head-dim keep makes more heads of the same size.",
         )
-    check_canonical(source, pair, afresh)
+    if reason := canonical.splittable(source):
+        raise UnsupportedModel(f"{pair}: {reason}", afresh)
+    if canonical.rotary(source):
+        also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
+        raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
     if after.head_dim < before.head_dim and not (calibrated or method.uncalibrated):
         raise UsageError(
             f"{pair} without sample data: the weights alone do not say which part of a head's scores matters.",
@@ -56,15 +60,6 @@ def is_coarse(source: Source) -> bool:
     """Whether attention weights are stored with fewer bits than fp32."""
     entries = source.weights.entries
     return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
-
-
-def check_canonical(source: Source, pair: str, afresh: str) -> None:
-    """Raises `UnsupportedModel` where the family's heads cannot become heads of another size."""
-    if reason := canonical.splittable(source):
-        raise UnsupportedModel(f"{pair}: {reason}", afresh)
-    if canonical.rotary(source):
-        also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
-        raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
 
 
 def check_children(source: Source) -> None:
