@@ -177,7 +177,8 @@ class Ground:
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
         room = free_memory()  # what stands outside the blocks and the states are in it already
         if self.device.type == "cuda":
-            room = torch.cuda.get_device_properties(self.device).total_memory - 4 * self.outside
+            outside = sum(spec.size for spec in self.by_layer.get(None, ()))
+            room = torch.cuda.get_device_properties(self.device).total_memory - 4 * outside
         longest = int(SPANS * room / (4 * TRAINED * block))
         if step := self.options.kept.get(SPAN):
             if longest >= step.record["blocks"]:
@@ -187,11 +188,6 @@ class Ground:
             )
         self.keep(SPAN, {}, {"blocks": longest})
         return longest
-
-    @property
-    def outside(self) -> int:
-        """Parameters outside the blocks."""
-        return sum(spec.size for spec in self.by_layer.get(None, ()))
 
     def choose_products(self) -> None:
         """Products in bf16 from now on where the device has them and the guard agrees: on a GPU in every cut, on a CPU

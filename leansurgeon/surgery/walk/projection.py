@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import LINES, TOKENS, window
 from leansurgeon.surgery.refit.heal import RIDGES
-from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS
+from leansurgeon.surgery.refit.span_fit import EPOCHS, PHASES, STEP_TOKENS
 from leansurgeon.surgery.walk.budget import TRIAL, Effort, Tokens, refitted
 from leansurgeon.surgery.walk.choose_layers import BLOCKS
 from leansurgeon.surgery.walk.ground import PARTS, SHARE, SPANS, STREAMS, TRAINED, Ground
@@ -122,10 +122,8 @@ class Work:
         return self.tokens / (depth * (samples.fit + samples.guard))
 
 
-def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs: int = 8, choice: bool = True) -> Work:
-    """What a cut of `lost` layers does, the cut in the middle; `epochs` bound the steps of the local fit. Without
-    `choice` one set of layers is given.
-    """
+def work(depth: int, lost: int, samples: Samples, *, local: bool = True, choice: bool = True) -> Work:
+    """What a cut of `lost` layers does, the cut in the middle; without `choice` one set of layers is given."""
     sets = (min(BLOCKS, max(0, depth - lost)) + MORE_SETS if lost else 1) if choice else 0
     ways = WAYS if choice else 1
     before = (depth - lost) // 2
@@ -142,7 +140,7 @@ def work(depth: int, lost: int, samples: Samples, *, local: bool = True, epochs:
     layers, stepped = 0, 0
     for number, phase in enumerate(PHASES if local and lost else ()):
         layers = min(2 * (number + 1), behind + 1)
-        steps = min(phase.steps, epochs * max(1, samples.fit // STEP_TOKENS))
+        steps = min(phase.steps, EPOCHS * max(1, samples.fit // STEP_TOKENS))
         stepped += layers * 3 * steps * STEP_TOKENS
         tokens += layers * 2 * samples.guard
     tokens += min(stepped, PASSES * depth * (samples.fit + samples.guard))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon import architectures
-from leansurgeon.architectures.base import Architecture, Config, TensorSpec
+from leansurgeon.architectures.base import Config, TensorSpec
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.config import check
 from leansurgeon.checkpoints.digests import sha256
@@ -56,7 +56,6 @@ class Undo:
     forward: Transfer
     specs: tuple[TensorSpec, ...]  # tensors of the source
     config: Config
-    architecture: Architecture
 
     def tensors(self) -> list[Out]:
         """In the order of the safetensors library (wide dtypes first, then names), so that the file of a source that it
@@ -147,7 +146,7 @@ def plan_undo(source: Source) -> Undo:
     )
     made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
     forward = Transfer(replace(back, before=before, target=made))
-    return Undo(source, record, back, forward, was.specs, config, architecture)
+    return Undo(source, record, back, forward, was.specs, config)
 
 
 def undoable(source: Source) -> SurgeryRecord:
@@ -212,12 +211,12 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
     check_apart(folder, steps.source.folder)
     with output_folder(folder, force=force) as aside, unchanged(steps.source):
         paths = write(aside, steps.tensors())
-        write_config(aside, steps.config, steps.architecture)
+        write_config(aside, steps.config, steps.plan.architecture)
         companions.copy(steps.source.folder, aside)
         verified, proof = verify(steps, aside, paths), None
         if verified.by == "reload":
             say("Written; now reloading it in a fresh process ...")
-            families = (steps.architecture, steps.source.architecture)
+            families = (steps.plan.architecture, steps.source.architecture)
             total = steps.plan.parameters_after.total
             proof = prove(aside, total, source=steps.source.folder, exact=True, families=families)
         elif verified.differing:
@@ -241,7 +240,7 @@ def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
     files = at_hand(origin, recorded)
     if not files:
         return Verified("reload", origin.name, ())
-    old = Weights.open(files[0].parent).renamed(steps.architecture.renames)
+    old = Weights.open(files[0].parent).renamed(steps.plan.architecture.renames)
     new = Weights.open(written)
     left = tuple(sorted(set(old.entries) - set(new.entries)))
     return Verified("source", origin.name, tuple(sorted(unequal(new, old))), left)
