@@ -187,12 +187,6 @@ def head_maps(now: Numbers, heads: int) -> tuple[Tensor, Tensor]:
     return groups.reshape(-1), torch.arange(now.kv_heads)
 
 
-def turned_heads(now: Numbers) -> tuple[Tensor, Tensor]:
-    """Groups in reverse order, and heads in reverse order within them."""
-    groups = torch.arange(now.heads).reshape(now.kv_heads, -1).flip(0, 1)
-    return groups.reshape(-1), torch.arange(now.kv_heads).flip(0)
-
-
 def heads_kind(now: Numbers, key: str, kv_key: str | None, more: int, fewer: int) -> Kind:
     """Heads as the config's `key` counts them (and `kv_key`, where plain attention has one)."""
     plain, units = now.kv_heads == now.heads, torch.arange(now.mlp)
@@ -207,7 +201,9 @@ def heads_kind(now: Numbers, key: str, kv_key: str | None, more: int, fewer: int
     last = head_maps(now, fewer)
     if plain:  # the first ones go, so that others move
         last = (torch.arange(now.heads - fewer, now.heads),) * 2
-    return Kind(now, change, maps(head_maps(now, more)), maps(turned_heads(now)), maps(last))
+    turned = torch.arange(now.heads).reshape(now.kv_heads, -1).flip(0, 1)  # groups, and the heads within them
+    turned = turned.reshape(-1), torch.arange(now.kv_heads).flip(0)
+    return Kind(now, change, maps(head_maps(now, more)), maps(turned), maps(last))
 
 
 def mlp_kind(now: Numbers, change: Callable[[int], dict[str, Any]], more: int, fewer: int) -> Kind:

@@ -147,8 +147,7 @@ class Student:
         name = f"{self.name}-layer-{self.at}"
         if self.name and (step := options.kept.get(name)):
             return self.taken(step)
-        self.skeleton.fill(self.at, tensors := self.tensors(self.at))
-        plain = {name: digest(values) for name, values in tensors.items()}  # which take less memory than a block
+        plain = self.fill_plain()
         stage = self.skeleton.shape.stage_of(self.at)
         samples = {
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
@@ -203,6 +202,11 @@ class Student:
         self.record.append(MadeLayer.from_dict(step.record))
         self.ground.go_on_from(step)
         return outputs
+
+    def fill_plain(self) -> dict[str, bytes]:
+        """Fill the next layer as `apply` would write it; digests of that, which take less memory than a block."""
+        self.skeleton.fill(self.at, plain := self.tensors(self.at))
+        return {name: digest(values) for name, values in plain.items()}
 
     def heals(self, cut: bool, near: bool) -> bool:
         """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
