@@ -84,7 +84,7 @@ class Shrunk:
     def as_dict(self) -> JsonObject:
         """What --json prints."""
         head = {"schema_version": 1, "dry_run": self.record is None, "out": self.record and str(self.folder)}
-        document = head | {"plan": self.decided.plan.recorded().as_dict(), "decided": self.decided.record.as_dict()}
+        document = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record.as_dict()}
         document["indivisible"] = plain(list(map(vars, indivisible(self.decided.plan.after))))
         document["cannot_hold"] = plain(vars(refused)) if (refused := self.decided.plan.cannot_hold) else None
         if self.record is None:

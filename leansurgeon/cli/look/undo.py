@@ -47,7 +47,7 @@ def undo(
     if as_json:
         document = {"schema_version": 1, "dry_run": dry_run, "out": None if dry_run else str(out)}
         document |= {
-            "plan": steps.plan.recorded().as_dict(),
+            "plan": steps.plan.as_dict(),
             "verified": verified and verified.as_dict(),
             "proof": record and record.proof and record.proof.as_dict(),
         }

@@ -20,6 +20,7 @@ from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import Flops, closed_form
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, ParameterCount, Shape
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.method import Method, healing
@@ -120,6 +121,10 @@ class Plan:
             *flops,
             self.flops_saved_by,
         )
+
+    def as_dict(self) -> JsonObject:
+        """The plan as `plan --json` prints it."""
+        return self.recorded().as_dict()
 
 
 def plan(

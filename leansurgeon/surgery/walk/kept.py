@@ -143,5 +143,5 @@ def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object])
     """A digest of all that the result follows from: source, plan, sample data, settings, and versions."""
     files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
     data = [calibration.digest, calibration.beside and calibration.beside.digest]
-    said = [FORM, files, plan.recorded().as_dict(), data, dict(settings), versions()]
+    said = [FORM, files, plan.as_dict(), data, dict(settings), versions()]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
