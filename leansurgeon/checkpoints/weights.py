@@ -19,10 +19,11 @@ from typing import TypeAlias
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quoted
-from leansurgeon.reading.tensorfile import INDEX, RAW, Entry, read_header, shards
+from leansurgeon.reading.tensorfile import INDEX, RAW_BITS, Entry, read_header, shards
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
 
+RAW = {name: np.dtype(bits) for name, bits in RAW_BITS.items()}
 FLOATS = ("F64", "F32", "F16", "BF16")
 CHUNK = 16 << 20
 SHARD_BYTES = 5_000_000_000  # as transformers shards

@@ -14,19 +14,15 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, quoted
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import Json
 
-# The numpy type that holds the raw bits of each dtype. bf16 and fp8 have no numpy type: their bits travel
-# as integers.
-RAW = {
-    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
-    "U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8"), "BOOL": np.dtype("u1"),
-    "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
+# What numpy calls the type that holds the raw bits of each dtype; its last digit is the size in bytes. bf16 and fp8
+# have no numpy type: their bits travel as integers.
+RAW_BITS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "u1", "F8_E4M3": "u1", "F8_E5M2": "u1",
 }  # fmt: skip
 HEADER_LIMIT = 25_000_000  # bytes, of some 300,000 tensors; the format allows 100 million
 DIMENSIONS, LARGEST = 16, 1 << 48
@@ -79,7 +75,7 @@ def _checked(path: Path, header: Mapping[str, Any], base: int, size: int, raisin
     items = {name: _item(path, name, item, raising) for name, item in header.items()}
     entries, expected = {}, 0
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: (pair[1][2], pair[1][3])):
-        if start != expected or end - start != prod(shape) * RAW[dtype].itemsize:
+        if start != expected or end - start != prod(shape) * int(RAW_BITS[dtype][-1]):
             raise raising(
                 f"{path.name} is damaged: {quoted(name)} ({dtype} {list(shape)}) claims bytes {start}-{end}, "
                 f"expected from {expected}."
@@ -103,7 +99,7 @@ def _item(path: Path, name: str, item: Json, raising: type[LeanSurgeonError]) ->
     """Dtype, sizes, first and last byte of an entry."""
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)
-    if isinstance(dtype, str) and dtype not in RAW:
+    if isinstance(dtype, str) and dtype not in RAW_BITS:
         raise raising(f"{quoted(name)} in {path.name} has the dtype {quoted(dtype)}, which is not supported.")
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     whole = all(type(n) is int and 0 <= n <= LARGEST for n in numbers)

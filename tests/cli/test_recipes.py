@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.cli.main import app, main
 from leansurgeon.errors import UsageError
-from leansurgeon.report.evidence import collect as evidence
 from leansurgeon.training.recipe import reading as recipefile
 from tests.support.processes.forks import commanded
 
@@ -142,7 +141,7 @@ def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("leansurgeon.experiment.run", interrupted)
-    monkeypatch.setattr(evidence, "collect", interrupted)
+    monkeypatch.setattr("leansurgeon.commands.report.collect", interrupted)
     monkeypatch.setattr(sys, "argv", ["leansurgeon", *command])
     with pytest.raises(SystemExit) as end:
         main()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.tasks.base import classification_score, token_score
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +122,8 @@ def answer(loaded: Loaded, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def loss(logits: torch.Tensor) -> torch.Tensor:
     """The mean loss, in fp32, against made-up labels: cross-entropy as tasks have it; squares without a head."""
     import torch
+
+    from leansurgeon.tasks.base import classification_score, token_score  # numpy, which a report does without
 
     if logits.shape[-1] < 2:
         return logits.float().square().mean()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.formats import KNOWN, OURS, UNREAD
 from leansurgeon.shape import Shape, Stage
 
 GROUPS = (32, 64, 128, 256)  # values that share a scale, along what a matrix takes in (GPTQ, AWQ, GGUF, torchao)
@@ -56,16 +57,6 @@ def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
     (128, 256)
     """
     return tuple(n for n in of if size % n)
-
-
-# -- formats --------------------------------------------------------------------------------------
-
-GGUF, CTRANSLATE2 = "GGUF (llama.cpp)", "CTranslate2"  # which have no place for a head_dim of its own
-OURS = "leansurgeon_"  # before the name of a family that has heads of its own size by a modelling file of ours
-# What each knows of the families that have such heads only by a file of ours.
-KNOWN = {GGUF: ("bert", "roberta", "gpt2"), CTRANSLATE2: ("bert", "roberta", "gpt2", "bart", "mbart")}
-# Families with a head_dim in their config, which CTranslate2's converter does not read (tests/clients hold it).
-UNREAD = {CTRANSLATE2: ("llama", "qwen2", "t5", "mt5")}
 
 
 @dataclass(frozen=True)

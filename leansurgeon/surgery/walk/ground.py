@@ -179,7 +179,7 @@ class Ground:
         if self.device.type == "cuda":
             outside = sum(spec.size for spec in self.by_layer.get(None, ()))
             room = torch.cuda.get_device_properties(self.device).total_memory - 4 * outside
-        longest = int(SPANS * room / (4 * TRAINED * block))
+        longest = min(int(SPANS * room / (4 * TRAINED * block)), self.teacher.depth)  # memory beyond that says nothing
         if step := self.options.kept.get(SPAN):
             if longest >= step.record["blocks"]:
                 return step.record["blocks"]

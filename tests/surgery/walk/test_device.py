@@ -147,17 +147,21 @@ def test_spans_fit_into_what_is_free_of_the_hosts_memory(saved, monkeypatch):
 
 
 def test_a_cut_that_goes_on_keeps_to_what_was_free_when_it_began(saved, monkeypatch, tmp_path):
-    steps = plan(open_source(str(saved("gpt2")[0])), Wanted(layers="3"), calibrated=True)
+    source = open_source(str(saved("gpt2")[0]))
+    steps, block = plan(source, Wanted(layers="3"), calibrated=True), sum(s.size for s in source.specs if s.layer == 0)
 
-    def longest(free: float, resume: bool) -> int:
+    def longest(blocks: float, resume: bool) -> int:
+        free = blocks * block * 4 * ground.TRAINED / ground.SPANS
         monkeypatch.setattr(ground, "free_memory", lambda: free)
         options = Options(kept=Kept(tmp_path / "kept", "key", resume=resume))
         return Ground(steps, data("gpt2"), options, said.append).longest_span
 
     said = []
-    first = longest(1e7, resume=False)
-    assert longest(1e9, resume=True) == first < longest(1e9, resume=False) and not said
-    assert longest(1e7, resume=True) == first and said  # no more than there is room for, and it is said
+    assert longest(2.2, resume=False) == longest(3.2, resume=True) == 2 and longest(3.2, resume=False) == 3 and not said
+    assert longest(2.2, resume=True) == 2 and said  # no more than there is room for, and it is said
+    said.clear()
+    depth = source.shape.depth
+    assert longest(1000.5, resume=False) == longest(900.5, resume=True) == depth and not said  # which changes nothing
 
 
 def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):
