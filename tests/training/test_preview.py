@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
 from leansurgeon.rank import rank
+from leansurgeon.training.recipe.reading import dump, load
 from tests import conftest
 from tests.support import training_interrupted as cut
 
@@ -93,8 +94,10 @@ def test_the_command_evaluates_and_runs_experiments_on_two_processes(models, tmp
     two = json.loads(_run("retrain", models / "digits", "-r", "digits-vit", *more)["out"])
     assert two["samples"] == one["samples"] == 360 and two["metrics"] == one["metrics"]
     assert two["loss"] == pytest.approx(one["loss"], abs=1e-6)
-    sets = [part for key in ("arms={original: {}}", "measure=null") for part in ("--set", key)]
-    _run("run", "digits-vit", "--debug", "--cpu-processes", "2", "--workspace", tmp_path / "runs", *sets)
+    recipe = load("digits-vit", ["measure=null"], debug=True)
+    recipe = recipe.model_copy(update={"name": "one", "arms": {"original": recipe.arms["original"]}})
+    (tmp_path / "one.yaml").write_text(dump(recipe))
+    _run("run", tmp_path / "one.yaml", "--cpu-processes", "2", "--workspace", tmp_path / "runs")
     (summary,) = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*/*/summary.json")]
     assert summary["world_size"] == 2 and summary["experiment"]["arm"] == "original"
     refused = CliRunner().invoke(app, ["run", "digits-vit", "--cpu-processes", "2", "--parallel", "3"])
