@@ -217,7 +217,7 @@ def halved(task: str, runs: dict[tuple[str, int, int], Run]) -> tuple[int, float
         return None
     x, score = np.concatenate([of_arm - of_arm.mean(0) for of_arm in groups.values()]).T
     freedom = len(x) - len(groups) - 1
-    if freedom < 1 or not x.any():
+    if freedom < 1 or np.abs(x).max() < 1e-9:  # octaves
         return None
     mean = np.concatenate(list(groups.values()))[:, 1].mean()
     y = score * (-100 if task in LOWER else 100) / (1 if UNITS[task] == "points" else mean)
@@ -234,7 +234,7 @@ def halvings(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
         if made:
             trainings, slope, half = made
             lines.append(f"| {task.removeprefix('claim-')} | {trainings} | {slope:+.2f} {UNITS[task]} | ± {half:.2f} |")
-    return lines
+    return lines if len(lines) > 2 else []
 
 
 def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:

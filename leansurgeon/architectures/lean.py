@@ -1,6 +1,6 @@
-"""Short forms of families: those of transformers, and those by a modelling file of ours: the form of one that holds any
-number of heads of any size, where its library derives head_dim from the width (the same tensors), and those that no
-library has.
+"""Short ways to declare families: those of transformers, and those by a modelling file of ours. The latter are families
+that no library has, and the form of a library's family that holds any number of heads of any size, where the library
+derives head_dim from the width (the same tensors).
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class TimmModels:
 
 
 def of_timm(name: str, **more: Any) -> Architecture:
-    """The family of timm's models of this `name`; `more` is its tensors, and what else differs from a ViT of timm's.
-    Its form with a head_dim of its own is `leansurgeon_NAME` (`lean`).
+    """The family of timm's models of this `name`; `more` is its tensors, and all that is not as below. Unless it says
+    otherwise, its form with a head_dim of its own is `leansurgeon_NAME` (`lean`).
     """
     usual = {
         "name": f"timm_{name}",

@@ -25,8 +25,6 @@ from leansurgeon.surgery.plan.operators.head_dim import keeps_size
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided
-from leansurgeon.surgery.walk.calibrated import calibrate
-from leansurgeon.surgery.walk.ground import Options
 
 MEASURED = "of the highest measured importance"
 
@@ -78,6 +76,9 @@ def decide(
     steps = prune_plan(source, sites, values, asked, seed, heal=heal)
     if not heal:
         return Decided(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
+    from leansurgeon.surgery.walk.calibrated import calibrate  # scipy.stats and more, which `heads` does without
+    from leansurgeon.surgery.walk.ground import Options
+
     say("Refitting output projections ...")
     try:
         outcome = calibrate(steps, calibration, Options(device=device), say)

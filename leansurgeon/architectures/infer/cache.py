@@ -86,12 +86,12 @@ def read(key: str, made: Callable[[JsonObject], Kept]) -> Kept | None:
     """What is kept under `key`, `made` (by `declaration` or `finding`) of its document; None where nothing is."""
     try:
         return made(jsonfile.read_object(folder() / f"{key}.json"))
-    except (UsageError, ValueError, TypeError, KeyError):
+    except (UsageError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def write(key: str, made: Architecture | Finding) -> None:
-    """Keep what is not as its kind has it; a folder that cannot be written costs only time."""
+    """Keep the fields that differ from their defaults; a folder that cannot be written costs only time."""
     usual = {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(made)}
     document = {name: value for name, value in asdict(made).items() if getattr(made, name) != usual[name]}
     with suppress(OSError):

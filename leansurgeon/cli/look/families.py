@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, jsonfile
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.check.undeclared import Drawn, FamilyCheck
+    from leansurgeon.surgery.check.family_check import Drawn, FamilyCheck
 
 LONGEST = 60  # seconds of a processor for one type
 AT_ONCE = 40  # types that one process does
@@ -54,7 +55,7 @@ def families(
     if depth < 3:
         raise UsageError(f"--depth must be at least 3, so that something is left of a cut, and {depth} was given.")
     from leansurgeon.report.tables.families import counted, document, markdown
-    from leansurgeon.surgery.check.undeclared import Drawn, FamilyCheck
+    from leansurgeon.surgery.check.family_check import Drawn, FamilyCheck
 
     names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
     known: dict[str, FamilyCheck] = {}
@@ -93,7 +94,7 @@ def all_types() -> list[str]:
 
 def all_of_timm() -> list[str]:
     """Names that stand for the families of timm."""
-    from leansurgeon.surgery.check.undeclared_timm import NAMES, PREFIX
+    from leansurgeon.surgery.check.family_check import NAMES, PREFIX
 
     return [PREFIX + name for name in NAMES]
 
@@ -112,7 +113,7 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Famil
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    from leansurgeon.surgery.check.undeclared import FamilyCheck
+    from leansurgeon.surgery.check.family_check import FamilyCheck
 
     lost = []
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -128,8 +129,7 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Famil
 
 def patiently(name: str, drawn: Drawn) -> FamilyCheck:
     """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
-    from leansurgeon.surgery.check import undeclared, undeclared_timm
-    from leansurgeon.surgery.check.undeclared import FamilyCheck
+    from leansurgeon.surgery.check.family_check import PREFIX, FamilyCheck
 
     class TooLong(BaseException):
         """So that no `except Exception` on the way takes it for one of the library's own."""
@@ -145,8 +145,8 @@ def patiently(name: str, drawn: Drawn) -> FamilyCheck:
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
-            room = undeclared_timm if name.startswith(undeclared_timm.PREFIX) else undeclared
-            return room.checked(name, drawn=drawn)
+            room = "undeclared_timm" if name.startswith(PREFIX) else "undeclared"  # whose library need not import
+            return importlib.import_module(f"leansurgeon.surgery.check.{room}").checked(name, drawn=drawn)
     except TooLong:
         return FamilyCheck(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on

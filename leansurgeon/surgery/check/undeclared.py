@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,55 +36,12 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.shape import Shape
+from leansurgeon.surgery.check.family_check import USUAL, Drawn, FamilyCheck
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """The random model of a type: seed of its weights and inputs, and its layers where they can be chosen. Both are
-    other than those that inference proves with.
-    """
-
-    seed: int = 23
-    depth: int = 7
-
-
-USUAL = Drawn()
-
-
-@dataclass(frozen=True)
-class FamilyCheck:
-    """What became of one type. `built` is False where no small model of it runs, and `why` says what stood in the
-    way; `refused` has the reason for each of depth, heads and mlp_dim that may not change.
-    """
-
-    name: str
-    cls: str = ""
-    built: bool = False
-    declared: bool = False
-    refused: Mapping[str, str] = field(default_factory=dict)
-    decoupled: bool = False  # heads by our modelling file
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    difference: float | None = None  # between the product's cut and the one by hand, against the outputs' spread
-    why: str = ""
-    seconds: float = 0.0
-    seed: int = 23  # of what it was drawn with
-    depth: int = 7
-
-    def can(self, what: str) -> bool:
-        """Whether a number may change, and a cut that changed it was equal to the one by hand."""
-        return self.right and what not in self.refused
-
-    @property
-    def right(self) -> bool:
-        """Whether the cut model's outputs equal those of a cut by hand."""
-        return self.difference is not None and self.difference <= EQUAL
-
-
-EQUAL = 1e-4
 BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
 
 

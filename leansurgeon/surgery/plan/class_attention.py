@@ -1,5 +1,5 @@
-"""`--class-attention`: the heads of the class attention change with those of the blocks. It stands in blocks behind the
-others, in which the class token alone attends (XCiT, CaiT).
+"""`--class-attention`: the heads of the class attention change with those of the blocks. Class attention stands in
+blocks behind the others, in which the class token alone attends (XCiT, CaiT).
 
 A declaration leaves it alone: role `other_attention`, axis `cls_q` for its inner width. `following` gives the same
 family with the heads of the blocks in it.

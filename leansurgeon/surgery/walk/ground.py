@@ -181,8 +181,8 @@ class Ground:
             room = torch.cuda.get_device_properties(self.device).total_memory - 4 * outside
         longest = min(int(SPANS * room / (4 * TRAINED * block)), self.teacher.depth)  # memory beyond that says nothing
         if step := self.options.kept.get(SPAN):
-            if longest >= step.record["blocks"]:
-                return step.record["blocks"]
+            if longest >= (before := min(step.record["blocks"], self.teacher.depth)):
+                return before
             self.say(
                 "Less memory is free than when this cut began: the result may not be that of an uninterrupted one."
             )

@@ -345,3 +345,14 @@ def test_the_variant_that_a_declaration_leaves_out_is_inferred():
     """DINOv2's giant model has a gated MLP of a size that its config cannot undo: all but the MLP may change."""
     row = checked("dinov2?use_swiglu_ffn=true", drawn=Drawn(seed=5, depth=5))
     assert not row.declared and row.can("depth") and row.can("heads") and set(row.refused) == {"mlp_dim"}, row
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "3", "{}", '{"stages": [], "outer": [1], "keys": {}}', '{"stages": [{"block": [1]}], "outer": []}'],
+)
+def test_a_damaged_cache_is_no_answer(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
+    cache.folder().mkdir(parents=True)
+    (cache.folder() / "key.json").write_text(text)
+    assert cache.read("key", cache.declaration) is None and cache.read("key", cache.finding) is None
