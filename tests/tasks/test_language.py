@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from collections import Counter
 
 import numpy as np
@@ -247,7 +248,7 @@ def test_bad_input_is_one_sentence(tmp_path):
     cases = [
         ({"data": "austin"}, None, r"'austin'.*'austen'"),
         ({"data": str(tmp_path / "*.csv")}, None, "matches '.*csv'"),
-        ({"data": str(tmp_path / "nothing")}, None, "No data file"),
+        ({"data": str(tmp_path / "nothing")}, None, r"nothing' is a folder in which no file ends in \.csv\b.*\.txt\b"),
         ({"data": str(tmp_path / "latin.txt")}, None, r"latin\.txt\b.*\bUTF-8\b.*\bbyte 3\b"),
         ({"data": str(tmp_path / "empty.txt")}, None, "empty.txt holds no text"),
         ({"data": str(tmp_path / "short.txt")}, None, r"\btrain\b.*\b4[01] tokens\b.*\bseq_len 64\b"),
@@ -260,6 +261,15 @@ def test_bad_input_is_one_sentence(tmp_path):
         with pytest.raises(UsageError, match=message) as caught:
             prepared(tmp_path / "cache", model_dir=model_dir, **options)
         assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_files_without_endings_is_advised_on_and_the_advice_works(tmp_path):
+    for name in ("GPL-3", "MIT"):
+        (tmp_path / name).write_text(name)
+    with pytest.raises(UsageError) as refused:
+        text_files.find(str(tmp_path))
+    advice = re.search(r"'(.*)' names them all", refused.value.hint)[1]
+    assert text_files.find(advice) == [tmp_path / "GPL-3", tmp_path / "MIT"]
 
 
 def test_masking_needs_a_mask_token(tmp_path, cache):

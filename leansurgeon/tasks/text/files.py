@@ -25,6 +25,12 @@ def find(names: str | Sequence[str]) -> list[Path]:
             paths = [PACKAGED[name]]
         elif Path(name).expanduser().is_dir():
             paths = in_folder(Path(name).expanduser())
+            if not paths:
+                endings = ", ".join(sorted({*SUFFIXES, *tables.SUFFIXES}))
+                raise UsageError(
+                    f"'{name}' is a folder in which no file ends in {endings}.",
+                    f"A file that is named may end in anything: '{Path(name) / '*'}' names them all.",
+                )
         else:
             pattern = str(Path(name).expanduser())
             paths = (
