@@ -84,7 +84,7 @@ class Calibration:
         if self.task.head not in LANGUAGE and logits.shape[-1] <= int(batch["labels"].max()):
             return None  # the model's head is for other classes
         score = self.task.score(logits, batch)
-        return float(score.loss_sum), float(score.loss_count)
+        return float(score.loss_sum.detach()), float(score.loss_count)
 
     def recorded(self) -> SampleData:
         """Name, digest and sample counts, as `surgery.json` keeps them."""
