@@ -59,6 +59,16 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk():
+    """Tests outlive no loss of power: who asks what is brought to the disk looks at the calls, not at the disk. In
+    processes that tests start all is as it is.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _forked_proofs():
     """What proves a result is a fork of a process with torch imported, and not each time a new one."""
     from tests.support.processes.proofs import forked

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from leansurgeon.checkpoints.publish.durable import sync
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quoted
 from leansurgeon.reading.tensorfile import INDEX, RAW_BITS, Entry, read_header, shards
 
@@ -180,7 +181,7 @@ def write_file(path: Path, tensors: list[Out]) -> Path:
                     copy_range(t.entry, out)
                 else:
                     write_array(out, t)
-            os.fsync(out.fileno())
+        sync(path)
     except OSError as error:
         if disk_is_full(error):
             raise LeanSurgeonError(

@@ -8,12 +8,11 @@ judged on the samples that guard, so that the proof's held-out data stays unseen
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
@@ -88,8 +87,8 @@ def measured(
     """The best of `tried` after a short refit."""
     from leansurgeon.search.heals import Heals
 
-    with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-        bench = Heals(source, replace(data, heldout=data.guard), Path(scratch), seed, say=say)
+    with scratch() as place:
+        bench = Heals(source, replace(data, heldout=data.guard), place, seed, say=say)
         say(f"Refitting {plural(len(tried), 'shape')} of about this size on a quarter of the sample data ...")
         scores = {c.name: bench.of(c, SHARE)["choosing"] for c in track(tried, "shapes", "shapes/s")}
     worked = [candidate for candidate in tried if scores[candidate.name].score is not None]

@@ -15,13 +15,16 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 
+import numpy as np
 import pytest
 
 from leansurgeon.checkpoints.publish import claim, leftovers, output, owners, rename
 from leansurgeon.checkpoints.publish.claim import claimed
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.publish.output import output_folder
+from leansurgeon.checkpoints.weights import Out, write_file
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
 from tests.support.processes.forks import commanded
@@ -290,6 +293,25 @@ def test_a_file_is_whole_or_absent_and_the_half_one_is_known_as_dead(tmp_path):
     assert (tmp_path / "summary.json").read_text() == "old"
     write_durably(tmp_path / "summary.json", "new")
     assert names(tmp_path) == ["summary.json"] and (tmp_path / "summary.json").read_text() == "new"
+
+
+def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+
+    def written(folder):
+        synced.clear()
+        with output_folder(folder) as aside:
+            weights = aside / "model.safetensors"
+            write_file(weights, [Out("w", "F32", (2,), make=lambda: np.ones(2, np.float32))])
+            write_durably(aside / "config.json", "{}")
+        return {Path(name).name for name in synced}, aside.name
+
+    names, aside = written(tmp_path / "out")
+    assert names >= {"model.safetensors", "config.json", aside, tmp_path.name}
+    with leftovers.scratch(tmp_path) as place:
+        assert written(place / "out") == (set(), ANY) and (place / "out" / "config.json").read_text() == "{}"
+        assert written(tmp_path / "other")[0]  # beside it is not in it
 
 
 def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path):

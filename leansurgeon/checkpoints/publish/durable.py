@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from leansurgeon.checkpoints.publish.leftovers import PART, beside, lock, sweep
+from leansurgeon.checkpoints.publish.leftovers import PART, beside, lock, passing, sweep
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -19,8 +19,7 @@ def write_durably(path: Path, text: str) -> None:
         with open(aside, "x", encoding="utf-8") as file:
             handle = lock(aside)
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -30,7 +29,9 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or the entries of a folder to the disk."""
+    """Bring a file or the entries of a folder to the disk; not what is in a scratch folder."""
+    if passing(path):
+        return
     if os.name != "posix" and path.is_dir():
         return  # Windows opens no folders
     handle = os.open(path, os.O_RDONLY)

@@ -61,6 +61,11 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
         _scratches.pop(folder, None)
 
 
+def passing(path: Path) -> bool:
+    """Whether `path` lies in a scratch folder of this process and goes with it, so that no disk needs to have it."""
+    return any(path.is_relative_to(folder) for folder in _scratches)
+
+
 @atexit.register
 def _take_away() -> None:
     """Scratch folders of something that lives as long as the process; those of its parent are not its own."""

@@ -4,7 +4,6 @@ library, and compared with a cut made by hand in memory.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -32,6 +31,7 @@ from leansurgeon.architectures.infer.library import (
 from leansurgeon.architectures.limits import move_taps, refusals
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.model import transformers_class
+from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
@@ -75,8 +75,8 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
     """The row that `product` gives in a folder of its own; whatever is raised there ends in the row."""
     row = FamilyCheck(name, cls, built=True)
     try:
-        with tempfile.TemporaryDirectory(prefix="leansurgeon-") as scratch:
-            return product(Path(scratch))
+        with scratch() as place:
+            return product(place)
     except LeanSurgeonError as error:
         refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
         return replace(row, refused=refused, why=" ".join(str(error).split()))
@@ -85,7 +85,7 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
 
 
 def through_the_product(
-    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: Drawn, scratch: Path
+    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: Drawn, place: Path
 ) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     stages, _ = levels(library, small)
@@ -95,8 +95,8 @@ def through_the_product(
             library.build(deeper)
             small, stages = deeper, levels(library, deeper)[0]
     model = library.build(small, drawn.seed)
-    model.save_pretrained(scratch / "source")
-    source = open_source(str(scratch / "source"), tower=tower)
+    model.save_pretrained(place / "source")
+    source = open_source(str(place / "source"), tower=tower)
     arch, shape = source.architecture, source.shape
     if arch.section:
         stages, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
