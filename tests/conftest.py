@@ -13,6 +13,7 @@ os.environ.setdefault("LEANSURGEON_CACHE", os.path.join(tempfile.gettempdir(), f
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # thousands of tiny models: threads cost more than they save
 
 import pytest
 
