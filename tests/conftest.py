@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads of one would wait for those of others
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("LEANSURGEON_CACHE", os.path.join(tempfile.gettempdir(), f"leansurgeon-tests-{os.getuid()}"))
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # thousands of tiny models: threads cost more than they save
 
-import pytest
+gc.set_threshold(100_000, 50, 1000)  # tests drop what they made; looking for rings of it costs one part in twenty
+MEMORY, ROOM = "/dev/shm", 8 << 30
+if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY  # thousands of small folders come and go
+os.environ.setdefault("LEANSURGEON_CACHE", os.path.join(tempfile.gettempdir(), f"leansurgeon-tests-{os.getuid()}"))
 
 
 @pytest.hookimpl(optionalhook=True)
