@@ -162,9 +162,9 @@ def test_an_impossible_arm_is_named_before_anything_runs(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_no_training_outlives_its_experiment(how, tmp_path):
-    process = commanded("run", "digits-vit", "--workspace", tmp_path / "ws", cwd=tmp_path)
+@pytest.mark.parametrize(("how", "parallel"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGINT, 1)])
+def test_no_training_outlives_its_experiment(how, parallel, tmp_path):
+    process = commanded("run", "digits-vit", "--parallel", parallel, "--workspace", tmp_path / "ws", cwd=tmp_path)
     log = tmp_path / "ws/digits-vit/original-s0/metrics.jsonl"
     assert working_until(log.exists, [process.pid])  # however long this machine takes to import and to begin
     trainings = family(process.pid)
