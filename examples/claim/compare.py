@@ -5,9 +5,9 @@
 For every task and question: the mean over seeds of the paired difference (pooled over the depths that were run) with
 its 95 % interval, the paired t-test, Holm's correction over all primary comparisons, and where statsmodels is installed
 the same difference by a mixed model (score by arm and depth, random intercept for the seed). Accuracy and variance are
-in points, a loss in percent of what the second arm of the pair has; positive is better. Then the secondary comparisons,
-whose p is not corrected, what a halved kappa goes with among trainings of one arm, and the arms: score, parameters,
-kappa, and whether training had come to its end.
+in points, a loss in percent of what the second arm of the pair has; positive is better. Then the secondary comparisons
+(the pooled questions at each depth alone among them), whose p is not corrected, what a halved kappa goes with among
+trainings of one arm, and the arms: score, parameters, kappa, and whether training had come to its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import sys
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +193,18 @@ def asked(found: dict[str, Scores], questions: tuple[tuple[str, str, str], ...])
     return [one for one in answers if one is not None]
 
 
+def by_depth(found: dict[str, Scores]) -> list[Difference]:
+    """Every pooled question at each depth alone, on tasks that were run at several."""
+    made = []
+    for question in QUESTIONS:
+        for task, scores in found.items():
+            depths = sorted({depth for _, depth, _ in scores})
+            for depth in depths if len(depths) > 1 and question[0] not in DEPTHS else ():
+                alone = compared(task, {key: score for key, score in scores.items() if key[1] == depth}, question)
+                made += [replace(alone, question=f"{alone.question}, {depth} layers")] if alone else []
+    return made
+
+
 def secondary(differences: list[Difference]) -> list[str]:
     """Comparisons that decide nothing, as lines of Markdown."""
     head = ["| secondary: question | task | seeds | difference | 95 % | p |", "|---|---|---|---|---|---|"]
@@ -294,7 +306,15 @@ def main() -> int:
         return 2
     print(
         "\n".join(
-            [*table(differences), "", *secondary(asked(scores, SECONDARY)), "", *halvings(found), "", *arms(found)]
+            [
+                *table(differences),
+                "",
+                *secondary([*by_depth(scores), *asked(scores, SECONDARY)]),
+                "",
+                *halvings(found),
+                "",
+                *arms(found),
+            ]
         )
     )
     return 0

@@ -88,7 +88,8 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
     monkeypatch.setattr(sys, "argv", ["compare.py", str(runs)])
     assert compare.main() == 0
     out = capsys.readouterr().out
-    assert out.count("| fashion | 8 |") == 5 + 2 and f"{made[0].mean:+.2f} points" in out  # even and params beside few
+    # five pooled, four of them at each of two depths, even and params beside few
+    assert out.count("| fashion | 8 |") == 5 + 4 * 2 + 2 and f"{made[0].mean:+.2f} points" in out
     assert out.count("| 1,000 | 10, 70 | -5.00 (-5.00) % |") == 2 * len(ARMS)
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     assert compare.main() == 2
@@ -104,6 +105,23 @@ def test_a_loss_is_better_when_it_is_lower():
     missed = [100 * (1 + s / 90 - 0.9 - s / 100) for s in range(4)]
     assert (points.unit, points.mean) == ("points", pytest.approx(np.mean(missed)))
     assert points.mixed[0] == pytest.approx(points.mean, abs=0.02)
+
+
+def test_a_pooled_question_is_asked_at_each_depth_alone():
+    at = {2: 0.03, 4: -0.01}
+    scores = {
+        (arm, depth, seed): 0.5 + seed / 100 + (arm == "keep-4") * (gain + seed / 1000)
+        for arm in ("keep-4", "params-4", "base")
+        for depth, gain in at.items()
+        for seed in range(4)
+    }
+    found = compare.by_depth(
+        {"claim-fashion": scores, "claim-retrieval": {k: v for k, v in scores.items() if k[1] == 4}}
+    )
+    assert {(one.question, one.task): round(one.mean, 6) for one in found} == {
+        (f"heads at equal parameters, {depth} layers", "claim-fashion"): round(100 * gain + 0.15, 6)
+        for depth, gain in at.items()
+    }
 
 
 def test_a_halved_kappa_is_compared_within_arms():
