@@ -15,13 +15,44 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # thousands of tiny models: threads cost more than they save
-
-gc.set_threshold(100_000, 50, 1000)  # tests drop what they made; looking for rings of it costs one part in twenty
-MEMORY, ROOM = "/dev/shm", 8 << 30
-if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
-    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY  # thousands of small folders come and go
 os.environ.setdefault("LEANSURGEON_CACHE", os.path.join(tempfile.gettempdir(), f"leansurgeon-tests-{os.getuid()}"))
+
+MEMORY, ROOM = "/dev/shm", 8 << 30
+PLACE = pytest.StashKey[str]()
+
+
+def ordinary(config: pytest.Config) -> bool:
+    """Whether tests run that neither measure disks and processes nor have a machine of their own."""
+    return "not benchmark" in config.option.markexpr
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Thousands of tiny models and folders come and go: threads that load them and looks for rings of dead objects cost
+    more than they save, and folders are in memory where it has room.
+    """
+    if not ordinary(config):
+        return
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    gc.set_threshold(100_000, 50, 1000)
+    if "TMPDIR" not in os.environ and room_in_memory():
+        config.stash[PLACE] = tempfile.mkdtemp(prefix="leansurgeon-tests-", dir=MEMORY)
+        os.environ["TMPDIR"] = tempfile.tempdir = config.stash[PLACE]
+
+
+def room_in_memory() -> bool:
+    """Whether folders may be in memory: there is much of it, and what is compiled there may run."""
+    if not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return False
+    from leansurgeon.measure.device import free_memory
+
+    return min(shutil.disk_usage(MEMORY).free, free_memory()) > ROOM
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """What failed can be looked at; else nothing stays in memory."""
+    if exitstatus:
+        session.config.stash.setdefault(PLACE, "")
+        del session.config.stash[PLACE]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,17 +92,20 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()  # libraries want their objects taken apart before the end
+    if place := config.stash.get(PLACE, ""):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_waiting_for_the_disk():
-    """Tests outlive no loss of power: who asks what is brought to the disk looks at the calls, not at the disk. In
-    processes that tests start all is as it is.
+def _no_waiting_for_the_disk(request):
+    """No test survives a loss of power, so none waits for the disk; who asks what is brought there looks at the calls.
+    Programs that tests start wait for it, forks of the tests' process do not.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
+        if ordinary(request.config):
+            patch.setattr(os, "fsync", lambda handle: os.fstat(handle) and None)
         yield
 
 

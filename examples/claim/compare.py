@@ -194,11 +194,11 @@ def asked(found: dict[str, Scores], questions: tuple[tuple[str, str, str], ...])
 
 
 def by_depth(found: dict[str, Scores]) -> list[Difference]:
-    """Every pooled question at each depth alone, on tasks that were run at several."""
+    """Every question that is pooled over several depths at each of them alone."""
     made = []
     for question in QUESTIONS:
         for task, scores in found.items():
-            depths = sorted({depth for _, depth, _ in scores})
+            depths = sorted({depth for _, depth, *_ in pairs(scores, *question[1:], None)})
             for depth in depths if len(depths) > 1 and question[0] not in DEPTHS else ():
                 alone = compared(task, {key: score for key, score in scores.items() if key[1] == depth}, question)
                 made += [replace(alone, question=f"{alone.question}, {depth} layers")] if alone else []

@@ -312,6 +312,24 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
     with leftovers.scratch(tmp_path) as place:
         assert written(place / "out") == (set(), ANY) and (place / "out" / "config.json").read_text() == "{}"
         assert written(tmp_path / "other")[0]  # beside it is not in it
+        for folder, brought in ((place, []), (tmp_path, [str(tmp_path / "alone")])):
+            synced.clear()
+            write_file(folder / "alone", [Out("w", "F32", (2,), make=lambda: np.ones(2, np.float32))])
+            assert synced == brought
+
+
+def test_scratch_folders_may_come_and_go_while_another_is_asked_for(tmp_path, monkeypatch):
+    """A model in memory that nobody holds takes its scratch folder along whenever Python finds it."""
+    with ExitStack() as others, leftovers.scratch(tmp_path) as place:
+
+        class Watched(type(place)):
+            def is_relative_to(self, *folder):
+                others.close()
+                return super().is_relative_to(*folder)
+
+        for _ in range(3):
+            others.enter_context(leftovers.scratch(tmp_path))
+        assert leftovers.passing(Watched(place / "file")) and not leftovers.passing(Watched(tmp_path))
 
 
 def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path):

@@ -111,9 +111,10 @@ def test_a_pooled_question_is_asked_at_each_depth_alone():
     at = {2: 0.03, 4: -0.01}
     scores = {
         (arm, depth, seed): 0.5 + seed / 100 + (arm == "keep-4") * (gain + seed / 1000)
-        for arm in ("keep-4", "params-4", "base")
+        for arm in ("keep-4", "params-4", "base", "split-4")
         for depth, gain in at.items()
         for seed in range(4)
+        if (arm, depth) != ("split-4", 2)  # asked at one depth, it is not asked once more
     }
     found = compare.by_depth(
         {"claim-fashion": scores, "claim-retrieval": {k: v for k, v in scores.items() if k[1] == 4}}

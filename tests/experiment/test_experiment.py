@@ -76,7 +76,8 @@ def check_arms(recipe, by_arm):
 def as_typed(name, cwd):
     """In processes of their own, down to every proof."""
     run = [sys.executable, "-m", "leansurgeon", "run", name, "--debug", "--json"]
-    return subprocess.run(run, cwd=cwd, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "HF_DEACTIVATE_ASYNC_LOAD"}
+    return subprocess.run(run, cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def in_forks(name, cwd):

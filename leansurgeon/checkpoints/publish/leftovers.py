@@ -63,13 +63,13 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
 
 def passing(path: Path) -> bool:
     """Whether `path` lies in a scratch folder of this process and goes with it, so that no disk needs to have it."""
-    return any(path.is_relative_to(folder) for folder in _scratches)
+    return any(path.is_relative_to(folder) for folder in tuple(_scratches))  # others may come and go meanwhile
 
 
 @atexit.register
 def _take_away() -> None:
     """Scratch folders of something that lives as long as the process; those of its parent are not its own."""
-    for folder, owner in _scratches.items():
+    for folder, owner in tuple(_scratches.items()):
         if owner == os.getpid():
             shutil.rmtree(folder, ignore_errors=True)
 

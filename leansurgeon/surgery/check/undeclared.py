@@ -74,14 +74,14 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Family
 def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> FamilyCheck:
     """The row that `product` gives in a folder of its own; whatever is raised there ends in the row."""
     row = FamilyCheck(name, cls, built=True)
-    try:
-        with scratch() as place:
+    with scratch() as place:  # where there is none, no row says anything of a family
+        try:
             return product(place)
-    except LeanSurgeonError as error:
-        refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
-        return replace(row, refused=refused, why=" ".join(str(error).split()))
-    except Exception as error:  # a defect of ours; the table shows it
-        return replace(row, why=f"defect: {reason(error)}")
+        except LeanSurgeonError as error:
+            refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
+            return replace(row, refused=refused, why=" ".join(str(error).split()))
+        except Exception as error:  # a defect of ours; the table shows it
+            return replace(row, why=f"defect: {reason(error)}")
 
 
 def through_the_product(
