@@ -49,6 +49,7 @@ SECONDARY = (
 )
 DEPTHS = {QUESTIONS[-1][0]: (2, 4), SECONDARY[-1][0]: (2, 4)}  # of the two arms; elsewhere both have the same
 WORTH = {"points": 0.5, "%": 1.0}
+MEASURES = ("κ", "centred κ", "κ of A·W_o", "Jacobian, at least")  # of a layer, at the end of training
 UNITS = {"claim-fashion": "points", "claim-retrieval": "points", "claim-text": "%"}
 LOWER = ("claim-retrieval", "claim-text")  # is better: the share of the variance that is missed, the loss
 Scores = dict[tuple[str, int, int], float]  # by arm, depth and seed
@@ -83,6 +84,7 @@ class Run:
     parameters: int
     kappa: tuple[float, ...]  # median over layers of the median over samples: at the start, in the middle, at the end
     falling: float  # by which share the mean loss of the last tenth of the steps is below that of the tenth before
+    ended: tuple[float, ...] = ()  # at the end, medians over layers: every one of `MEASURES`
 
     @classmethod
     def of(cls, folder: Path, score: float, parameters: int) -> Run:
@@ -92,7 +94,17 @@ class Run:
             row["step"]: row["layers"] for row in rows if row["type"] == "kappa"
         }  # a resumed run repeats a step
         kappa = tuple(float(np.median([layer["median"] for layer in layers])) for layers in measured.values())
-        return cls(score, parameters, kappa, falling([row for row in rows if row["type"] == "train"]))
+        ended = conditioning([*measured.values()][-1]) if measured else ()
+        return cls(score, parameters, kappa, falling([row for row in rows if row["type"] == "train"]), ended)
+
+
+def conditioning(layers: list[dict]) -> tuple[float, ...]:
+    """Medians over layers of `MEASURES`; NaN where a layer lacks one."""
+    each = [
+        (one["median"], one["centred_median"], one["output"]["median"], one["jacobian"]["at_least"]) for one in layers
+    ]
+    rows = np.array(each, dtype=float)  # None becomes NaN
+    return tuple(map(float, np.median(rows, axis=0)))
 
 
 def falling(rows: list[dict]) -> float:
@@ -276,6 +288,18 @@ def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
     return lines
 
 
+def ended(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
+    """How attention is conditioned at the end of training, as lines of Markdown: means over seeds."""
+    lines = [f"| task | layers | arm | {' | '.join(MEASURES)} |", "|---" * (3 + len(MEASURES)) + "|"]
+    for task, runs in found.items():
+        for arm, depth in dict.fromkeys((arm, depth) for arm, depth, _ in runs):
+            each = [run.ended for (a, d, _), run in runs.items() if (a, d) == (arm, depth) and run.ended]
+            if each:
+                means = " | ".join(f"{value:,.0f}" for value in np.mean(each, axis=0))
+                lines.append(f"| {task.removeprefix('claim-')} | {depth} | {arm} | {means} |")
+    return lines if len(lines) > 2 else []
+
+
 def table(differences: list[Difference]) -> list[str]:
     """The primary comparisons as lines of Markdown, and what they answer."""
     corrected = holm([one.p for one in differences], len(QUESTIONS) * len(TASKS))
@@ -314,6 +338,8 @@ def main() -> int:
                 *halvings(found),
                 "",
                 *arms(found),
+                "",
+                *ended(found),
             ]
         )
     )

@@ -30,8 +30,12 @@ spec.loader.exec_module(compare)
 
 ARMS = ("base", "keep-4", "params-4", "split-4", "sharp", "even")
 KAPPA = [
-    {"type": "kappa", "step": s, "layers": [{"median": k + s}, {"median": 3 * k + s}]} for s in (0, 60) for k in (5.0,)
-]
+    {"type": "kappa", "step": step, "layers": [
+        {"median": k + step, "centred_median": k, "output": {"median": 2 * k}, "jacobian": {"at_least": k / 2}}
+        for k in (5.0, 15.0)
+    ]}
+    for step in (0, 60)
+]  # fmt: skip
 LOSSES = [{"type": "train", "step": s, "loss": 2.0 if s <= 54 else 1.9} for s in range(6, 66, 6)]
 
 
@@ -65,6 +69,7 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
     assert {key: run.score for key, run in found.items()} == said
     one = found["base", 4, 0]
     assert (one.parameters, one.kappa) == (1000, (10.0, 70.0)) and one.falling == pytest.approx(0.05)
+    assert one.ended == (70.0, 10.0, 20.0, 5.0)
     made = [compare.compared("claim-fashion", said, question) for question in compare.QUESTIONS]
     for one, (name, first, second) in zip(made, compare.QUESTIONS, strict=True):
         depths = [(2, 4)] if name in compare.DEPTHS else [(2, 2), (4, 4)]
