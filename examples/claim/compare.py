@@ -7,7 +7,8 @@ its 95 % interval, the paired t-test, Holm's correction over all primary compari
 the same difference by a mixed model (score by arm and depth, random intercept for the seed). Accuracy and variance are
 in points, a loss in percent of what the second arm of the pair has; positive is better. Then the secondary comparisons
 (the pooled questions at each depth alone among them), whose p is not corrected, what a halved kappa goes with among
-trainings of one arm, and the arms: score, parameters, kappa, and whether training had come to its end.
+trainings of one arm, and the arms: score, parameters, kappa, and whether training had come to its end; the other
+measures of conditioning at last.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SECONDARY = (
 )
 DEPTHS = {QUESTIONS[-1][0]: (2, 4), SECONDARY[-1][0]: (2, 4)}  # of the two arms; elsewhere both have the same
 WORTH = {"points": 0.5, "%": 1.0}
-MEASURES = ("κ", "centred κ", "κ of A·W_o", "Jacobian, at least")  # of a layer, at the end of training
+MEASURES = ("centred κ", "κ of A·W_o", "Jacobian, at least")  # of a layer, beside κ itself
 UNITS = {"claim-fashion": "points", "claim-retrieval": "points", "claim-text": "%"}
 LOWER = ("claim-retrieval", "claim-text")  # is better: the share of the variance that is missed, the loss
 Scores = dict[tuple[str, int, int], float]  # by arm, depth and seed
@@ -84,7 +85,7 @@ class Run:
     parameters: int
     kappa: tuple[float, ...]  # median over layers of the median over samples: at the start, in the middle, at the end
     falling: float  # by which share the mean loss of the last tenth of the steps is below that of the tenth before
-    ended: tuple[float, ...] = ()  # at the end, medians over layers: every one of `MEASURES`
+    beside: tuple[tuple[float, ...], ...] = ()  # at the same times, medians over layers: every one of `MEASURES`
 
     @classmethod
     def of(cls, folder: Path, score: float, parameters: int) -> Run:
@@ -94,15 +95,13 @@ class Run:
             row["step"]: row["layers"] for row in rows if row["type"] == "kappa"
         }  # a resumed run repeats a step
         kappa = tuple(float(np.median([layer["median"] for layer in layers])) for layers in measured.values())
-        ended = conditioning([*measured.values()][-1]) if measured else ()
-        return cls(score, parameters, kappa, falling([row for row in rows if row["type"] == "train"]), ended)
+        beside = tuple(map(conditioning, measured.values()))
+        return cls(score, parameters, kappa, falling([row for row in rows if row["type"] == "train"]), beside)
 
 
 def conditioning(layers: list[dict]) -> tuple[float, ...]:
     """Medians over layers of `MEASURES`; NaN where a layer lacks one."""
-    each = [
-        (one["median"], one["centred_median"], one["output"]["median"], one["jacobian"]["at_least"]) for one in layers
-    ]
+    each = [(one["centred_median"], one["output"]["median"], one["jacobian"]["at_least"]) for one in layers]
     rows = np.array(each, dtype=float)  # None becomes NaN
     return tuple(map(float, np.median(rows, axis=0)))
 
@@ -288,15 +287,18 @@ def arms(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
     return lines
 
 
-def ended(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
-    """How attention is conditioned at the end of training, as lines of Markdown: means over seeds."""
+def measures(found: dict[str, dict[tuple[str, int, int], Run]]) -> list[str]:
+    """How else attention is conditioned at the start, in the middle and at the end of training, as lines of Markdown:
+    means over seeds.
+    """
     lines = [f"| task | layers | arm | {' | '.join(MEASURES)} |", "|---" * (3 + len(MEASURES)) + "|"]
     for task, runs in found.items():
         for arm, depth in dict.fromkeys((arm, depth) for arm, depth, _ in runs):
-            each = [run.ended for (a, d, _), run in runs.items() if (a, d) == (arm, depth) and run.ended]
+            each = [run.beside for (a, d, _), run in runs.items() if (a, d) == (arm, depth) and run.beside]
             if each:
-                means = " | ".join(f"{value:,.0f}" for value in np.mean(each, axis=0))
-                lines.append(f"| {task.removeprefix('claim-')} | {depth} | {arm} | {means} |")
+                means = np.mean(each, axis=0).T  # measure by time
+                told = " | ".join(", ".join(f"{value:,.0f}" for value in times) for times in means)
+                lines.append(f"| {task.removeprefix('claim-')} | {depth} | {arm} | {told} |")
     return lines if len(lines) > 2 else []
 
 
@@ -339,7 +341,7 @@ def main() -> int:
                 "",
                 *arms(found),
                 "",
-                *ended(found),
+                *measures(found),
             ]
         )
     )

@@ -69,7 +69,7 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
     assert {key: run.score for key, run in found.items()} == said
     one = found["base", 4, 0]
     assert (one.parameters, one.kappa) == (1000, (10.0, 70.0)) and one.falling == pytest.approx(0.05)
-    assert one.ended == (70.0, 10.0, 20.0, 5.0)
+    assert one.beside == ((10.0, 20.0, 5.0),) * 2
     made = [compare.compared("claim-fashion", said, question) for question in compare.QUESTIONS]
     for one, (name, first, second) in zip(made, compare.QUESTIONS, strict=True):
         depths = [(2, 4)] if name in compare.DEPTHS else [(2, 2), (4, 4)]
@@ -95,6 +95,7 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
     out = capsys.readouterr().out
     # five pooled, four of them at each of two depths, even and params beside few
     assert out.count("| fashion | 8 |") == 5 + 4 * 2 + 2 and f"{made[0].mean:+.2f} points" in out
+    assert out.count("| 10, 10 | 20, 20 | 5, 5 |") == 2 * len(ARMS)
     assert out.count("| 1,000 | 10, 70 | -5.00 (-5.00) % |") == 2 * len(ARMS)
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     assert compare.main() == 2
