@@ -18,6 +18,9 @@ def run(
     ],
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set train.duration=5ep.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Other seeds: 0,1,2.")] = None,
+    arms: Annotated[
+        str | None, typer.Option(help="Only these arms, and the original that they are cut from: original,lean.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="The recipe's own tiny variant; runs in seconds.")] = False,
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Trainings side by side. Default: one per core, or one on a GPU.")
@@ -64,6 +67,7 @@ def run(
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
     call = ["leansurgeon", "run", recipe, *(word for one in sets or [] for word in ("--set", one))]
     call += [] if seeds is None else ["--seeds", seeds]
+    call += [] if arms is None else ["--arms", arms]
     call += ["--debug"] if debug else []
     call += ["--workspace", str(workspace)] if workspace != Path("runs") else []
     if gpus is not None:
@@ -73,6 +77,7 @@ def run(
     summaries = experiment.run(
         loaded,
         workspace,
+        arms=None if arms is None else [word.strip() for word in arms.split(",")],
         parallel=parallel if processes == 1 else 1,
         force=force,
         say=say,

@@ -17,12 +17,12 @@ can carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import plural
-from leansurgeon.experiment.arms import base_arm, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.kept import check_interrupted, finished
 from leansurgeon.experiment.machine import default_parallel
@@ -37,6 +37,7 @@ def run(
     recipe: ExperimentRecipe,
     workspace: Path,
     *,
+    arms: Sequence[str] | None = None,
     parallel: int | None = None,
     force: bool = False,
     say: Say = silent,
@@ -46,17 +47,20 @@ def run(
 ) -> list[Summary]:
     """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
 
+    `arms` leaves it at these, and the original where one of them is cut from it (default: all of the recipe).
     `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
     GPUs, or CPU processes where `cpu` is set. `begin` is called when nothing speaks against it any more. Raises what a
-    training raises, and `UsageError` where an arm of other settings stands in the way.
+    training raises, and `UsageError` for an unknown arm and where an arm of other settings stands in the way.
     """
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
     wanted = wanted_shapes(recipe, source)
+    chosen = chosen_arms(recipe, arms, wanted)
     parallel = parallel or default_parallel()
     jobs = make_jobs(recipe, workspace, wanted, first, parallel, force=force, processes=processes, cpu=cpu)
+    jobs = {key: job for key, job in jobs.items() if key[0] in chosen}
     say(
-        f"{recipe.name}: {plural(len(recipe.arms), 'arm')} x {plural(len(recipe.seeds), 'seed')} = "
+        f"{recipe.name}: {plural(len(chosen), 'arm')} x {plural(len(recipe.seeds), 'seed')} = "
         f"{plural(len(jobs), 'training')}, "
         f"{parallel} at a time"
     )
@@ -69,4 +73,4 @@ def run(
         say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
         drive(jobs, done, first, parallel, samples, say, source.architecture.library)
-    return [done[name, seed] for name in recipe.arms for seed in recipe.seeds]
+    return [done[name, seed] for name in chosen for seed in recipe.seeds]

@@ -4,13 +4,13 @@ changes: those that go on from trained weights have settings of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean
 from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.shape import Stage
@@ -28,6 +28,22 @@ def base_arm(recipe: ExperimentRecipe) -> str:
             f"The experiment '{recipe.name}' has no arm for the original.", "Add `original: {}` to its arms."
         )
     return plain[0]
+
+
+def chosen_arms(recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: Mapping[str, Wanted]) -> list[str]:
+    """The arms of these names (None: all) in the recipe's order, and the original where one of them is cut from it.
+    Raises `UsageError` for a name that the recipe does not have.
+    """
+    if names is None:
+        return list(recipe.arms)
+    for name in names:
+        if name not in recipe.arms:
+            raise UsageError(
+                f"The experiment '{recipe.name}' has no arm '{name}'{did_you_mean(name, recipe.arms)}.",
+                f"Arms: {', '.join(recipe.arms)}.",
+            )
+    original = {base_arm(recipe)} if any(wanted[name].init == "transfer" for name in names) else set()
+    return [name for name in recipe.arms if name in original.union(names)]
 
 
 def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]:

@@ -20,7 +20,7 @@ from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment import side_by_side
-from leansurgeon.experiment.arms import base_arm, wanted_of, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_of, wanted_shapes
 from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import as_a_bar, drive, plan_of, running_line
@@ -161,6 +161,32 @@ def test_an_impossible_arm_is_named_before_anything_runs(tmp_path):
     with pytest.raises(UsageError, match=r"\bno arm\b.*`original: \{\}`"):
         experiment.run(recipe(arms={"lean": {"layers": 3}}), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("lean", "asked", "made"),
+    [
+        ({"init": "fresh"}, ["lean"], ["lean"]),  # nothing of it comes from the original
+        ({"init": "fresh"}, ["control"], ["control"]),  # solved for lean, which is not trained
+        ({}, ["lean"], ["original", "lean"]),
+        ({}, ["lean", "original"], ["original", "lean"]),
+    ],
+)
+def test_arms_by_name_bring_the_original_where_they_are_cut_from_it(lean, asked, made):
+    whole = recipe(arms={"original": {}, "lean": {"layers": 3} | lean, "control": {"control_of": "lean"}})
+    wanted = wanted_shapes(whole, open_source("digits-vit"))
+    assert chosen_arms(whole, asked, wanted) == made
+    assert chosen_arms(whole, None, wanted) == list(whole.arms)
+
+
+def test_only_the_named_arms_are_trained(tmp_path, own_cache):
+    with trainings_forked():
+        done = commanded("run", "digits-vit", "--debug", "--arms", "original", "--json", cwd=tmp_path).wait()
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [p.parent.name for p in tmp_path.glob("runs/*/*/summary.json")] == ["original-s0"]
+    assert "--arms original" in next(tmp_path.glob("runs/*/experiment.yaml")).read_text()
+    refused = commanded("run", "digits-vit", "--debug", "--arms", "original,leen", cwd=tmp_path).wait()
+    assert refused.returncode == 2 and "did you mean 'lean'?" in refused.stderr
 
 
 @pytest.mark.parametrize(("how", "parallel"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGINT, 1)])
