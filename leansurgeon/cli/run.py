@@ -67,7 +67,6 @@ def run(
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
     call = ["leansurgeon", "run", recipe, *(word for one in sets or [] for word in ("--set", one))]
     call += [] if seeds is None else ["--seeds", seeds]
-    call += [] if arms is None else ["--arms", arms]
     call += ["--debug"] if debug else []
     call += ["--workspace", str(workspace)] if workspace != Path("runs") else []
     if gpus is not None:

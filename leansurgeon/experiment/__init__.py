@@ -18,6 +18,7 @@ can carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from leansurgeon.checkpoints.source import open_source
@@ -47,7 +48,9 @@ def run(
 ) -> list[Summary]:
     """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
 
-    `arms` leaves it at these, and the original where one of them is cut from it (default: all of the recipe).
+    `arms` trains these alone, and the original first where one of them is cut from it (default: all of the recipe);
+    `force` means what is named. What earlier calls made of the other arms must be of the same settings, and is returned
+    with the rest.
     `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
     GPUs, or CPU processes where `cpu` is set. `begin` is called when nothing speaks against it any more. Raises what a
     training raises, and `UsageError` for an unknown arm and where an arm of other settings stands in the way.
@@ -57,20 +60,21 @@ def run(
     wanted = wanted_shapes(recipe, source)
     chosen = chosen_arms(recipe, arms, wanted)
     parallel = parallel or default_parallel()
-    jobs = make_jobs(recipe, workspace, wanted, first, parallel, force=force, processes=processes, cpu=cpu)
-    jobs = {key: job for key, job in jobs.items() if key[0] in chosen}
+    jobs = make_jobs(recipe, workspace, wanted, first, parallel, processes=processes, cpu=cpu)
+    anew = {key for key in jobs if force and (arms is None or key[0] in arms)}
     say(
         f"{recipe.name}: {plural(len(chosen), 'arm')} x {plural(len(recipe.seeds), 'seed')} = "
-        f"{plural(len(jobs), 'training')}, "
+        f"{plural(len(chosen) * len(recipe.seeds), 'training')}, "
         f"{parallel} at a time"
     )
-    done = {key: old for key, job in jobs.items() if (old := None if force else finished(job))}
-    for job in [] if force else jobs.values():
-        check_interrupted(job)
-    samples = prepare_data(recipe, say)
+    done = {key: old for key, job in jobs.items() if key not in anew and (old := finished(job))}
+    for key in jobs.keys() - anew:
+        check_interrupted(jobs[key])
+    jobs = {key: replace(job, anew=key in anew) for key, job in jobs.items() if key[0] in chosen}
+    samples = prepare_data(recipe, say, chosen)
     begin()
-    if done:
-        say(f"{len(done)} of them were finished by an earlier call and are taken over (--force runs them again)")
+    if taken := len(done.keys() & jobs.keys()):
+        say(f"{taken} of them were finished by an earlier call and are taken over (--force runs them again)")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
         drive(jobs, done, first, parallel, samples, say, source.architecture.library)
-    return [done[name, seed] for name in chosen for seed in recipe.seeds]
+    return [done[name, seed] for name in recipe.arms for seed in recipe.seeds if (name, seed) in done]

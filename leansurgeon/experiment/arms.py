@@ -32,10 +32,15 @@ def base_arm(recipe: ExperimentRecipe) -> str:
 
 def chosen_arms(recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: Mapping[str, Wanted]) -> list[str]:
     """The arms of these names (None: all) in the recipe's order, and the original where one of them is cut from it.
-    Raises `UsageError` for a name that the recipe does not have.
+    Raises `UsageError` for no name, one twice, and one that the recipe does not have.
     """
     if names is None:
         return list(recipe.arms)
+    if not any(names) or len(set(names)) < len(names):
+        raise UsageError(
+            f"{'An arm is named twice' if any(names) else 'No arm is named'}: {', '.join(names)}.",
+            f"Arms of '{recipe.name}': {', '.join(recipe.arms)}.",
+        )
     for name in names:
         if name not in recipe.arms:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,6 @@ def make_jobs(
     first: str,
     parallel: int,
     *,
-    force: bool = False,
     processes: int = 1,
     cpu: bool = False,
 ) -> dict[tuple[str, int], Job]:
@@ -77,19 +76,18 @@ def make_jobs(
                 prove=seed == recipe.seeds[0],
                 threads=threads,
                 quiet=parallel > 1,
-                anew=force,
                 processes=processes,
                 cpu=cpu,
             )
     return jobs
 
 
-def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None]) -> int:
-    """Generate or read the data once, before several processes want it; returns the number of training samples (of the
-    first arm's task, where arms differ in it).
+def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None], arms: Iterable[str] | None = None) -> int:
+    """Generate or read the data of these arms (all by default) once, before several processes want it; returns the
+    number of training samples (of the first arm's task, where arms differ in it).
     """
     sizes = []
-    for choice in {repr(choice): choice for choice in map(recipe.task_of, recipe.arms)}.values():
+    for choice in {repr(choice): choice for choice in map(recipe.task_of, arms or recipe.arms)}.values():
         task = tasks.make(choice.name, choice.options)
         task.prepare(runfolder.cache_dir(), None, workers=cores(), say=say)
         sizes.append(task.size("train"))

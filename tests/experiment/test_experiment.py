@@ -179,14 +179,40 @@ def test_arms_by_name_bring_the_original_where_they_are_cut_from_it(lean, asked,
     assert chosen_arms(whole, None, wanted) == list(whole.arms)
 
 
+@pytest.mark.parametrize("names", [[], [""], ["lean", "lean"], ["leen"], ["lean", ""]])
+def test_arms_that_are_none_end_before_anything_is_written(names, tmp_path):
+    with pytest.raises(UsageError, match="original, lean, control"):
+        experiment.run(recipe(), tmp_path, arms=names)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_the_named_arms_are_trained(tmp_path, own_cache):
-    with trainings_forked():
-        done = commanded("run", "digits-vit", "--debug", "--arms", "original", "--json", cwd=tmp_path).wait()
+    """One after the other, into one table; what is not named is neither trained anew nor left of other settings."""
+
+    def run(*words):
+        with trainings_forked():
+            return commanded("run", "digits-vit", "--debug", *words, cwd=tmp_path).wait()
+
+    def made():
+        return {p.parent.name: p.stat().st_mtime_ns for p in tmp_path.glob("runs/*/*/summary.json")}
+
+    done = run("--arms", "control-fresh")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [p.parent.name for p in tmp_path.glob("runs/*/*/summary.json")] == ["original-s0"]
-    assert "--arms original" in next(tmp_path.glob("runs/*/experiment.yaml")).read_text()
-    refused = commanded("run", "digits-vit", "--debug", "--arms", "original,leen", cwd=tmp_path).wait()
-    assert refused.returncode == 2 and "did you mean 'lean'?" in refused.stderr
+    alone = made()
+    assert (
+        list(alone) == ["control-fresh-s0"]
+        and "--arms" not in next(tmp_path.glob("runs/*/experiment.yaml")).read_text()
+    )
+    both = run("--arms", "original")
+    assert both.returncode == 0 and re.search(r"^original .*\n(.*\n)*control", both.stdout, re.M)
+    before = made()
+    assert before.keys() == {"original-s0", *alone} and before["control-fresh-s0"] == alone["control-fresh-s0"]
+    assert run("--arms", "lean", "--force").returncode == 0
+    after = made()
+    assert after.keys() == {"lean-s0", *before} and {name: after[name] for name in before} == before
+    assert run("--arms", "lean", "--force").returncode == 0 and made()["lean-s0"] > after["lean-s0"]
+    refused = run("--arms", "lean", "--set", "train.duration=3st")
+    assert refused.returncode == 2 and "original" in refused.stderr
 
 
 @pytest.mark.parametrize(("how", "parallel"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGINT, 1)])

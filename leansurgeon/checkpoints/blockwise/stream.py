@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import tower_around
@@ -44,11 +43,6 @@ class Call:
             return args[0], cls(args[1:], dict(kwargs), None)
         key = next(k for k in HIDDEN if k in kwargs)
         return kwargs[key], cls((), {k: v for k, v in kwargs.items() if k != key}, key)
-
-    def at(self, device: torch.device) -> Call:
-        """The same with its tensors on a device."""
-        args, kwargs = tree_map_only(Tensor, lambda t: t.to(device), (self.args, self.kwargs))
-        return Call(args, kwargs, self.key)
 
     def on(self, forward: Callable[..., Any], hidden: Tensor) -> Any:
         """Call a block with the noted arguments and these hidden states."""
@@ -94,37 +88,19 @@ class Stream:
         on. `rounded` False takes products in the numbers of the weights, whatever the skeleton's `cast` says.
         """
         layer = self.at if layer is None else layer
-        return self._call(self.skeleton.block(layer), self.calls[batch][layer], hidden, rounded=rounded)
-
-    def _call(self, block: nn.Module, call: Call, hidden: Tensor, *, rounded: bool = True) -> Tensor:
-        """The same with a block by itself, and the arguments of its call; both on its device."""
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         with self.skeleton.cast() if rounded else nullcontext():
-            out = call.on(block, hidden.to(next(block.parameters()).device))
+            out = self.calls[batch][layer].on(self.skeleton.block(layer), hidden.to(self.skeleton.device))
         return out if isinstance(out, Tensor) else out[0]
 
     @torch.no_grad()
     def run(self, layer: int | None = None, hidden: list[Tensor] | None = None) -> list[Tensor]:
-        """Outputs of a filled block (by default the next one) for every batch; nothing moves. Where the skeleton has
-        several devices, each takes its share of the batches.
+        """Outputs of a filled block (by default the next one) for every batch; nothing moves.
 
         `hidden` are other hidden states to use than the stream's own.
         """
-        states, layer = self.hidden if hidden is None else hidden, self.at if layer is None else layer
-        copies = self.skeleton.everywhere(layer, len(states))
-        outputs: list[Tensor] = []
-        for start in range(0, len(states), len(copies)):  # all have begun before the first is waited for
-            some = range(start, min(start + len(copies), len(states)))
-            made = [self._call_copy(copies[b - start], b, states[b], layer) for b in some]
-            outputs += [out.to(self.skeleton.home) for out in made]
-        return outputs
-
-    def _call_copy(self, block: nn.Module, batch: int, hidden: Tensor, layer: int) -> Tensor:
-        """The output of a block or of its copy on another device for one batch."""
-        call = self.calls[batch][layer]
-        if block is self.skeleton.block(layer):
-            return self._call(block, call, hidden)
-        return self._call(block, call.at(next(block.parameters()).device), hidden)
+        states = self.hidden if hidden is None else hidden
+        return [self.call(b, state, layer).to(self.skeleton.home) for b, state in enumerate(states)]
 
     def advance(self, outputs: list[Tensor]) -> None:
         """Take these outputs of block `at` as the way to the next block, and cross to its stage where one begins."""

@@ -44,10 +44,8 @@ def data(family: str) -> Calibration:
     return Calibration("noise", "noise", "-", batches(6), batches(2), batches(1))
 
 
-def cut(
-    source, wanted: Wanted, method: Method, samples: Calibration, *where: str
-) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    options = Options(heal=method.heal, fit=method.fit, device=where[0], others=where[1:])
+def cut(source, wanted: Wanted, method: Method, samples: Calibration, where: str) -> tuple[tuple[int, ...], dict]:
+    options = Options(heal=method.heal, fit=method.fit, device=where)
     outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
     found = outcome.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()
@@ -73,49 +71,6 @@ def test_a_gpu_chooses_and_makes_what_a_cpu_does(family, wanted, method, room, s
     for name, values in tensors.items():
         # A GPU takes the sums of a refit in fp32, a CPU in fp64.
         assert np.linalg.norm(found[1][name] - values) < 2e-3 * np.linalg.norm(values) + 1e-4, name
-
-
-@pytest.mark.parametrize(("family", "wanted", "method"), WISHES, ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize("room", [0.3, 0.0], ids=["states there", "states here"])
-def test_several_gpus_make_what_one_does(family, wanted, method, room, saved, monkeypatch):
-    monkeypatch.setattr(ground, "SHARE", room)
-    source, samples = open_source(str(saved(family)[0])), data(family)
-    with plugged_in(monkeypatch, count=3):
-        one = cut(source, wanted, method, samples, "cuda:0")
-        layers, tensors = cut(source, wanted, method, samples, "cuda:0", "cuda:1", "cuda:2")
-    assert layers == one[0] and tensors.keys() == one[1].keys() != set()
-    for name, values in tensors.items():
-        assert np.array_equal(one[1][name], values), name
-
-
-def test_batches_are_shared_out_among_gpus(saved, monkeypatch):
-    source = open_source(str(saved("bert")[0]))  # which is called with masks
-    steps = plan(source, Wanted(layers="2"), calibrated=True)
-    with plugged_in(monkeypatch, count=2):
-        there = Ground(steps, data("bert"), Options(device="cuda:0", others=("cuda:1",)))
-        alone = Ground(steps, data("bert"), Options(device="cuda:0"))
-        used: list[torch.device] = []
-        plain = there.teacher.block(0).__class__.forward
-
-        def noted(self, hidden_states, *args, **kwargs):
-            used.append(hidden_states.device)
-            return plain(self, hidden_states, *args, **kwargs)
-
-        monkeypatch.setattr(there.teacher.block(0).__class__, "forward", noted)
-        streams = [ground.View.of(one.calibration, None).streams(one.teacher)["fit"] for one in (there, alone)]
-        for one in (there, alone):
-            one.fill(0)
-        used.clear()
-        outputs = streams[0].run()
-        assert used == 3 * [GPU, torch.device("cuda", 1)] and {out.device for out in outputs} == {GPU}
-        for out, same in zip(outputs, streams[1].run(), strict=True):
-            assert np.array_equal(out.cpu(), same.cpu())
-        assert there.work == alone.work
-        used.clear()
-        hook = there.teacher.projections(0)[0].register_forward_hook(lambda *_: None)
-        streams[0].run()  # whoever watches a block sees all that goes through it
-        hook.remove()
-        assert used == 6 * [GPU]
 
 
 def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
@@ -169,14 +124,13 @@ def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
 
 def test_the_device_is_the_users(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.chosen("auto") == device.chosen("cpu") == "cpu" and device.others("auto") == ()
+    assert device.chosen("auto") == device.chosen("cpu") == "cpu"
     for word in ("gpu", "cuda:", "cuda:x", "cuda:0", "cuda"):
         with pytest.raises(UsageError):
             device.chosen(word)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
-    assert [device.others(word) for word in ("auto", "cuda", "cuda:1", "cpu")] == [("cuda:1",), (), (), ()]
     with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
         device.chosen("cuda:2")
 
