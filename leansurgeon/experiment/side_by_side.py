@@ -175,14 +175,17 @@ def in_process(end: Connection, alive: Connection, job: Job) -> None:
     """
     threading.Thread(target=end_with, args=(alive,), daemon=True).start()
     guard()
+    answer: Summary | LeanSurgeonError | str
     try:
-        end.send(carry_out_job(job))
-    except LeanSurgeonError as error:
-        end.send(error)
-    except KeyboardInterrupt:
+        try:
+            answer = carry_out_job(job)
+        except LeanSurgeonError as error:
+            answer = error
+        except Exception:
+            answer = traceback.format_exc()
+        end.send(answer)
+    except KeyboardInterrupt:  # also while it sends: whoever reads an error ends this process at once
         pass
-    except Exception:
-        end.send(traceback.format_exc())
 
 
 def end_with(alive: Connection) -> None:

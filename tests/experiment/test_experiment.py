@@ -18,7 +18,7 @@ import pytest
 
 from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import Terminated, UsageError
 from leansurgeon.experiment import side_by_side
 from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_of, wanted_shapes
 from leansurgeon.experiment.execute import carry_out_job
@@ -274,6 +274,24 @@ def test_a_failing_training_ends_the_experiment_with_its_own_error(tmp_path):
     with trainings_forked():
         done = commanded("run", "digits-vit", "--debug", "--set", "train.batch=100000", cwd=tmp_path).wait()
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("found", [UsageError("One sentence."), RuntimeError("a defect")])
+def test_a_training_that_is_ended_while_it_sends_its_error_says_nothing(found, monkeypatch, capfd):
+    def fails(job):
+        raise found
+
+    sent = []
+
+    class End:
+        def send(self, answer):
+            sent.append(answer)
+            raise Terminated  # by the experiment, which has read it
+
+    for name, stand_in in (("carry_out_job", fails), ("end_with", lambda alive: None), ("guard", lambda: None)):
+        monkeypatch.setattr(side_by_side, name, stand_in)
+    side_by_side.in_process(End(), None, None)
+    assert len(sent) == 1 and str(found) in str(sent[0]) and capfd.readouterr() == ("", "")
 
 
 def test_trainings_side_by_side_are_one_bar_on_a_terminal(tmp_path, monkeypatch):
