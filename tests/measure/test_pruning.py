@@ -80,28 +80,32 @@ def test_importance_finds_the_heads_that_are_needed(bench, values):
     assert able["importance"] == first_drop["fraction"] - 1 / 8
 
 
+def without_head(trained: Loaded, bench: HeadScorer, head: int) -> tuple[np.ndarray, torch.Tensor]:
+    """Losses of all samples, and which are right, where a head's part of the output projection is zero."""
+    weight = trained.model.get_submodule(bench.sites[head // 8].module).weight
+    h, kept = head % 8, weight.detach().clone()
+    losses, right = [], []
+    with torch.no_grad():
+        weight[:, 4 * h : 4 * h + 4] = 0
+        for batch in bench.batches:
+            logits = trained.model(**{k: v for k, v in batch.items() if k != "labels"}).logits
+            losses.append(F.cross_entropy(logits, batch["labels"], reduction="none"))
+            right.append(logits.argmax(-1) == batch["labels"])
+        weight.copy_(kept)
+    return torch.cat(losses).double().numpy(), torch.cat(right)
+
+
 def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, bench, values):
     off = ablation.one_off(bench)
     deltas = np.array([row["change"] for row in off])
     assert pruning.spearman(values, deltas) > 0.6
     worst = int(np.argmax(deltas))
     assert ablation.matters(off[worst])
-    site = bench.sites[worst // 8]
-    weight = trained.model.get_submodule(site.module).weight
-    h, kept = worst % 8, weight.detach().clone()
-    with torch.no_grad():
-        weight[:, 4 * h : 4 * h + 4] = 0
-        losses, right = [], []
-        for batch in bench.batches:
-            inputs = {k: v for k, v in batch.items() if k != "labels"}
-            logits = trained.model(**inputs).logits
-            losses.append(F.cross_entropy(logits, batch["labels"], reduction="none"))
-            right.append(logits.argmax(-1) == batch["labels"])
-        weight.copy_(kept)
-    masked = torch.cat(losses).double().numpy()
+    masked, rights = zip(*(without_head(trained, bench, head) for head in range(len(off))), strict=True)
+    changes = [float(right.double().mean()) - bench.whole.accuracy for right in rights]
+    assert [row["accuracy_change"] for row in off] == pytest.approx(changes, abs=1e-12)
+    masked = masked[worst]
     assert off[worst]["change"] == pytest.approx(masked.mean() - bench.whole.loss, rel=1e-5)
-    accuracy = float(torch.cat(right).double().mean())
-    assert off[worst]["accuracy_change"] == pytest.approx(accuracy - bench.whole.accuracy, abs=1e-12)
     from scipy import stats
 
     differences = masked - bench.whole.losses
@@ -115,7 +119,11 @@ def test_all_but_one_keeps_the_strongest_head_of_one_layer(bench, values):
     assert [row["head"] for row in only] == [int(np.argmax(values[:8])) + 1, int(np.argmax(values[8:])) + 1]
     keep = np.ones(16, bool)
     keep[:8] = np.arange(8) == np.argmax(values[:8])
-    assert only[0]["change"] == pytest.approx(bench.scores(keep).loss - bench.whole.loss)
+    left = bench.scores(keep)
+    assert only[0]["change"] == pytest.approx(left.loss - bench.whole.loss)
+    assert only[0]["accuracy_change"] == left.accuracy - bench.whole.accuracy
+    # One of eight heads is not enough; how many can be spared hangs on how the processor rounds.
+    assert min(row["accuracy_change"] for row in only) < 0
 
 
 def test_holm_is_that_of_the_book():
