@@ -46,6 +46,10 @@ SECONDARY = (
     ("balanced bases", "low-kappa", "base"),
     ("skewed bases", "high-kappa", "keep-4"),
     ("W + lambda I at the start", "low-kappa-start", "base"),
+    ("kappa held low through training", "hold-low", "base"),
+    ("more heads, kappa held high through training", "hold-high", "keep-4"),
+    ("more heads at the kappa of few", "hold-high", "base"),
+    ("kappa of many heads with few", "hold-low", "keep-4"),
     ("half the depth, equal parameters, old heads", "params-4", "base"),
 )
 DEPTHS = {QUESTIONS[-1][0]: (2, 4), SECONDARY[-1][0]: (2, 4)}  # of the two arms; elsewhere both have the same

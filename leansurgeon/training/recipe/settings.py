@@ -117,6 +117,18 @@ class Basis(Strict):
         return self
 
 
+class HoldKappa(Strict):
+    """A penalty that holds kappa of every attention block at `most`, or at `least`, at `bound` through the training:
+    `weight` times the mean squared distance beyond it, in nats, over the first `samples` of a micro batch. For
+    experiments: does kappa matter when heads and parameters are the same?
+    """
+
+    kind: Literal["most", "least"]
+    bound: float = Field(ge=1)
+    weight: float = Field(default=1.0, gt=0)
+    samples: int = Field(default=8, ge=1)
+
+
 class EarlyStopping(Strict):
     """End after `patience` evaluations in a row that did not bring the metric `min_delta` beyond the best."""
 
@@ -175,6 +187,7 @@ class Train(Strict):
     basis: Basis | None = None
     identity: float = Field(default=0.0, ge=0)  # lambda of W_v + lambda I and W_o + lambda I before the first step
     sharpen: float = Field(default=1.0, gt=0)  # W_q times this before the first step: attention less even, kappa lower
+    hold_kappa: HoldKappa | None = None
     new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
     sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None
