@@ -28,6 +28,7 @@ from scipy import stats
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.folder import METRICS
 
+QK = "-qk"  # at the end of a recipe's name, and then of its arms': queries and keys are normalised
 TASKS = ("claim-fashion", "claim-text", "claim-retrieval")
 QUESTIONS = (
     ("heads at equal parameters", "keep-4", "params-4"),
@@ -50,6 +51,8 @@ SECONDARY = (
     ("more heads, kappa held high through training", "hold-high", "keep-4"),
     ("more heads at the kappa of few", "hold-high", "base"),
     ("kappa of many heads with few", "hold-low", "keep-4"),
+    ("QK norm", "base-qk", "base"),
+    ("more heads, all with QK norm", "keep-4-qk", "base-qk"),
     ("half the depth, equal parameters, old heads", "params-4", "base"),
 )
 DEPTHS = {QUESTIONS[-1][0]: (2, 4), SECONDARY[-1][0]: (2, 4)}  # of the two arms; elsewhere both have the same
@@ -124,12 +127,13 @@ def collected(workspace: Path) -> dict[str, dict[tuple[str, int, int], Run]]:
     found: dict[str, dict[tuple[str, int, int], Run]] = {}
     for folder in sorted(workspace.glob("claim-*/*-s*")):
         run = summary.read_if_whole(folder)
-        task = next((name for name in TASKS if folder.parent.name in (name, f"{name}-2", f"{name}-6")), None)
+        recipe, normed = folder.parent.name.removesuffix(QK), folder.parent.name.endswith(QK)
+        task = next((name for name in TASKS if recipe in (name, f"{name}-2", f"{name}-6")), None)
         if run is None or task is None or run.experiment is None or run.final is None:
             continue
         score = run.final.loss if task == "claim-text" else run.final.metric
         depth = sum(stage["depth"] for stage in run.model.shape["stages"])
-        key = run.experiment.arm, depth, run.experiment.seed
+        key = run.experiment.arm + QK * normed, depth, run.experiment.seed
         found.setdefault(task, {})[key] = Run.of(folder, score, run.model.parameters)
     return found
 

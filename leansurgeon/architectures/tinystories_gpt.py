@@ -12,6 +12,8 @@ TINYSTORIES_GPT = own(
     block=(
         *norm("attention_norm"),
         *attention("attention.", "query key value output", bias=False, o_bias=True),
+        Tensor("attention.query_norm.weight", "qk_norm", "head_dim", when="qk_norm"),
+        Tensor("attention.key_norm.weight", "qk_norm", "head_dim", when="qk_norm"),
         *norm("mlp_norm"),
         *linear("mlp.up", "up", "mlp", "width"),
         *linear("mlp.down", "down", "width", "mlp"),

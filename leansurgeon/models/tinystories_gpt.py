@@ -4,7 +4,8 @@ This file stands alone: it travels inside checkpoints and needs nothing but torc
 
 It is not GPT-2: heads need not divide the width (512 // 12 = 42, inner width 504), q, k and v have no bias, the
 activation is ReLU and the output layer is untied and has a bias. Figures were read from
-github.com/PraveenRaja42/Tiny-Stories-GPT (`gpt.py`).
+github.com/PraveenRaja42/Tiny-Stories-GPT (`gpt.py`). `qk_norm`, an RMS norm on queries and keys of every head
+(Henry et al., 2020; as in Qwen3), is not of there.
 
 Shape letters: B batch, T tokens, D hidden_size, H heads, d head_dim.
 """
@@ -35,6 +36,7 @@ class TinyStoriesConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     use_cache: bool = False
+    qk_norm: bool = False
 
 
 class TinyStoriesAttention(nn.Module):
@@ -47,6 +49,10 @@ class TinyStoriesAttention(nn.Module):
         self.key = nn.Linear(width, inner, bias=False)
         self.value = nn.Linear(width, inner, bias=False)
         self.output = nn.Linear(inner, width)
+        if config.qk_norm:
+            self.query_norm = nn.RMSNorm(self.head_dim, eps=config.layer_norm_eps)
+            self.key_norm = nn.RMSNorm(self.head_dim, eps=config.layer_norm_eps)
+        self.norms = config.qk_norm
         self.dropout = config.attention_probs_dropout_prob
 
     def forward(self, x_BTD, mask_B1TT=None):
@@ -54,6 +60,8 @@ class TinyStoriesAttention(nn.Module):
             layer(x_BTD).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
+        if self.norms:
+            q, k = self.query_norm(q), self.key_norm(k)
         dropout = self.dropout if self.training else 0.0
         causal = mask_B1TT is None
         y_BHTd = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B1TT, dropout_p=dropout, is_causal=causal)

@@ -36,6 +36,11 @@ def by_hand(model, ids):
         for q, k, v in zip(
             *(np.split(linear(y, layer + "attention." + n), heads, 1) for n in ("query", "key", "value")), strict=True
         ):
+            if model.config.qk_norm:
+                q, k = (
+                    x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * t[f"{layer}attention.{n}_norm.weight"]
+                    for x, n in ((q, "query"), (k, "key"))
+                )
             scores = np.where(np.tri(len(ids)), q @ k.T * q.shape[1] ** -0.5, -np.inf)
             weights = np.exp(scores - scores.max(1, keepdims=True))
             out.append(weights / weights.sum(1, keepdims=True) @ v)
@@ -44,9 +49,10 @@ def by_hand(model, ids):
     return linear(norm(x, "model.final_norm"), "lm_head")
 
 
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("head_dim", [None, 6, 11])
-def test_logits_follow_the_formula_whatever_the_head_dim(head_dim):
-    model = small(head_dim=head_dim)
+def test_logits_follow_the_formula_whatever_the_head_dim(head_dim, qk_norm):
+    model = small(head_dim=head_dim, qk_norm=qk_norm)
     assert model.model.layers[0].attention.head_dim == (head_dim or 20 // 3)
     ids = np.random.default_rng(0).integers(0, 40, (2, 9))
     with torch.no_grad():

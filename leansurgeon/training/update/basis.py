@@ -48,7 +48,7 @@ def check(train: Train, loaded: Loaded, *, sharing: bool) -> None:
     other = next((name for name in ("ema", "lora") if getattr(train, name)), "parallel: fsdp2" if sharing else None)
     if other:
         raise UsageError(f"{key} does not go together with train.{other}.", "Leave one of the two out.")
-    if key == "train.sharpen" and any(tensor.role in QK_NORMS for tensor in loaded.architecture.blocks().block):
+    if key == "train.sharpen" and any(tensor.role in QK_NORMS for tensor in loaded.architecture.tensors(loaded.config)):
         raise UsageError("train.sharpen does nothing here: this model's queries are normalised.", f"Leave {key} out.")
     if None in attentions.of(loaded):
         raise UsageError(
