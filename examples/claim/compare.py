@@ -49,8 +49,8 @@ SECONDARY = (
     ("W + lambda I at the start", "low-kappa-start", "base"),
     ("kappa held low through training", "hold-low", "base"),
     ("more heads, kappa held high through training", "hold-high", "keep-4"),
-    ("more heads at the kappa of few", "hold-high", "base"),
-    ("kappa of many heads with few", "hold-low", "keep-4"),
+    ("more heads, kappa held high, beside few heads", "hold-high", "base"),
+    ("few heads, kappa held low, beside more heads", "hold-low", "keep-4"),
     ("QK norm", "base-qk", "base"),
     ("more heads, all with QK norm", "keep-4-qk", "base-qk"),
     ("half the depth, equal parameters, old heads", "params-4", "base"),
@@ -241,7 +241,7 @@ def halved(task: str, runs: dict[tuple[str, int, int], Run]) -> tuple[int, float
     """
     groups = defaultdict(list)
     for (arm, depth, _), run in runs.items():
-        if run.kappa:
+        if run.kappa and not arm.startswith("hold-"):  # where a penalty decides kappa
             groups[arm, depth].append((-math.log2(run.kappa[-1]), run.score))
     groups = {key: np.array(of_arm) for key, of_arm in groups.items() if len(of_arm) > 1}
     if not groups:
@@ -335,7 +335,8 @@ def main() -> int:
     found = collected(parser.parse_args().workspace)
     scores = {task: {key: run.score for key, run in runs.items()} for task, runs in found.items()}
     differences = asked(scores, QUESTIONS)
-    if not differences:
+    beside = [*by_depth(scores), *asked(scores, SECONDARY)]
+    if not differences and not beside:
         print("No claim-* recipe was run here with two seeds: leansurgeon run claim-retrieval", file=sys.stderr)
         return 2
     print(
@@ -343,7 +344,7 @@ def main() -> int:
             [
                 *table(differences),
                 "",
-                *secondary([*by_depth(scores), *asked(scores, SECONDARY)]),
+                *secondary(beside),
                 "",
                 *halvings(found),
                 "",

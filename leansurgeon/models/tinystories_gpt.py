@@ -5,7 +5,7 @@ This file stands alone: it travels inside checkpoints and needs nothing but torc
 It is not GPT-2: heads need not divide the width (512 // 12 = 42, inner width 504), q, k and v have no bias, the
 activation is ReLU and the output layer is untied and has a bias. Figures were read from
 github.com/PraveenRaja42/Tiny-Stories-GPT (`gpt.py`). `qk_norm`, an RMS norm on queries and keys of every head
-(Henry et al., 2020; as in Qwen3), is not of there.
+as in Qwen3, is not in the original.
 
 Shape letters: B batch, T tokens, D hidden_size, H heads, d head_dim.
 """
@@ -39,6 +39,11 @@ class TinyStoriesConfig(PreTrainedConfig):
     qk_norm: bool = False
 
 
+def normed(x_BHTd, norm):
+    """RMS norm in the dtype of `x_BHTd`, which is half of the weight's under autocast."""
+    return F.rms_norm(x_BHTd, norm.normalized_shape, norm.weight.to(x_BHTd.dtype), norm.eps)
+
+
 class TinyStoriesAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -61,7 +66,7 @@ class TinyStoriesAttention(nn.Module):
             for layer in (self.query, self.key, self.value)
         )
         if self.norms:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = normed(q, self.query_norm), normed(k, self.key_norm)
         dropout = self.dropout if self.training else 0.0
         causal = mask_B1TT is None
         y_BHTd = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B1TT, dropout_p=dropout, is_causal=causal)

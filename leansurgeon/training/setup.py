@@ -162,7 +162,7 @@ def make_trainer(
     train, device = recipe.train, accelerator.device
     mixing = _changed_for(train, task, loaded)
     basis.check(train, loaded, sharing=sharing)
-    hold_kappa.check(train, sharing=sharing)
+    hold_kappa.check(train, loaded, sharing=sharing)
     if train.identity:
         basis.add_identity(loaded, train.identity)
     if train.sharpen != 1:

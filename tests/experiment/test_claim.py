@@ -39,6 +39,20 @@ KAPPA = [
 LOSSES = [{"type": "train", "step": s, "loss": 2.0 if s <= 54 else 1.9} for s in range(6, 66, 6)]
 
 
+def write(workspace: Path, name: str, depth: int, arm: str, seed: int, score: float) -> None:
+    """One finished run of an experiment."""
+    run = workspace / name / f"{arm}-s{seed}"
+    run.mkdir(parents=True)
+    made = Summary(
+        model=Model(shape={"stages": [{"depth": depth}]}, parameters=1000),
+        task=Task("fashion-mnist", "accuracy", percent=True),
+        final=Scores(0.5, score),
+        experiment=Part(name=name, arm=arm, seed=seed),
+    )
+    summary.write(run, made)
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in KAPPA + LOSSES))
+
+
 def workspace(folder: Path, gains: dict[str, float]) -> tuple[Path, dict]:
     """Runs of claim-fashion at 4 and 2 layers with 8 seeds; every arm has its gain in points over a seed's level."""
     rng, said = np.random.default_rng(0), {}
@@ -48,19 +62,24 @@ def workspace(folder: Path, gains: dict[str, float]) -> tuple[Path, dict]:
             level = levels[seed] + depth / 100
             for arm in ARMS:
                 score = level + gains.get(arm, 0) / 100 + rng.normal(0, 0.002)
-                run = folder / name / f"{arm}-s{seed}"
-                run.mkdir(parents=True)
-                made = Summary(
-                    model=Model(shape={"stages": [{"depth": depth}]}, parameters=1000),
-                    task=Task("fashion-mnist", "accuracy", percent=True),
-                    final=Scores(0.5, score),
-                    experiment=Part(name=name, arm=arm, seed=seed),
-                )
-                summary.write(run, made)
-                (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in KAPPA + LOSSES))
+                write(folder, name, depth, arm, seed, score)
                 if name != "other":
                     said[arm, depth, seed] = score
     return folder, said
+
+
+def test_secondary_arms_alone_are_compared_and_those_with_qk_norm_have_a_name(tmp_path, capsys, monkeypatch):
+    for seed in range(3):
+        level = 0.8 + seed / 100
+        write(tmp_path, "claim-fashion-2", 2, "base", seed, level)
+        write(tmp_path, "claim-fashion-2", 2, "hold-low", seed, level + 0.03)
+        write(tmp_path, "claim-fashion-2-qk", 2, "base", seed, level - 0.02)
+    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
+    assert compare.main() == 0
+    out = capsys.readouterr().out
+    assert "| kappa held low through training | fashion | 3 | +3.00 points | ± 0.00 |" in out
+    assert "| QK norm | fashion | 3 | -2.00 points | ± 0.00 |" in out
+    assert "| fashion | 2 | base-qk | 3 |" in out
 
 
 def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypatch):

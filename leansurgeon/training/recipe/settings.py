@@ -119,8 +119,9 @@ class Basis(Strict):
 
 class HoldKappa(Strict):
     """A penalty that holds kappa of every attention block at `most`, or at `least`, at `bound` through the training:
-    `weight` times the mean squared distance beyond it, in nats, over the first `samples` of a micro batch. For
-    experiments: does kappa matter when heads and parameters are the same?
+    `weight` times the mean over layers and the first `samples` of a micro batch. `most`: the sum over singular values
+    of (1 - bound * sigma_i / sigma_1)^2 where that is short; `least`: (ln bound - ln kappa)^2 where kappa is below.
+    For experiments: does kappa matter when heads and parameters are the same?
     """
 
     kind: Literal["most", "least"]

@@ -4,8 +4,8 @@ The loss of a step is the sum over everything that was scored, divided by how mu
 and all processes together: 1 process or 8, one micro batch or 16, give the same optimisation even where token counts
 differ.
 
-Two exceptions wait: fp16 (its scaler reads whether a gradient was infinite) and `nan: skip`, which decides at every
-step whether to take it.
+Three exceptions wait: fp16 (its scaler reads whether a gradient was infinite), `nan: skip`, which decides at every step
+whether to take it, and `hold_kappa`, whose singular values are checked on the host.
 """
 
 from __future__ import annotations
@@ -72,14 +72,16 @@ class Scored(nn.Module):
         learning = self.training
         distillation = self._distillation[0] if learning else None
         batch = self.seen(batch)
-        with engine.autocast(self._precision, batch["labels"].device):
+        penalty = self._penalty if learning else None
+        listening = penalty.listening() if penalty else nullcontext({})
+        with engine.autocast(self._precision, batch["labels"].device), listening as blocks:
             if self._features:
                 score = self._distillation[0].of_features(self.loaded, batch, learning)
             else:
                 logits = sparse.forward(self.loaded, batch)
                 score = self._score(logits, sparse.scored(batch), **(self._smoothing if learning else {}))
                 score = score if distillation is None else distillation.added(score, logits, batch)
-            return self._penalty.added(score, batch) if learning and self._penalty else score
+            return penalty.added(score, batch, blocks) if penalty else score
 
     def seen(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""

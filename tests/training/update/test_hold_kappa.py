@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import torch
 
 from leansurgeon import checkpoints
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import Diverged, UsageError
+from leansurgeon.tasks import Score
 from leansurgeon.training.recipe.schema import Train, TrainingRecipe
 from leansurgeon.training.recipe.settings import HoldKappa
 from leansurgeon.training.train import train
@@ -48,6 +50,7 @@ def test_padded_tokens_are_as_if_they_were_not_there(distance, bound):
     generator = torch.Generator().manual_seed(1)
     block = torch.randn(3, 7, 4, dtype=F64, generator=generator)
     mask = torch.tensor([[True] * 5 + [False] * 2, [False, True, True] + [False] * 4, [False] * 7])
+    block[0, 5], block[1, 0] = math.nan, math.inf
     held = distance(*hold_kappa.singular_values(block, mask), bound)
     for i in range(2):
         alone = distance(*hold_kappa.singular_values(block[i, mask[i]][None]), bound)
@@ -61,14 +64,16 @@ def test_gradients_are_those_of_differences(distance):
     block = torch.randn(2, 6, 4, dtype=F64, generator=generator, requires_grad=True)
     bound = 2.0 if distance is hold_kappa.above else 50.0
     mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    assert (distance(*hold_kappa.singular_values(block, mask), bound) > 0).all()
     assert torch.autograd.gradcheck(lambda x: distance(*hold_kappa.singular_values(x, mask), bound), (block,))
 
 
 def test_blocks_of_zeros_have_a_gradient_of_zero():
     block = torch.zeros(1, 3, 2, requires_grad=True)
     for distance in (hold_kappa.above, hold_kappa.below):
-        (gradient,) = torch.autograd.grad(distance(*hold_kappa.singular_values(block), 3.0).sum(), block)
-        assert torch.isfinite(gradient).all()
+        found = distance(*hold_kappa.singular_values(block), 3.0)
+        (gradient,) = torch.autograd.grad(found.sum(), block)
+        assert found.item() == 0 and (gradient == 0).all()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,7 @@ def trained(folder, start, steps=30, **more):
     recipe = TrainingRecipe(
         name="x",
         task={"name": "digits"},
-        train={"duration": f"{steps}st", "batch": 16, "optim": {"lr": 1e-3}, "log_every": 1, **more},
+        train={"duration": f"{steps}st", "batch": 16, "optim": {"lr": 1e-3}, "log_every": 1} | more,
         measure={"kappa": {"samples": 16, "every": f"{steps}st"}},
     )
     train(recipe, start, folder, say=lambda _: None, cpu=True)
@@ -117,6 +122,46 @@ def test_micro_batches_weigh_what_the_whole_batch_does(tmp_path, start):
         )
 
 
+@pytest.mark.parametrize("nan", ["stop", "skip", "rollback"])
+def test_a_training_that_diverges_says_so(tmp_path, start, nan):
+    with pytest.raises(Diverged):
+        trained(
+            tmp_path / nan,
+            start,
+            steps=12,
+            hold_kappa={"kind": "most", "bound": 9},
+            optim={"name": "sgd", "lr": 1e30},
+            clip_grad=0,
+            nan=nan,
+        )
+
+
+def settings(**more):
+    given = {"duration": "1st", "batch": 2, "optim": {"lr": 1e-3}, "hold_kappa": {"kind": "most", "bound": 9}}
+    return Train(**given | more)
+
+
+def test_a_forward_that_fails_leaves_nothing_behind(start):
+    loaded = checkpoints.load(start)
+    penalty = hold_kappa.Penalty(settings().hold_kappa, loaded, SimpleNamespace(token_mask=lambda batch: None))
+    batch = {"pixel_values": torch.randn(3, 1, 8, 8), "labels": torch.zeros(3, dtype=torch.long)}
+    with pytest.raises(MemoryError), penalty.listening() as blocks:
+        loaded.forward(batch)
+        raise MemoryError
+    assert len(blocks) == len(loaded.projections)
+    assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+    with penalty.listening() as blocks:
+        loaded.forward(batch)
+    score = Score(torch.tensor(1.0), torch.tensor(3.0), torch.tensor(0.0), torch.tensor(0.0))
+    more = penalty.added(score, batch, blocks).loss_sum - 1
+    expected = [hold_kappa.above(*hold_kappa.singular_values(block), 9.0).mean() for block in blocks.values()]
+    assert more.item() == pytest.approx(3 * float(sum(expected)) / len(expected), rel=1e-5) and more > 0
+    with pytest.raises(UsageError, match="nothing"):
+        penalty.added(score, batch, {})
+    with pytest.raises(UsageError, match="one token"):
+        penalty.added(score, batch, {layer: block[:, :1] for layer, block in blocks.items()})
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -124,15 +169,18 @@ def test_micro_batches_weigh_what_the_whole_batch_does(tmp_path, start):
         ({"lora": {"rank": 2}}, "train.lora"),
         ({"compile": True}, "train.compile"),
         ({"activation_checkpointing": True}, "train.activation_checkpointing"),
+        ({"precision": "bf16", "hold_kappa": {"kind": "least", "bound": 1700}}, "bf16"),
     ],
 )
-def test_what_computes_blocks_in_another_way_is_refused(more, named):
-    given = {"duration": "1st", "batch": 2, "optim": {"lr": 1e-3}, "hold_kappa": {"kind": "most", "bound": 9}}
+def test_what_cannot_be_held_is_refused(start, more, named):
+    loaded = checkpoints.load(start)
     with pytest.raises(UsageError, match=named):
-        hold_kappa.check(Train(**given, **more), sharing=False)
+        hold_kappa.check(settings(**more), loaded, sharing=False)
     with pytest.raises(UsageError, match="fsdp2"):
-        hold_kappa.check(Train(**given), sharing=True)
-    hold_kappa.check(Train(**given), sharing=False)
+        hold_kappa.check(settings(), loaded, sharing=True)
+    hold_kappa.check(settings(precision="bf16"), loaded, sharing=False)
+    with pytest.raises(UsageError, match="not every block"):
+        hold_kappa.check(settings(), SimpleNamespace(projections=[], model=loaded.model), sharing=False)
 
 
 @pytest.mark.parametrize("wrong", [{"bound": 0.5}, {"kind": "about"}, {"weight": 0}, {"samples": 0}], ids=str)
