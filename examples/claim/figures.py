@@ -21,6 +21,7 @@ from leansurgeon.report.charts.palette import LIGHT
 from leansurgeon.report.charts.scales import PERCENT, PLAIN, WHOLE, Axis
 
 SHOWN = ("base", "keep-4", "params-4", "split-4", "sharp", "even", "wide-4")
+HELD = ("base", "keep-4", "hold-low", "hold-high", "keep-2", "split-2")
 APART = 0.12  # of a question: how far the marks of two tasks stand from each other
 KAPPA = "median κ of a layer at the end of training"
 
@@ -51,10 +52,12 @@ def ends(one: Difference) -> tuple[float, float, float]:
     return one.mean, one.mean - one.half, one.mean + one.half
 
 
-def by_kappa(task: str, runs: dict[tuple[str, int, int], Run], depth: int = 4) -> Chart | None:
-    """The score of every arm at one depth against kappa at the end; None where kappa was not measured."""
+def by_kappa(
+    task: str, runs: dict[tuple[str, int, int], Run], shown: tuple[str, ...], depth: int, key: str
+) -> Chart | None:
+    """The score of these arms at one depth against kappa at the end; None where kappa was not measured."""
     series = []
-    for style, arm in enumerate(SHOWN):
+    for style, arm in enumerate(shown):
         these = [run for (name, layers, _), run in runs.items() if (name, layers) == (arm, depth) and run.kappa]
         if these:
             scores, kappa = np.array([run.score for run in these]), np.mean([run.kappa[-1] for run in these])
@@ -64,9 +67,9 @@ def by_kappa(task: str, runs: dict[tuple[str, int, int], Run], depth: int = 4) -
     name = task.removeprefix("claim-")
     label = "loss, nats a character" if name == "text" else "top-1 accuracy"
     drawing = lines(series, Axis(KAPPA, PLAIN, log=True), Axis(label, PLAIN if name == "text" else PERCENT))
-    title = f"{name}, {depth} layers: score and κ of every arm"
+    title = f"{name}, {depth} layers: score and κ by arm"
     says = "Means over seeds; the bar is one standard deviation to each side."
-    return drawing and Chart(f"claim-{name}-kappa", title, says, drawing)
+    return drawing and Chart(f"claim-{name}-{key}", title, says, drawing)
 
 
 def main() -> int:
@@ -77,11 +80,15 @@ def main() -> int:
     asked_for = parser.parse_args()
     found = collected(asked_for.workspace)
     made = asked({task: {key: run.score for key, run in runs.items()} for task, runs in found.items()}, QUESTIONS)
-    if not made:
-        print("No claim-* recipe was run here with two seeds: leansurgeon run claim-retrieval", file=sys.stderr)
+    if not found:
+        print("No claim-* recipe was run here: leansurgeon run claim-retrieval", file=sys.stderr)
         return 2
     asked_for.folder.mkdir(parents=True, exist_ok=True)
-    for chart in (differences(made), *(by_kappa(task, runs) for task, runs in found.items())):
+    charts = [differences(made)] if made else []
+    for task, runs in found.items():
+        held = any(arm.startswith("hold-") for arm, *_ in runs)
+        charts += [by_kappa(task, runs, SHOWN, 4, "kappa"), by_kappa(task, runs, HELD, 2, "held") if held else None]
+    for chart in charts:
         if chart is not None:
             drawing = chart.drawing.properties(title=chart.title, background=LIGHT["ground"])
             drawing.save(str(asked_for.folder / f"{chart.key}.svg"))
