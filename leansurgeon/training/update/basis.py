@@ -50,12 +50,7 @@ def check(train: Train, loaded: Loaded, *, sharing: bool) -> None:
         raise UsageError(f"{key} does not go together with train.{other}.", "Leave one of the two out.")
     if key == "train.sharpen" and any(tensor.role in QK_NORMS for tensor in loaded.architecture.tensors(loaded.config)):
         raise UsageError("train.sharpen does nothing here: this model's queries are normalised.", f"Leave {key} out.")
-    if None in attentions.of(loaded):
-        raise UsageError(
-            f"{key} needs attention with values and an output projection, and not every block of "
-            f"{type(loaded.model).__name__} has one.",
-            f"Leave {key} out.",
-        )
+    attentions.require(loaded, key)
 
 
 def change(loaded: Loaded, wanted: Basis) -> None:

@@ -29,7 +29,7 @@ from leansurgeon.hooks import Hooks
 from leansurgeon.measure.data.batches import rows_of
 from leansurgeon.measure.kappa import attentions
 from leansurgeon.measure.kappa.blocks import fit, of_layer
-from leansurgeon.measure.kappa.figures import HALF_CEILING
+from leansurgeon.measure.kappa.figures import ceiling
 from leansurgeon.tasks import Score, Task
 from leansurgeon.training.data.feed import Batch
 from leansurgeon.training.recipe.settings import HoldKappa, Train
@@ -50,13 +50,8 @@ def check(train: Train, loaded: Loaded, *, sharing: bool) -> None:
     other = f"train.{other}" if other else ("parallel: fsdp2" if sharing else None)
     if other:
         raise UsageError(f"train.hold_kappa does not go together with {other}.", "Leave one of the two out.")
-    if not loaded.projections or None in attentions.of(loaded):
-        raise UsageError(
-            "train.hold_kappa needs attention with values and an output projection, and not every block of "
-            f"{type(loaded.model).__name__} has one.",
-            LEAVE_OUT,
-        )
-    most = HALF_CEILING.get(DTYPES.get(train.precision, ""))
+    attentions.require(loaded, "train.hold_kappa")
+    most = ceiling(DTYPES.get(train.precision, train.precision))
     if most is not None and train.hold_kappa.bound > most:
         raise UsageError(
             f"train.hold_kappa.bound is {train.hold_kappa.bound:g}, and {train.precision} cannot tell a kappa above "
@@ -104,11 +99,12 @@ class Penalty:
     def _of(self, block: Tensor, mask: Tensor | None) -> Tensor:
         """Mean over samples; NaN where a block has numbers that are not finite, for the guards of the loss to see."""
         distance = above if self.settings.kind == "most" else below
+        finite_BNM = block.detach().isfinite()
         if mask is not None:
-            block = block.masked_fill(~mask[:, :, None], 0)
-        finite_B = block.detach().isfinite().flatten(1).all(1)
+            finite_BNM = finite_BNM | ~mask[:, :, None]
+        finite_B = finite_BNM.flatten(1).all(1)
         found_B = distance(*singular_values(block.masked_fill(~finite_B[:, None, None], 0), mask), self.settings.bound)
-        return torch.where(finite_B, found_B, math.nan).mean().float()
+        return torch.where(finite_B.to(found_B.device), found_B, math.nan).mean().float()
 
 
 def singular_values(block: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from leansurgeon import checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged, UsageError
+from leansurgeon.measure.kappa import attentions
 from leansurgeon.tasks import Score
 from leansurgeon.training.recipe.schema import Train, TrainingRecipe
 from leansurgeon.training.recipe.settings import HoldKappa
@@ -162,6 +163,20 @@ def test_a_forward_that_fails_leaves_nothing_behind(start):
         penalty.added(score, batch, {layer: block[:, :1] for layer, block in blocks.items()})
 
 
+@pytest.mark.parametrize(("at", "fine"), [(6, True), (2, False)])
+def test_what_is_not_finite_counts_at_real_tokens_alone(start, at, fine):
+    loaded = checkpoints.load(start)
+    mask = torch.tensor([[True] * 5 + [False] * 2] * 2)
+    penalty = hold_kappa.Penalty(settings().hold_kappa, loaded, SimpleNamespace(token_mask=lambda batch: mask))
+    block = torch.randn(2, 7, 4, requires_grad=True) + 0
+    with torch.no_grad():
+        block[0, at] = math.nan
+    score = Score(*torch.ones(4))
+    blocks = dict.fromkeys(range(len(loaded.projections)), block)
+    found = penalty.added(score, {"labels": torch.zeros(2)}, blocks).loss_sum
+    assert bool(found.isfinite()) == fine
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -172,15 +187,16 @@ def test_a_forward_that_fails_leaves_nothing_behind(start):
         ({"precision": "bf16", "hold_kappa": {"kind": "least", "bound": 1700}}, "bf16"),
     ],
 )
-def test_what_cannot_be_held_is_refused(start, more, named):
+def test_what_cannot_be_held_is_refused(start, more, named, monkeypatch):
     loaded = checkpoints.load(start)
     with pytest.raises(UsageError, match=named):
         hold_kappa.check(settings(**more), loaded, sharing=False)
     with pytest.raises(UsageError, match="fsdp2"):
         hold_kappa.check(settings(), loaded, sharing=True)
     hold_kappa.check(settings(precision="bf16"), loaded, sharing=False)
+    monkeypatch.setattr(attentions, "of", lambda loaded: [None for _ in loaded.projections])
     with pytest.raises(UsageError, match="not every block"):
-        hold_kappa.check(settings(), SimpleNamespace(projections=[], model=loaded.model), sharing=False)
+        hold_kappa.check(settings(), loaded, sharing=False)
 
 
 @pytest.mark.parametrize("wrong", [{"bound": 0.5}, {"kind": "about"}, {"weight": 0}, {"samples": 0}], ids=str)
