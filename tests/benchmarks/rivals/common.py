@@ -7,6 +7,7 @@ Letters: N tokens, D width, I units of an MLP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from tempfile import NamedTemporaryFile
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from leansurgeon.surgery.refit.span_fit import products
 Batch = dict[str, Tensor]
 Batches = Sequence[Batch]
 Rival = Callable[[nn.Module, Batches, int], None]
+AT_ONCE = 4096  # tokens
 RIDGE = 1e-4  # of the mean diagonal, where a paper solves plain least squares of which there may be many solutions
 DOWN = (
     "mlp.down_proj",
@@ -77,7 +79,7 @@ def down(block: nn.Module) -> nn.Module:
 
 class Noted(list[Batch]):
     """Batches of one model that remember what was seen of the whole model on them: rivals look at the same places, and
-    each starts from a copy of the whole. Hidden states between all blocks are held in memory.
+    each starts from a copy of the whole. Hidden states between all blocks are held, in files.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
@@ -91,6 +93,13 @@ def run(model: nn.Module, batch: Batch) -> None:
     given = {key: value for key, value in batch.items() if key != "labels"}
     with products(width(model), "cpu")():
         model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
+
+
+def at_rest(values: Tensor) -> Tensor:
+    """The same in a file without a name: the system takes its memory where memory gets scarce."""
+    with NamedTemporaryFile() as file:
+        held = torch.from_file(file.name, shared=True, size=values.numel(), dtype=values.dtype)
+    return held.view(values.shape).copy_(values)
 
 
 def width(model: nn.Module) -> int:
@@ -144,7 +153,9 @@ def remembered(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.M
     names = {module: name for name, module in model.named_modules()}
     key = tuple((name, names[module], side) for name, (module, side) in modules.items())
     if key not in batches.noted:
-        batches.noted[key] = list(watched(model, batches, modules))
+        batches.noted[key] = [
+            {name: at_rest(value) for name, value in part.items()} for part in watched(model, batches, modules)
+        ]
     return batches.noted[key]
 
 
@@ -199,8 +210,9 @@ def check_adds(model: nn.Module, name: str) -> None:
 
 
 def least_squares(a_NI: Tensor, b_ND: Tensor) -> Tensor:
-    """(I, D) so that `a @ x` is nearest to `b`."""
-    a, b = a_NI.double(), b_ND.double()
-    gram = a.T @ a
+    """(I, D) so that `a @ x` is nearest to `b`; sums in fp64, over some thousand tokens at a time."""
+    parts = list(zip(a_NI.split(AT_ONCE), b_ND.split(AT_ONCE), strict=True))
+    gram = sum(a.double().T @ a.double() for a, _ in parts)
+    cross = sum(a.double().T @ b.double() for a, b in parts)
     gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
-    return torch.linalg.solve(gram, a.T @ b).to(a_NI)
+    return torch.linalg.solve(gram, cross).to(a_NI)

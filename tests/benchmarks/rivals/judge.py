@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batch, Batches, is_causal
+from tests.benchmarks.rivals.common import Batch, Batches, at_rest, is_causal
 
 Row = dict[str, float]
 IGNORED = -100
@@ -16,7 +16,11 @@ IGNORED = -100
 @torch.no_grad()
 def said_by(source: nn.Module, domains: Mapping[str, Batches]) -> Mapping[str, list[tuple[Tensor, Tensor]]]:
     """What the source predicts on every domain: `predictions` of every batch."""
-    return {name: [predictions(source, batch) for batch in batches] for name, batches in domains.items()}
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in domains}
+    for name, batches in domains.items():
+        for logs, wanted in (predictions(source, batch) for batch in batches):
+            found[name].append((at_rest(logs), wanted))
+    return found
 
 
 @torch.no_grad()
