@@ -31,6 +31,12 @@ def chosen(asked: str) -> str:
     return f"cuda:{place}"
 
 
+def others(asked: str) -> tuple[str, ...]:
+    """The GPUs beside the first that `auto` takes: all there are. Whoever names one means that one."""
+    count = torch.cuda.device_count() if asked == "auto" and torch.cuda.is_available() else 0
+    return tuple(f"cuda:{number}" for number in range(1, count))
+
+
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 

@@ -48,12 +48,13 @@ def decide(
     say: Say = silent,
     *,
     device: str = "cpu",
+    others: tuple[str, ...] = (),
     output: Path | None = None,
     resume: bool = False,
 ) -> Decided:
-    """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan needs none; there it only
-    serves the proof. Finished steps are kept beside the `output` folder until it is written; `resume` takes those of an
-    interrupted cut. Raises what `calibrate` raises.
+    """Let sample data choose and heal what the plan leaves open, on a `device` and `others` beside it. An exact plan
+    needs no data; there it only serves the proof. Finished steps are kept beside the `output` folder until it is
+    written; `resume` takes those of an interrupted cut. Raises what `calibrate` raises.
     """
     source, method = steps.source, steps.method
     if steps.exactness != "near" or calibration is None:
@@ -78,9 +79,11 @@ def decide(
         heal_time=method.heal_time,
         fit=method.fit,
         device=device,
+        others=others,
         kept=kept,
     )
-    say(f"Calibrating on {calibration.says}{'' if device == 'cpu' else f', on {device}'} ...")
+    places = ", ".join((device, *others))
+    say(f"Calibrating on {calibration.says}{'' if device == 'cpu' else f', on {places}'} ...")
     try:
         with blaming_weights(source):
             outcome, calibration = calibrate_safely(steps, calibration, options, say)

@@ -1,7 +1,7 @@
-"""A GPU that is none: every tensor keeps its numbers in host memory, and those that were sent to "cuda" say so.
+"""GPUs that are none: every tensor keeps its numbers in host memory, and those that were sent to "cuda" say so.
 
     with pretend_gpu.plugged_in(monkeypatch):
-        ...                                     # code that asks `torch.cuda.is_available()` finds a GPU
+        ...                                     # code that asks `torch.cuda.is_available()` finds a GPU (or `count`)
 
 What Python asks of a tensor (`.device`, `.numpy()`, `.to("cpu")`) is answered as for a tensor on a GPU, and an
 operation on tensors here and there raises, as it does there. Numbers are those of the CPU. Not seen: what the kernels
@@ -42,18 +42,22 @@ class PretendGpu(TorchFunctionMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        self._there: dict[int, weakref.ref] = {}  # storages by their id
+        self._there: dict[int, tuple[weakref.ref, int]] = {}  # storages by their id, and on which GPU
 
     def has(self, tensor: torch.Tensor) -> bool:
-        with torch._C.DisableTorchFunction():
-            return id(tensor.untyped_storage()) in self._there
+        return self.number(tensor) is not None
 
-    def _sent(self, found: Any) -> Any:
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Of the GPU where a tensor is."""
+        with torch._C.DisableTorchFunction():
+            return self._there.get(id(tensor.untyped_storage()), (None, None))[1]
+
+    def _sent(self, found: Any, number: int) -> Any:
         for value in tree_leaves(found):
             if isinstance(value, torch.Tensor) and not self.has(value):
                 storage = value.untyped_storage()
                 key = id(storage)
-                self._there[key] = weakref.ref(storage, lambda _, key=key: self._there.pop(key, None))
+                self._there[key] = weakref.ref(storage, lambda _, key=key: self._there.pop(key, None)), number
         return found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,7 +65,7 @@ class PretendGpu(TorchFunctionMode):
         about = getattr(func, "__self__", None)
         name = getattr(func, "__name__", "")
         if about is torch.Tensor.device:
-            return CUDA if self.has(args[0]) else func(*args)
+            return torch.device("cuda", self.number(args[0])) if self.has(args[0]) else func(*args)
         if about in (torch.Tensor.is_cuda, torch.Tensor.is_cpu):
             return self.has(args[0]) is (about is torch.Tensor.is_cuda)
         if name in ("to", "cpu", "cuda"):
@@ -80,13 +84,18 @@ class PretendGpu(TorchFunctionMode):
         device = kwargs.get("device")
         if device is not None:
             kwargs["device"] = as_cpu(device)
-        sent = bool(there) if device is None else torch.device(device).type == "cuda"
+        place = number_of(device)
+        sent = bool(there) if device is None else place is not None
+        place = self.number(there[0]) if there and device is None else place
         if sent and name in ("tensor", "as_tensor", "asarray"):
             self.waits["to the gpu"] += 1
         made = func(*args, **kwargs)
-        return self._sent(made) if sent and name not in ("__set__", "tolist", "item") else made
+        return self._sent(made, place) if sent and name not in ("__set__", "tolist", "item") else made
 
     def _check(self, name: str, args: Any, kwargs: Any, tensors: list, there: list) -> None:
+        numbers = sorted({self.number(t) for t in there})
+        if name not in ELSEWHERE and len(numbers) > 1:
+            raise Mixed(f"{name}: Expected all tensors to be on the same device, but found several GPUs: {numbers}")
         if name in ELSEWHERE or not there or len(there) == len(tensors):
             return
         if name == "__getitem__" and self.has(args[0]):
@@ -105,27 +114,35 @@ class PretendGpu(TorchFunctionMode):
         if name == "to":
             for value in (*args[1:], *kwargs.values()):
                 if isinstance(value, torch.Tensor):
-                    target = CUDA if self.has(value) else CPU
+                    target = torch.device("cuda", self.number(value)) if self.has(value) else CPU
                 elif isinstance(value, (str, torch.device)):
                     target = torch.device(value)
             args, kwargs = tree_map(as_cpu, (args, kwargs))
             made = func(*args, **kwargs)
         else:
             made = tensor
-        was = self.has(tensor)
-        goes = was if target is None else target.type == "cuda"
+        was, place = self.has(tensor), self.number(tensor) if target is None else number_of(target)
+        goes = place is not None
         if was and not goes:
             self.waits["to the cpu"] += 1
         if goes and not was and not kwargs.get("non_blocking") and all(v is not True for v in args[1:]):
             self.waits["to the gpu"] += 1
-        if was != goes and made.untyped_storage() is tensor.untyped_storage():
-            made = made.clone()
-        return self._sent(made) if goes else made
+        if self.number(tensor) == place:
+            return self._sent(made, place) if goes else made
+        with torch._C.DisableTorchFunction():  # a copy made here is nowhere yet
+            made = made.clone() if made.untyped_storage() is tensor.untyped_storage() else made
+        return self._sent(made, place) if goes else made
 
 
 def as_cpu(value: Any) -> Any:
     """A word for the GPU as one for the CPU; everything else, "meta" too, as it is."""
     return CPU if isinstance(value, (str, torch.device)) and torch.device(value).type == "cuda" else value
+
+
+def number_of(device: Any) -> int | None:
+    """Of the GPU that a word means; None for another device, and for none."""
+    device = None if device is None else torch.device(device)
+    return (device.index or 0) if device is not None and device.type == "cuda" else None
 
 
 def nothing(mode: PretendGpu, name: str, answer: Any = None) -> Any:
@@ -144,11 +161,11 @@ class OnCpu(PLAIN):
 
 
 @contextmanager
-def plugged_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
-    """A machine with one H200, as far as Python can see."""
+def plugged_in(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Iterator[PretendGpu]:
+    """A machine with one H200 or several, as far as Python can see."""
     mode, plain = PretendGpu(), torch.autocast
     answers = {
-        "is_available": True, "device_count": 1, "current_device": 0, "_lazy_init": None, "is_initialized": True,
+        "is_available": True, "device_count": count, "current_device": 0, "_lazy_init": None, "is_initialized": True,
         "synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "max_memory_allocated": 2**30,
         "memory_stats": {}, "get_device_name": "NVIDIA H200", "get_device_capability": (9, 0),
         "is_bf16_supported": True, "is_current_stream_capturing": False, "set_device": None,

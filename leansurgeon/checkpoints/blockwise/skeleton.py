@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -63,6 +64,7 @@ class Skeleton:
         config, architecture = buildable(config, architecture)
         self.config, self.architecture, self.device = config, architecture, torch.device(device)
         self.home = self.device  # where hidden states rest between two blocks; the CPU where they are too many
+        self.others: tuple[torch.device, ...] = ()  # further GPUs, which take their share of the batches
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # in what numbers blocks take products
         self.shape = architecture.shape(config)
         self.model = built_without_memory(config, architecture)
@@ -286,6 +288,15 @@ class Skeleton:
     def block(self, layer: int) -> nn.Module:
         """The module of a block, counted through all stages."""
         return self.model.get_submodule(self.blocks[layer])
+
+    def copies(self, layer: int, most: int) -> list[nn.Module]:
+        """A filled block, and copies of it on the other devices, `most` of them together. Itself alone where it is more
+        than a function of what it is called with: watched or changed by hooks, or with tables of other blocks.
+        """
+        block = self.block(layer)
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in block.modules())
+        others = () if self.shared or hooked else self.others[: max(0, most - 1)]
+        return [block, *(deepcopy(block).to(device) for device in others)]
 
     def projections(self, layer: int) -> list[nn.Module]:
         """The output projections of a block's attentions; what enters them is `(..., heads * head_dim)`."""

@@ -53,7 +53,7 @@ class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
     `heal_time` seconds); `fit` is the number of local fitting steps per layer; `kept` is where finished steps go.
-    `budget` bounds the passes.
+    `others` are GPUs beside the `device`, among which forward passes are shared out. `budget` bounds the passes.
     """
 
     criterion: str = "auto"
@@ -61,6 +61,7 @@ class Options:
     heal: str | bool = "closed"
     fit: int = 0
     device: str = "cpu"
+    others: tuple[str, ...] = ()
     scratch: Path | None = None
     heal_time: float | None = None
     kept: Kept = field(default_factory=Kept)
@@ -156,6 +157,7 @@ class Ground:
         """An empty model on the device, whose hidden states rest where there is room for them."""
         skeleton = Skeleton(config, architecture, self.device)
         skeleton.home, skeleton.cast = self.home, lambda: self.cast()
+        skeleton.others = tuple(map(torch.device, self.options.others))
         return skeleton
 
     @cached_property
