@@ -49,6 +49,10 @@ def test_the_pretence_holds(gpu):
     for mixed in (lambda: here + there, lambda: here[there.long()], lambda: torch.stack([here.sum(), there.sum()])):
         with pytest.raises(Mixed):
             mixed()
+    other = torch.ones(3, device="cuda:1")
+    assert (other.device.index, other.to("cuda:0").device, (2 * other).device.index) == (1, CUDA, 1)
+    with pytest.raises(Mixed, match="several GPUs"):
+        there + other
     with pytest.raises(TypeError, match="cuda:0"):
         there.numpy()
     assert (there + 1.5 * here.sum())[torch.tensor([0])].tolist() == [5.5] and gpu.waits["tolist"] == 1

@@ -101,7 +101,7 @@ SourceName = Annotated[
 ]
 ModelName = Annotated[str, typer.Argument(autocompletion=completion.models, help="Folder, run, hub id or timm/NAME.")]
 WhichDevice = Annotated[
-    str, typer.Option("--device", help="Where sample data is run: auto takes GPUs if there are any; cpu, cuda:1.")
+    str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")
 ]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
 PushTo = Annotated[

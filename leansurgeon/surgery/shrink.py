@@ -52,7 +52,7 @@ def decide(
     output: Path | None = None,
     resume: bool = False,
 ) -> Decided:
-    """Let sample data choose and heal what the plan leaves open, on a `device` and `others` beside it. An exact plan
+    """Let sample data choose and heal what the plan leaves open, on a `device` with `others` at hand. An exact plan
     needs no data; there it only serves the proof. Finished steps are kept beside the `output` folder until it is
     written; `resume` takes those of an interrupted cut. Raises what `calibrate` raises.
     """
@@ -82,8 +82,8 @@ def decide(
         others=others,
         kept=kept,
     )
-    places = ", ".join((device, *others))
-    say(f"Calibrating on {calibration.says}{'' if device == 'cpu' else f', on {places}'} ...")
+    place = "" if device == "cpu" else f", on {device}" + (f" with {', '.join(others)} at hand" if others else "")
+    say(f"Calibrating on {calibration.says}{place} ...")
     try:
         with blaming_weights(source):
             outcome, calibration = calibrate_safely(steps, calibration, options, say)

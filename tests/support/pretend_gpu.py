@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,11 +169,13 @@ def plugged_in(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Iterator[Pret
         "synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "max_memory_allocated": 2**30,
         "memory_stats": {}, "get_device_name": "NVIDIA H200", "get_device_capability": (9, 0),
         "is_bf16_supported": True, "is_current_stream_capturing": False, "set_device": None,
+        "mem_get_info": (140 * 10**9, 141 * 10**9),
         "get_device_properties": SimpleNamespace(L2_cache_size=2**26, total_memory=141 * 10**9),
     }  # fmt: skip
     with monkeypatch.context() as patch:
         for name, answer in answers.items():
             patch.setattr(torch.cuda, name, nothing(mode, name, answer))
+        patch.setattr(torch.cuda, "device", nullcontext)
         patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         patch.setattr(torch.cuda.random, "current_device", lambda: 0)
         patch.setattr(torch, "Generator", OnCpu)

@@ -289,14 +289,19 @@ class Skeleton:
         """The module of a block, counted through all stages."""
         return self.model.get_submodule(self.blocks[layer])
 
-    def copies(self, layer: int, most: int) -> list[nn.Module]:
-        """A filled block, and copies of it on the other devices, `most` of them together. Itself alone where it is more
-        than a function of what it is called with: watched or changed by hooks, or with tables of other blocks.
+    def copies(self, layer: int, most: int) -> dict[torch.device, nn.Module]:
+        """By device, a filled block and copies of it on the others, `most` of them together. Itself alone where it is
+        more than a function of what it is called with: watched or changed by hooks, or with tables of other blocks;
+        and from then on where a device has no room for it.
         """
         block = self.block(layer)
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in block.modules())
         others = () if self.shared or hooked else self.others[: max(0, most - 1)]
-        return [block, *(deepcopy(block).to(device) for device in others)]
+        try:
+            return {self.device: block} | {device: copied(block, device) for device in others}
+        except RuntimeError:  # out of memory, or what cannot be copied
+            self.others = ()
+            return {self.device: block}
 
     def projections(self, layer: int) -> list[nn.Module]:
         """The output projections of a block's attentions; what enters them is `(..., heads * head_dim)`."""
@@ -376,3 +381,9 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
         if hasattr(config_of := getattr(module, "config", None), "use_cache"):
             config_of.use_cache = False
     return model.float().eval()
+
+
+def copied(block: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a block on another device, whose tensors go there straight."""
+    moved: dict[int, torch.Tensor] = {id(p): nn.Parameter(p.detach().to(device), False) for p in block.parameters()}
+    return deepcopy(block, moved | {id(b): b.to(device) for b in block.buffers()})

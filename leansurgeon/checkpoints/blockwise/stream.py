@@ -22,9 +22,9 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import tower_around
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
-# Fewer tokens are through a block sooner than its copy is on another GPU: reckoned with 150 TFLOP/s of bf16 and 20 GB/s
-# of PCIe 4, not measured.
-WORTH_A_COPY = 8_192
+# So many tokens for each GPU, or more: 15,000 are through a block in bf16 (150 TFLOP/s) while a copy of it in fp32 goes
+# over PCIe 4 (20 GB/s). Reckoned, not measured.
+WORTH_A_COPY = 16_384
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
 
@@ -55,8 +55,8 @@ class Call:
         return all(isinstance(leaf, Tensor | PLAIN) for leaf in tree_leaves((self.args, self.kwargs)))
 
     def on_device(self, device: torch.device) -> Call:
-        """The same with its tensors there."""
-        args, kwargs = tree_map_only(Tensor, lambda t: t.to(device), (self.args, self.kwargs))
+        """The same with its tensors there, those that are on a GPU."""
+        args, kwargs = tree_map_only(Tensor, lambda t: t.to(device) if t.is_cuda else t, (self.args, self.kwargs))
         return Call(args, kwargs, self.key)
 
     def on(self, forward: Callable[..., Any], hidden: Tensor) -> Any:
@@ -103,7 +103,8 @@ class Stream:
         on. `rounded` False takes products in the numbers of the weights, whatever the skeleton's `cast` says.
         """
         layer = self.at if layer is None else layer
-        return self._through(self.skeleton.block(layer), self.calls[batch][layer], hidden, rounded=rounded)
+        hidden, block = hidden.to(self.skeleton.device), self.skeleton.block(layer)
+        return self._through(block, self.calls[batch][layer], hidden, rounded=rounded)
 
     @torch.no_grad()
     def run(self, layer: int | None = None, hidden: list[Tensor] | None = None) -> list[Tensor]:
@@ -118,19 +119,23 @@ class Stream:
         copies = self.skeleton.copies(layer, most if all(call[layer].moves for call in self.calls) else 1)
         outputs: list[Tensor] = []
         for start in range(0, len(states), len(copies)):
-            begun = []  # on all devices, before the first is waited for
-            for batch, block in enumerate(copies[: len(states) - start], start):
+            # What goes from one GPU to another waits for what that one was told before, so all is sent before any runs.
+            sent = []
+            for batch, device in enumerate([*copies][: len(states) - start], start):
                 call = self.calls[batch][layer]
-                call = call if block is copies[0] else call.on_device(device_of(block))
-                begun.append(self._through(block, call, states[batch]))
-            outputs += [out.to(self.skeleton.home) for out in begun]
+                call = call if device == self.skeleton.device else call.on_device(device)
+                sent.append((device, call, states[batch].to(device)))
+            for device, call, hidden in sent:
+                with nullcontext() if device == self.skeleton.device else torch.cuda.device(device):
+                    outputs.append(self._through(copies[device], call, hidden))
+            outputs[start:] = [out.to(self.skeleton.home) for out in outputs[start:]]
         return outputs
 
     def _through(self, block: nn.Module, call: Call, hidden: Tensor, *, rounded: bool = True) -> Tensor:
-        """The output of a block, or of its copy, whose call is on the same device."""
+        """The output of a block, or of its copy, for a call and hidden states that are where it is."""
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         with self.skeleton.cast() if rounded else nullcontext():
-            out = call.on(block, hidden.to(device_of(block)))
+            out = call.on(block, hidden)
         return out if isinstance(out, Tensor) else out[0]
 
     def advance(self, outputs: list[Tensor]) -> None:
@@ -293,8 +298,3 @@ class Stream:
     @property
     def _name(self) -> str:
         return type(self.skeleton.model).__name__
-
-
-def device_of(block: nn.Module) -> torch.device:
-    """Where a block's weights are."""
-    return next(block.parameters()).device

@@ -53,7 +53,7 @@ class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
     `heal_time` seconds); `fit` is the number of local fitting steps per layer; `kept` is where finished steps go.
-    `others` are GPUs beside the `device`, among which forward passes are shared out. `budget` bounds the passes.
+    `others` are further GPUs, which take turns with a `device` that is one. `budget` bounds the passes.
     """
 
     criterion: str = "auto"
@@ -157,7 +157,7 @@ class Ground:
         """An empty model on the device, whose hidden states rest where there is room for them."""
         skeleton = Skeleton(config, architecture, self.device)
         skeleton.home, skeleton.cast = self.home, lambda: self.cast()
-        skeleton.others = tuple(map(torch.device, self.options.others))
+        skeleton.others = tuple(map(torch.device, self.options.others)) if self.device.type == "cuda" else ()
         return skeleton
 
     @cached_property

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints.blockwise import stream
+from leansurgeon.checkpoints.blockwise import skeleton, stream
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.commands.shrink import ShrinkOptions, shrink
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import device
 from leansurgeon.measure.data.calibration import Calibration
@@ -19,7 +20,7 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit import span_fit
-from leansurgeon.surgery.walk import ground
+from leansurgeon.surgery.walk import ground, guards
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Ground, Options
 from leansurgeon.surgery.walk.kept import Kept
@@ -126,17 +127,52 @@ def test_gpus_take_turns_with_batches_where_it_pays(saved, monkeypatch):
                 assert np.array_equal(out.cpu(), same)
             return list(used)
 
+        usual = stream.WORTH_A_COPY
         expected = [out.cpu() for out in streams[1].run()]
         done = there.work
         assert places(4 * 12) == places(2 * 4 * 12) == 2 * [0, 1, 2]
         assert places(3 * 4 * 12) == 3 * [0, 1]
         assert there.work - done == 3 * alone.work
-        assert places(6 * 4 * 12) == places(stream.WORTH_A_COPY) == 6 * [0]
+        assert places(6 * 4 * 12) == places(usual) == 6 * [0]
         hook = there.teacher.projections(0)[0].register_forward_hook(lambda *_: None)
         assert places(1) == 6 * [0]
         hook.remove()
         streams[0].calls[5][0].kwargs["own"] = object()
         assert places(1) == 6 * [0]
+        del streams[0].calls[5][0].kwargs["own"]
+
+        def full(block, device):
+            raise torch.OutOfMemoryError(f"{device} is full")
+
+        monkeypatch.setattr(skeleton, "copied", full)
+        assert places(1) == 6 * [0] and not there.teacher.others
+
+
+def test_a_stack_that_shares_a_table_stays_on_one_gpu(saved, monkeypatch):
+    source = open_source(str(saved("t5")[0]))
+    with plugged_in(monkeypatch, count=2):
+        steps = plan(source, Wanted(layers="2"), calibrated=True)
+        there = Ground(steps, data("t5"), Options(device="cuda:0", others=("cuda:1",)))
+        there.fill(0)
+        assert there.teacher.others and len(there.teacher.copies(0, 2)) == 1
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda:0", "cpu"])
+def test_auto_takes_all_gpus_for_a_cut(asked, saved, tmp_path, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def look(steps, calibration, options, say):
+        raise Asked(options.device, options.others)
+
+    monkeypatch.setattr(guards, "calibrate_safely", look)
+    said: list[str] = []
+    with plugged_in(monkeypatch, count=3), pytest.raises(Asked) as found:
+        options = ShrinkOptions(out=tmp_path / "out", device=asked)
+        shrink(str(saved("vit")[0]), Wanted(layers="2"), Method(), options, said.append)
+    others = ("cuda:1", "cuda:2") if asked == "auto" else ()
+    assert found.value.args == ("cpu" if asked == "cpu" else "cuda:0", others)
+    assert any("on cuda:0 with cuda:1, cuda:2 at hand" in line for line in said) is bool(others)
 
 
 def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
@@ -196,10 +232,17 @@ def test_the_device_is_the_users(monkeypatch):
             device.chosen(word)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H100")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (60, 80))
     assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
     assert [device.others(word) for word in ("auto", "cuda", "cuda:1", "cpu")] == [("cuda:1",), (), (), ()]
     with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
         device.chosen("cuda:2")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (30, 80))
+    assert device.others("auto") == ()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (60, 80))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU of kind {number}")
+    assert device.others("auto") == ()
 
 
 def test_spans_fit_into_what_is_free_of_the_hosts_memory(saved, monkeypatch):
