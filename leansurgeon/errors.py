@@ -42,7 +42,7 @@ class UnsupportedModel(LeanSurgeonError):
 
 
 class OutOfMemory(LeanSurgeonError):
-    """The device has less memory than one micro batch needs."""
+    """The device has less memory than a micro batch, a cut or its result needs."""
 
     exit_code = 4
 

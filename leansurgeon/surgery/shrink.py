@@ -89,12 +89,21 @@ def decide(
             outcome, calibration = calibrate_safely(steps, calibration, options, say)
     except Interrupted:
         raise
-    except Exception:
+    except Exception as error:
+        if memory_is_short(error):
+            raise no_room(device, kept=output is not None) from error
         kept.remove()  # it would end so again
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
     choice = Choice(outcome.layers, outcome.criterion, {"candidates": tried})
     return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
+
+
+def no_room(device: str, *, kept: bool) -> OutOfMemory:
+    """The sentence for a cut that memory had no room for."""
+    place, other = ("This machine", "") if device == "cpu" else (device, ", or cut on another (--device)")
+    again = "and give --resume to go on where it stopped" if kept else "and try again"
+    return OutOfMemory(f"{place} ran out of memory while the cut was made.", f"Free some memory {again}{other}.")
 
 
 def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:

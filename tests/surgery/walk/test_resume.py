@@ -7,8 +7,10 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import OutOfMemory
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -89,6 +91,31 @@ def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
     assert all(np.array_equal(again.edits[name], first.edits[name]) for name in first.edits)
     with pytest.raises(TypeError):  # without --resume it begins anew
         decide(steps, samples, output=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), MemoryError()]
+)
+def test_what_memory_had_no_room_for_goes_on_later(error, saved, tmp_path, monkeypatch):
+    steps = plan(open_source(str(saved("gpt2")[0])), Wanted(layers="2"), calibrated=True)
+    out, put = tmp_path / "out", Kept.put
+
+    def full(self, name, *rest):
+        put(self, name, *rest)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Kept, "put", full)
+        with pytest.raises(OutOfMemory, match="This machine ran out of memory") as found:
+            decide(steps, data("gpt2"), output=out)
+        assert "--resume" in found.value.hint and (place_of(out) / "choice").is_dir()
+        patch.setattr(Kept, "put", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # which would end so again
+            decide(steps, data("gpt2"), output=tmp_path / "other")
+    assert not place_of(tmp_path / "other").exists()
+    said: list[str] = []
+    decide(steps, data("gpt2"), said.append, output=out, resume=True).close()
+    assert any("Going on with the cut" in line for line in said)
 
 
 def test_steps_of_another_cut_are_not_taken(tmp_path):
