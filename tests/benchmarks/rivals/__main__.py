@@ -34,6 +34,7 @@ RIVALS: Mapping[str, Rival] = {  # those that take longest at the end
     "ShortGPT": dropping.shortgpt,
     "ReplaceMe, cosine": replaceme.by_cosine,
     "LaCo": laco.laco,
+    "LaCo, its notebook": laco.as_in_the_notebook,
     "FlattenGPT": flattengpt.flattengpt,
     "SLEB": dropping.sleb,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,11 +89,11 @@ class Noted(list[Batch]):
         self.gone: list[int] = []  # layers in the order in which SLEB lets them go
 
 
-def run(model: nn.Module, batch: Batch) -> None:
-    """The model without its head; products in bf16 where the processor has them, as in our own cut."""
+def run(model: nn.Module, batch: Batch) -> Any:
+    """What the model without its head gives; products in bf16 where the processor has them, as in our own cut."""
     given = {key: value for key, value in batch.items() if key != "labels"}
     with products(width(model), "cpu")():
-        model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
+        return model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
 
 
 def at_rest(values: Tensor) -> Tensor:

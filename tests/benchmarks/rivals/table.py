@@ -13,7 +13,8 @@ Row = dict[str, object]
 OURS = {"leansurgeon, closed form": "closed", "leansurgeon, local fit": "local"}
 DEFAULT = "leansurgeon, local fit"  # what shrink does by itself; the sentences are about it
 EXCESS = "Excess (ratio - 1)"
-FEWER = {"SLEB": dropping.TOKENS, "LaCo": laco.TOKENS, "FlattenGPT": flattengpt.TOKENS}
+FEWER = {"SLEB": dropping.TOKENS, "FlattenGPT": flattengpt.TOKENS}
+FEWER |= dict.fromkeys(("LaCo", "LaCo, its notebook"), laco.TOKENS)
 SAW = (
     f"Tokens: SLEB chooses on the first {dropping.TOKENS:,} of the calibration tokens and LaCo on {laco.TOKENS:,}; "
     f"FlattenGPT chooses on all and refits on {flattengpt.TOKENS:,}. All other methods see all of them. "

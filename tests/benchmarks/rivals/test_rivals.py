@@ -55,7 +55,7 @@ def difference(a, b, batches) -> float:
 
 
 FOLDS = ("ReplaceMe", "LinearPatch, folded")  # into the MLP before the cut
-SILENT = [name for name in RIVALS if name not in ("FlattenGPT", "SLEB", "LaCo")]  # those judge by what is left
+SILENT = [name for name in RIVALS if not name.startswith(("FlattenGPT", "SLEB", "LaCo"))]  # those judge by what is left
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -147,13 +147,28 @@ def test_influence_and_losses_by_hand(model, batches):
         keep(less, [i for i in range(DEPTH) if i != gone])
         losses.append(dropping.loss(less, batches))
     assert dropping.loss(cut, batches) == pytest.approx(min(losses))
-    merged = copy.deepcopy(model)
-    laco.laco(merged, batches, 3)
-    assert len(blocks(merged)) == DEPTH - 3
-    run = [blocks(model)[i] for i in (1, 2, 3)]
-    one = laco.merged(run).mlp.up_proj.weight
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_laco_by_its_formula_and_by_its_notebook(model, batches, count):
+    run = [copy.deepcopy(blocks(model)[i]) for i in (1, 2, 3)]
+    run[2].input_layernorm.weight.data.fill_(7.0)
     w = [block.mlp.up_proj.weight for block in run]
-    torch.testing.assert_close(one, w[1] + w[2] - w[0])
+    torch.testing.assert_close(laco.summed(run).mlp.up_proj.weight, w[1] + w[2] - w[0])
+    assert torch.equal(laco.last_one(run).mlp.up_proj.weight, w[2])
+    for merge in (laco.summed, laco.last_one):
+        assert torch.equal(merge(run).input_layernorm.weight, run[0].input_layernorm.weight)
+    for method in (laco.laco, laco.as_in_the_notebook):
+        cut = copy.deepcopy(model)
+        method(cut, batches, count)
+        assert len(blocks(cut)) == DEPTH - count
+
+
+def test_laco_merges_from_the_last_layers_on_where_states_stay_alike():
+    assert laco.chosen(8, 3, 4, 0.5, lambda runs: 1.0) == [0, 1, 2, 3, (4, 5, 6, 7)]
+    assert laco.chosen(8, 3, 2, 0.5, lambda runs: 1.0) == [0, 1, (2, 3), (4, 5), (6, 7)]
+    assert laco.chosen(8, 1, 2, 0.5, lambda runs: 1.0 if (3, 4) in runs else 0.0) == [0, 1, 2, (3, 4), 5, 6, 7]
+    assert laco.chosen(8, 1, 2, 0.5, lambda runs: 0.0) == list(range(8))
 
 
 def test_a_model_is_as_good_as_itself(model, batches):
