@@ -56,7 +56,7 @@ def chosen(depth: int, count: int, length: int, threshold: float, alike: Callabl
         tried = [*runs[:at], tuple(runs[at : at + number + 1]), *runs[at + number + 1 :]]
         if alike(tried) > threshold:
             runs, left = tried, left - number
-            at = min(at - APART, len(runs) - length)
+            at = min(max(at - APART, 0), len(runs) - min(length, left + 1))
         else:
             at -= 1
     return runs
