@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from leansurgeon.errors import Interrupted, LeanSurgeonError, UsageError, readable
+from leansurgeon.errors import Interrupted, LeanSurgeonError, OutOfMemory, UsageError, readable
 from leansurgeon.progress import Say
 from leansurgeon.training.runs.folder import cache_dir
 
@@ -103,7 +103,7 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
     """What `work` gives; where it fails for what the model is, nothing, and why in one sentence."""
     try:
         return work(), ""
-    except Interrupted:
+    except (Interrupted, OutOfMemory):
         raise
     except LeanSurgeonError as error:
         return None, error.message

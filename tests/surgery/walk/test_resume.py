@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.commands.shrink import ShrinkOptions, shrink
 from leansurgeon.errors import OutOfMemory
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit import heal_block
 from leansurgeon.surgery.shrink import carry_out, decide
-from leansurgeon.surgery.walk import choose_layers
+from leansurgeon.surgery.walk import choose_layers, guards
 from leansurgeon.surgery.walk.kept import Kept, Step, place_of
 from tests.surgery.walk.test_device import data
 
@@ -116,6 +117,16 @@ def test_what_memory_had_no_room_for_goes_on_later(error, saved, tmp_path, monke
     said: list[str] = []
     decide(steps, data("gpt2"), said.append, output=out, resume=True).close()
     assert any("Going on with the cut" in line for line in said)
+
+
+def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(guards, "calibrate_safely", full)
+    with pytest.raises(OutOfMemory, match="ran out of memory"):
+        shrink(str(saved("vit")[0]), Wanted(layers="2"), Method(), ShrinkOptions(out=tmp_path / "out"), print)
+    assert not (tmp_path / "out").exists()
 
 
 def test_steps_of_another_cut_are_not_taken(tmp_path):
