@@ -251,6 +251,16 @@ def test_a_number_that_came_back_is_another_process():
     assert owners.of_name(".x.unfinished-12345678") is None
 
 
+def test_names_of_one_process_do_not_meet():
+    """A race of sets of layers has a folder for each: with four digits at the end, 28 met 1 time in 170."""
+    tags = {owners.me().tag for _ in range(4_096)}
+    assert len(tags) == 4_096 and {owners.of_name(f"x{tag}") for tag in tags} == {owners.me()}
+    mine = owners.me()
+    assert owners.of_name(f"x-{mine.host}-{mine.boot}-{mine.pid}-{mine.start}-beef") == mine  # as it was until 2026-11
+    longest = f".{'x' * 150}{leftovers.UNFINISHED}{owners.Owner('f' * 8, 'f' * 8, 2**22, 10**12).tag}"
+    assert len(longest) < 255
+
+
 def test_what_was_moved_out_of_the_way_goes_back(tmp_path):
     """Killed between two renames: the old folder stands aside, and nothing at its name."""
     dead = owners.Owner(owners.host(), owners.boot(), 2**22 + 1, 1)

@@ -14,7 +14,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-TAG = re.compile(r"-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{4}$")
+# The last part was four digits until 2026-11: a hundred folders at once in one process met one another 1 time in 14.
+TAG = re.compile(r"-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-(?:[0-9a-f]{4}|[0-9a-f]{16})$")
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Owner:
 
     @property
     def tag(self) -> str:
-        """The end of the name of something that this process writes; `of_name` reads it."""
-        return f"-{self.host}-{self.boot}-{self.pid}-{self.start}-{os.urandom(2).hex()}"
+        """The end of the name of something that this process writes, another one each time; `of_name` reads it."""
+        return f"-{self.host}-{self.boot}-{self.pid}-{self.start}-{os.urandom(8).hex()}"
 
     @property
     def dead(self) -> bool:
