@@ -4,8 +4,9 @@ Evidence is gathered as `search` gathers it, for so many minutes of processor ti
 form on a share of the sample data over all shapes, then, the best first, one with all data and the growing local fit,
 as far as the time goes. Who was fitted later stands before who was not, as on the rungs of a search. Then every shape
 is healed in full: the cut with the local fit, then distillation from the model that was cut. The half of the held-out
-samples that gives the evidence is not the half that scores the healed ones. What the state file holds is kept, so that
-the command goes on where it was stopped:
+samples that gives the evidence is not the half that scores the healed ones; `--judge N` takes so many further images
+to score them, where those of a search are too few to tell shapes apart. What the state file holds is kept, so that the
+command goes on where it was stopped:
 
     python -m tests.benchmarks.ranking --model RUN/original-s0/last --data task:digits --state ranking.jsonl
 """
@@ -16,7 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from tabulate import tabulate
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.data import calibration
+from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.data.inputs import answer
 from leansurgeon.search.heals import Heals, task_score
 from leansurgeon.search.score import Score, kendall_tau
@@ -97,6 +99,20 @@ def distil(student, teacher, data: Calibration, how: Healing) -> None:
             pace.step()
 
 
+def with_judges(more: int) -> None:
+    """Held-out images of this process are so many more than a search's."""
+    for name in ("IMAGES", "SMALL_IMAGES"):
+        usual = getattr(calibration, name)
+        setattr(calibration, name, replace(usual, heldout=usual.heldout + more))
+
+
+def apart(batches: list[Batch], more: int) -> tuple[list[Batch], list[Batch]]:
+    """Every second batch of those that a search would have gives evidence; all the others score what was healed."""
+    usual = len(batches) - more // len(batches[0]["labels"])
+    evidence, rest = batches[:usual:2], batches[1:usual:2]
+    return evidence, rest + batches[usual:]
+
+
 def rows_of(state: Path) -> list[Row]:
     """What was measured already."""
     return [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
@@ -139,9 +155,12 @@ def standing(rows: Sequence[Row]) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def tau(rows: Sequence[Row]) -> float | None:
-    """Kendall's tau between the order of the evidence and that after healing, by what search itself orders by."""
-    orders = [standing([row for row in rows if row["stage"] == stage]) for stage in ("evidence", "healed")]
+def tau(rows: Sequence[Row], since: int = 0) -> float | None:
+    """Kendall's tau between the order of the evidence and that after healing, by what search itself orders by: the
+    metric, then the loss; `since` 1: by the loss alone.
+    """
+    cut = [row | {"key": row["key"][since:]} for row in rows]
+    orders = [standing([row for row in cut if row["stage"] == stage]) for stage in ("evidence", "healed")]
     names = [name for name in orders[0] if name in orders[1]]
     places = [sorted(set(order.values())) for order in orders]
     return kendall_tau(*([place.index(order[n]) for n in names] for order, place in zip(orders, places, strict=True)))
@@ -155,10 +174,10 @@ def summary(rows: Sequence[Row], sizes: Mapping[str, int]) -> str:
     lines = [{"shape": name, "parameters": sizes.get(name), "place by evidence": places.get(name),
               "rounds": 1 - first[name][0] if name in first else 0, "healed": scores[name]}
              for name in sorted(last, key=lambda name: last[name])]  # fmt: skip
-    spent, found = sum(row["cpu"] for row in rows if row["stage"] == "evidence") / 60, tau(rows)
-    told = "none, all alike" if found is None else f"{found:+.2f}"
+    spent = sum(row["cpu"] for row in rows if row["stage"] == "evidence") / 60
+    told, by_loss = ("none, all alike" if found is None else f"{found:+.2f}" for found in (tau(rows), tau(rows, 1)))
     said = f"Kendall's tau over {len(lines)} shapes: {told}, after {spent:.1f} CPU minutes of evidence"
-    return f"{tabulate(lines, headers='keys', tablefmt='github')}\n{said}"
+    return f"{tabulate(lines, headers='keys', tablefmt='github')}\n{said}; by loss alone {by_loss}"
 
 
 def main(words: list[str] | None = None) -> None:
@@ -169,12 +188,14 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--between", default="0.3,0.7", help="shares of the source's parameters")
     parser.add_argument("--minutes", type=float, default=10, help="of processor time for the evidence of all shapes")
     parser.add_argument("--share", type=Fraction, default=Fraction(1, 4), help="of the samples, in the first round")
+    parser.add_argument("--judge", type=int, default=0, help="so many images more to score what was healed")
     parser.add_argument("--epochs", type=int, default=5, help="of distillation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, default=Path("ranking.jsonl"))
     asked = parser.parse_args(words)
     torch.manual_seed(asked.seed)
     source = open_source(asked.model)
+    with_judges(asked.judge)
     data = sample_data(source, asked.data, None, None, asked.seed, print)
     if data.task is None:
         raise SystemExit(f"{asked.data} has no labels for {source.name}, so there is no metric to rank by.")
@@ -182,6 +203,8 @@ def main(words: list[str] | None = None) -> None:
     candidates = shapes(source, asked.shapes, low, high)
     with scratch() as place:
         heals = Heals(source, data, place, asked.seed)
+        if asked.judge:
+            heals.halves = apart(data.heldout, asked.judge)
         evidence(heals, candidates, (asked.share, Fraction(1)), 60 * asked.minutes, asked.state)
         done = {row["shape"] for row in rows_of(asked.state) if row["stage"] == "healed"}
         for candidate in candidates:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from leansurgeon.search.halving import Result
 from leansurgeon.search.score import Score
-from tests.benchmarks.ranking.__main__ import evidence, main, rows_of, standing, tau
+from tests.benchmarks.ranking.__main__ import apart, evidence, main, rows_of, standing, tau
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
@@ -23,10 +23,18 @@ def row(stage, shape, *key, number=0):
 def test_the_tau_is_scipys_on_the_orders_that_search_makes():
     """Equal accuracies are told apart by the loss, as `Score.key` does."""
     first = {"a": (-0.9, 3.0), "b": (-0.9, 1.0), "c": (-0.8, 2.0), "d": (-0.7, 5.0), "e": (-0.7, 4.0)}
-    then = {"a": (-0.9, 2.0), "b": (-0.8, 1.0), "c": (-0.8, 3.0), "d": (-0.6, 4.0), "e": (-0.5, 5.0)}
+    then = {"a": (-0.9, 2.0), "b": (-0.8, 1.0), "c": (-0.8, 3.0), "d": (-0.6, 4.0), "e": (-0.5, 0.5)}
     rows = [row("evidence", n, *k) for n, k in first.items()] + [row("healed", n, *k) for n, k in then.items()]
     by_hand = stats.kendalltau([2, 1, 3, 5, 4], [1, 2, 3, 4, 5]).statistic
     assert tau(rows) == pytest.approx(by_hand)
+    losses = [[key[1] for key in order.values()] for order in (first, then)]
+    assert tau(rows, 1) == pytest.approx(stats.kendalltau(*losses).statistic) != pytest.approx(by_hand)
+
+
+def test_further_images_score_and_give_no_evidence():
+    batches = [{"labels": [n, n]} for n in range(9)]
+    evidence, rest = apart(batches, 10)
+    assert evidence == batches[:4:2] and rest == [batches[1], batches[3], *batches[4:]]
 
 
 def test_who_came_to_the_second_round_stands_first():
