@@ -60,7 +60,9 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
-def measure(size: str, lose: int, heal: str, tokens: int, place: Path) -> dict[str, float | str | int]:
+def measure(
+    size: str, lose: int, start: int | None, heal: str, tokens: int, place: Path
+) -> dict[str, float | str | int]:
     """Make the model where it is not there, cut it, and tell the most that the process held: `peak` counts the pages of
     the file that it had mapped, which the system takes back; `anonymous` is what cannot be taken back.
     """
@@ -70,7 +72,7 @@ def measure(size: str, lose: int, heal: str, tokens: int, place: Path) -> dict[s
         llama(folder, "BF16", **SIZES[size])
     shutil.rmtree(out, ignore_errors=True)
     depth = SIZES[size]["num_hidden_layers"]
-    start = (depth - lose) // 2
+    start = (depth - lose) // 2 if start is None else start
     keep = ",".join(str(i) for i in range(depth) if not start <= i < start + lose)
     begun = time.perf_counter()
     command = [sys.executable, "-c", CUT, str(folder), str(out), keep, heal, str(tokens)]
@@ -85,19 +87,24 @@ def measure(size: str, lose: int, heal: str, tokens: int, place: Path) -> dict[s
     disk = sum(f.stat().st_size for f in folder.iterdir())
     shutil.rmtree(out)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"model": size, "disk": disk, "layers": depth - lose, "heal": heal, "tokens": tokens, "anonymous": held,
-            "peak": int(said[-1].split()[1]), "machine": memory, "seconds": time.perf_counter() - begun}  # fmt: skip
+    return {"model": size, "disk": disk, "layers": depth - lose, "start": start, "heal": heal, "tokens": tokens,
+            "anonymous": held, "peak": int(said[-1].split()[1]), "machine": memory,
+            "seconds": time.perf_counter() - begun}  # fmt: skip
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3b")
     parser.add_argument("--lose", type=int, default=4, help="layers")
+    late = (
+        "the first layer that goes; the middle ones if not said. All behind are refitted, so a late one takes less time"
+    )
+    parser.add_argument("--start", type=int, help=late)
     parser.add_argument("--heal", choices=("none", "closed", "local"), default="closed")
     parser.add_argument("--tokens", type=int, default=TOKENS.fit, help="to fit to; a quarter as many guard")
     parser.add_argument("--folder", type=Path, default=Path("large"), help="where the model is made; it stays there")
     asked = parser.parse_args(words)
-    found = measure(asked.size, asked.lose, asked.heal, asked.tokens, asked.folder)
+    found = measure(asked.size, asked.lose, asked.start, asked.heal, asked.tokens, asked.folder)
     print(json.dumps(found))
     told = ", ".join(f"{key} {found[key] / 2**30:.2f} GiB" for key in ("disk", "anonymous", "peak", "machine"))
     print(f"{told}; {found['seconds']:.0f} s")
