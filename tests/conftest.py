@@ -67,8 +67,28 @@ def pytest_xdist_auto_num_workers() -> int:
 LONGEST = ("test_malformed.py", "test_notebook.py", "test_experiment.py", "test_end_to_end.py", "test_examples.py")
 
 
+# Of a test that goes through more families than these, a commit runs these; `-m families` runs the others.
+EVERY_COMMIT = {"bert", "gpt2", "llama", "qwen3", "t5", "vit", "timm_xcit", "timm_swin"}
+
+
+def family_of(item: pytest.Item) -> str | None:
+    """The family that a test is about, by the values of its parameters."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    known = (value for value in values if isinstance(value, str) and (value in FAMILIES or value.startswith("timm_")))
+    return next(known, None)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    of_test: dict[str, set[str]] = {}
+    for item in items:
+        if family := family_of(item):
+            of_test.setdefault(item.nodeid.split("[")[0], set()).add(family)
+    for item in items:
+        family, all_of_test = family_of(item), of_test.get(item.nodeid.split("[")[0], set())
+        if family not in EVERY_COMMIT and len(all_of_test) > len(EVERY_COMMIT):
+            item.add_marker("families")
 
 
 def settle() -> None:

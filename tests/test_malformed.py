@@ -22,8 +22,8 @@ def given(*arguments: object) -> None:
     assert done.returncode == 0, f"seed {SEED}\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
 
 
-def test_two_thousand_malformed_inputs():
-    given("--cases", 2000)
+def test_two_hundred_malformed_inputs():
+    given("--cases", 200)
 
 
 @pytest.mark.slow
