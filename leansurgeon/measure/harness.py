@@ -18,6 +18,7 @@ from leansurgeon.checkpoints.record import Both, Comparison
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import files
+from leansurgeon.tasks.text import vocab
 
 LIMIT = 2**20  # bytes of a task's file
 KEPT = "lm-eval "  # before a task's name, where it stands among other data
@@ -63,6 +64,8 @@ def judged(
         arguments = {"pretrained": str(folder), "dtype": "float32"}
         if how_to_load(folder, as_documented=True).get("trust"):
             arguments["trust_remote_code"] = True
+        if vocab.beginning(vocab.own(folder)):
+            arguments["add_bos_token"] = True
         with redirect_stdout(sys.stderr):  # results go to stdout, and these are none yet
             done = evaluate(
                 "hf",

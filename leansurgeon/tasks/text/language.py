@@ -1,8 +1,9 @@
 """Language modelling on text files: the next token (causal) or the hidden ones (masked), both judged by perplexity.
 
 The text of all files, tokenised, is one long row of tokens; a sample is a window of `seq_len` of them, and windows do
-not overlap. In each training epoch the windows start at another offset, which follows from (seed, epoch). The last
-part of each file is for evaluation. Perplexities compare only between models with the same tokenizer.
+not overlap. Where the tokenizer puts a token before every text (BOS), each window begins with it, and it is not scored.
+In each training epoch the windows start at another offset, which follows from (seed, epoch). The last part of each file
+is for evaluation. Perplexities compare only between models with the same tokenizer.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class CausalLM(Tokenized):
             return _pack(folder, tokenizer, {"train": train, "eval": evaluation}, say)
 
         self._open(disk.entry(cache, "text", key, build))
+        self._begin = vocab.beginning(self.tokenizer())
         packaged = names == [text_files.PACKAGED["austen"].name]
         self.source = "Jane Austen, Persuasion (1818)" if packaged else ", ".join(names)
         self.licence = "public domain" if packaged else type(self).licence
@@ -105,9 +107,14 @@ class CausalLM(Tokenized):
 
     def size(self, split: str) -> int:
         """Number of windows of `seq_len` tokens in a split."""
-        split = self._checked(split)
-        offsets = self.options.seq_len - 1 if split == "train" and self.options.random_windows else 0
-        return max(0, self._info["tokens"][split] - offsets) // self.options.seq_len
+        split, width = self._checked(split), self._width
+        offsets = width - 1 if split == "train" and self.options.random_windows else 0
+        return max(0, self._info["tokens"][split] - offsets) // width
+
+    @property
+    def _width(self) -> int:
+        """Tokens of text in a window."""
+        return self.options.seq_len - len(self._begin)
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
@@ -140,13 +147,13 @@ class CausalLM(Tokenized):
         """(B, seq_len) tokens in the type that they are stored in. Raises IndexError for an index that the split does
         not have.
         """
-        indices_B, width = self._indices(split, indices_B), self.options.seq_len
+        indices_B, width = self._indices(split, indices_B), self._width
         offset = 0
         if split == "train" and self.options.random_windows:
             offset = _offset(seed, epoch, width)
         # All windows of an epoch as rows of one view of the file, of which whole rows are copied.
         windows = self._array(split)[offset : offset + self.size(split) * width].reshape(-1, width)
-        return np.take(windows, indices_B, axis=0)
+        return np.insert(np.take(windows, indices_B, axis=0), [0] * len(self._begin), self._begin, axis=1)
 
 
 @lru_cache(maxsize=4)

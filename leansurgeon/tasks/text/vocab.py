@@ -130,6 +130,14 @@ def own(folder: Path | None) -> PreTrainedTokenizerBase:
     return load(folder)
 
 
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token that the tokenizer puts before every text (Gemma's and Llama's BOS); empty where it puts none (GPT-2,
+    Qwen), or one that stands for the whole text instead ([CLS] of BERT).
+    """
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer("a", verbose=False)["input_ids"][:1] == [begin] else []
+
+
 def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
     """A long text in pieces of at most about `size` characters, cut behind line ends where there are any."""
     start = 0
