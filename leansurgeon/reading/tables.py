@@ -1,4 +1,4 @@
-"""Rows of text from csv, tsv, jsonl and parquet files."""
+"""Rows of text from csv, tsv, json, jsonl and parquet files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,52 @@ from leansurgeon.reading import files, jsonfile
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 LINE = 64_000_000  # characters of a line, or of a field
 ROWS = 1_024  # of a parquet file that are in memory at a time
+FIRST = 100  # rows of JSON, in one of which every key stands
+LARGEST = 4_000_000_000  # bytes of a file that is one JSON document
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table by its name."""
+    return path.suffix.lower() in SUFFIXES
 
 
 def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
-    """(row number from 1, the values of `columns`) of every row. `.json` is read as `.jsonl`: one object a line.
+    """(row number from 1, the values of `columns`) of every row; None where a row of JSON lacks one.
 
     Raises UsageError, naming file and row, for an unknown kind of file, a missing column, or content that is not what
     the name says.
     """
-    readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".json": _jsonl, ".parquet": _parquet}
-    if path.suffix not in readers:
+    readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json, ".json": _json, ".parquet": _parquet}
+    if not is_table(path):
         raise UsageError(f"{path} is of no kind that can be read.", f"Name it {', '.join(SUFFIXES)} for what it is.")
     with _readable(path):
-        yield from enumerate(readers[path.suffix](path, columns), start=1)
+        yield from enumerate(readers[path.suffix.lower()](path, columns), start=1)
 
 
 def columns(path: Path) -> tuple[str, ...]:
-    """Names of the columns, in their order; of `.jsonl` the keys of its first row. Raises UsageError as `read` does."""
-    if path.suffix == ".parquet":
+    """Names of the columns, in their order; of JSON the keys of the first rows. Raises UsageError as `read` does."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return tuple(parquet_schema(path).names)
     with _readable(path):
-        if path.suffix in (".csv", ".tsv"):
+        if suffix in (".csv", ".tsv"):
             try:
                 return tuple(next(csv.reader(lines(path, ""), delimiter=delimiter(path)), []))
             except csv.Error as error:
                 raise UsageError(f"{path}, line 1: {error}.") from None
-        first = next((line for line in lines(path) if line.strip()), "{}")
-    row = jsonfile.parse(first, f"{path}, line 1,")
-    return tuple(row) if isinstance(row, dict) else ()
+        return tuple(dict.fromkeys(key for _, row in islice(_objects(path), FIRST) for key in row))
+
+
+def class_names(path: Path, column: str) -> list[str] | None:
+    """What a parquet file of the hub calls the numbers in a column; None where it does not say."""
+    if path.suffix.lower() != ".parquet":
+        return None
+    said = (parquet_schema(path).metadata or {}).get(b"huggingface", b"{}")
+    description = jsonfile.parse(said, f"The description in {path}")
+    names = jsonfile.value_at(description, "info", "features", column, "names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UsageError(f"The description in {path} names its classes {quoted(names)}.")
+    return names
 
 
 @contextmanager
@@ -71,22 +90,18 @@ def lines(path: Path, newline: str | None = None) -> Iterator[str]:
 
 
 def delimiter(path: Path) -> str:
-    """What separates the columns: tabs in .tsv; commas in .csv, or what spreadsheets of other languages write instead,
-    where the header has that and no comma.
+    """What separates the columns: tabs in .tsv; commas in .csv, or what other programs write instead, where the header
+    has more of that.
     """
-    if path.suffix == ".tsv":
+    if path.suffix.lower() == ".tsv":
         return "\t"
     header = next(lines(path, ""), "")
-    return "," if "," in header else next((mark for mark in ";\t" if mark in header), ",")
+    return max(",;\t|", key=header.count)
 
 
 def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
-    tabs = path.suffix == ".tsv"
-    csv.field_size_limit(LINE)
-    # Between tabs a quotation mark means itself, as in GLUE's files: a text that begins with one would otherwise
-    # swallow the rows behind it.
-    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    rows = csv.reader(lines(path, ""), delimiter=delimiter(path), quoting=quoting, strict=True)
+    bare = path.suffix.lower() == ".tsv" and not _is_quoted(path)
+    rows = _reader(path, bare)
     try:
         header = next(rows, [])
         places = _places(path, columns, header)
@@ -96,22 +111,67 @@ def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
             if len(row) != len(header):
                 raise UsageError(
                     f"{path}, line {rows.line_num}: {len(row)} fields where the header has {len(header)}.",
-                    "Quotation marks mean themselves in .tsv: keep line ends and tabs in .csv." if tabs else None,
+                    "Quotation marks mean themselves in this file: quote line ends and tabs." if bare else None,
                 )
             yield [row[place] for place in places]
     except csv.Error as error:
         raise UsageError(f"{path}, line {rows.line_num}: {error}.") from None
 
 
-def _jsonl(path: Path, columns: list[str]) -> Iterator[list[Any]]:
-    for number, line in enumerate(lines(path), start=1):
-        if not line.strip():
-            continue
-        row = jsonfile.parse(line, f"{path}, line {number},")
+def _reader(path: Path, bare: bool) -> Any:
+    """Rows of fields, with quotation marks around some of them, or `bare`."""
+    csv.field_size_limit(LINE)
+    quoting = csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL
+    return csv.reader(lines(path, ""), delimiter=delimiter(path), quoting=quoting, strict=True)
+
+
+def _is_quoted(path: Path) -> bool:
+    """Whether quotation marks in a .tsv file stand around fields, as pandas writes them; in GLUE's they mean
+    themselves, and a text that begins with one would swallow the rows behind it.
+
+    Bare marks are right where every line then has all fields, unless all that open a field also close it and some
+    within are doubled.
+    """
+    width, doubled, closed = 0, False, True
+    for line in lines(path, ""):
+        fields = line.rstrip("\r\n").split("\t")
+        width = width or len(fields)
+        if len(fields) != width and fields != [""]:
+            try:
+                return all(len(row) in (0, width) for row in _reader(path, bare=False))
+            except csv.Error:
+                return False
+        for field in fields:
+            if field.startswith('"'):
+                inner = field[1:-1].replace('""', "")
+                doubled = doubled or len(inner) < len(field) - 2
+                closed = closed and field.endswith('"') and '"' not in inner and len(field) > 1
+    return doubled and closed
+
+
+def _json(path: Path, columns: list[str]) -> Iterator[list[Any]]:
+    present = {key for _, row in islice(_objects(path), FIRST) for key in row}
+    for number, row in _objects(path):
+        if not present.issuperset(columns):
+            _places(path, columns, list(row), f", line {number}")
+        yield [row.get(column) for column in columns]
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, object) of every row: one a line, or in .json files also one list of them, or one under "data"."""
+    first = next((line for line in lines(path) if line.strip()), "").strip()
+    whole = path.suffix.lower() == ".json" and (first.startswith("[") or first == "{")
+    if whole:
+        rows = jsonfile.parse(files.read_text(path, LARGEST, encoding="utf-8-sig"), str(path))
+        rows = rows.get("data", [rows]) if isinstance(rows, dict) else rows
+        numbered, unit = enumerate(rows if isinstance(rows, list) else [rows], start=1), "row"
+    else:
+        numbered, unit = ((n, line) for n, line in enumerate(lines(path), start=1) if line.strip()), "line"
+    for number, row in numbered:
+        row = row if whole else jsonfile.parse(row, f"{path}, line {number},")
         if not isinstance(row, dict):
-            raise UsageError(f"{path}, line {number}: {jsonfile.a_kind_of(row)} where an object is expected.")
-        _places(path, columns, list(row), f", line {number}")
-        yield [row[column] for column in columns]
+            raise UsageError(f"{path}, {unit} {number}: {jsonfile.a_kind_of(row)} where an object is expected.")
+        yield number, row
 
 
 def _parquet(path: Path, columns: list[str]) -> Iterator[list[Any]]:

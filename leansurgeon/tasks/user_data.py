@@ -92,7 +92,7 @@ def _of_folder(path: Path, spec: str) -> UserData:
         return UserData("images" if flat else "classes", spec, (str(path),))
     if ".tar" in suffixes:
         return UserData("classes", spec, (str(path),))
-    tabular = sorted(file for file in files if file.suffix in tables.SUFFIXES)
+    tabular = sorted(file for file in files if tables.is_table(file))
     texts = text_files.in_folder(path)
     if tabular and len(tabular) == len(texts):
         return _of_tables(tabular, spec)
@@ -107,10 +107,10 @@ def _of_folder(path: Path, spec: str) -> UserData:
 
 
 def _of_files(files: list[Path], spec: str, words: list[str] | None = None) -> UserData:
-    kinds = {"table" if file.suffix in tables.SUFFIXES else "text" for file in files}
+    kinds = {"table" if tables.is_table(file) else "text" for file in files}
     if all(file.suffix.lower() in image_places.SUFFIXES for file in files):
         raise UsageError(f"'{spec}' names single images.", "Give the folder that they lie in.")
-    if any(file.suffix == ".tar" for file in files):
+    if any(file.suffix.lower() == ".tar" for file in files):
         return UserData("classes", spec, (spec,))
     if kinds == {"table"}:
         return _of_tables(files, spec, words)
@@ -119,7 +119,7 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None) -> U
 
 def _of_tables(files: list[Path], spec: str, words: list[str] | None = None) -> UserData:
     columns = tables.columns(files[0])
-    if files[0].suffix == ".parquet" and any(name in columns for name in _IMAGE_COLUMNS):
+    if files[0].suffix.lower() == ".parquet" and any(name in columns for name in _IMAGE_COLUMNS):
         return UserData("classes", spec, (spec,), columns)
     return UserData("table", spec, tuple(words or map(str, files)), columns)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import UsageError, quoted
-from leansurgeon.reading import jsonfile
-from leansurgeon.reading.tables import parquet_parts, parquet_schema
+from leansurgeon.reading.tables import class_names, parquet_parts, parquet_schema
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -25,10 +24,7 @@ def rows_of(kind: str, places: list[Any], label: str | None) -> tuple[list[str] 
 def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
     schema = parquet_schema(paths[0])
     image, label = _columns(schema.names, label, str(paths[0]))
-    said = jsonfile.parse((schema.metadata or {}).get(b"huggingface", b"{}"), f"The description in {paths[0]}")
-    names = jsonfile.value_at(said, "info", "features", label, "names")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise UsageError(f"The description in {paths[0]} names its classes {quoted(names)}.")
+    names = class_names(paths[0], label)
     for path in paths[1:]:  # before any of them is copied
         present = parquet_schema(path).names
         for column in (image, label):

@@ -248,7 +248,7 @@ def _imdb(data: str) -> dict[str, Any]:
         return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
     path = Path(data).expanduser().absolute()
     if path.is_file():
-        if path.suffix in tables.SUFFIXES:
+        if tables.is_table(path):
             raise UsageError(
                 f"{path} is one table, so nothing would be left to evaluate on.",
                 "Name the folder that holds train and test tables (train.parquet, test.parquet) with `data`.",
@@ -261,7 +261,7 @@ def _imdb(data: str) -> dict[str, Any]:
         return {"train": path / "aclImdb_v1.tar.gz", "eval": path / "aclImdb_v1.tar.gz"}
     splits = {}
     for split, word in words.items():
-        tables_here = sorted(p for p in path.rglob(f"{word}*") if p.suffix in tables.SUFFIXES) if path.is_dir() else []
+        tables_here = sorted(p for p in path.rglob(f"{word}*") if tables.is_table(p)) if path.is_dir() else []
         if tables_here:
             splits[split] = tables_here[0]
     if len(splits) < 2:
@@ -281,7 +281,7 @@ def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
                 raise UsageError(f"{place / kind} holds no reviews (*.txt).", IMDB_BY_HAND)
             for path in texts:
                 yield label, files.read_bytes(path, REVIEW)
-    elif place.suffix in tables.SUFFIXES:
+    elif tables.is_table(place):
         for number, row in tables.read(place, ["text", "label"]):
             yield _review(*row, f"{place}, row {number}")
     else:

@@ -43,7 +43,7 @@ class Corpus:
         if self.rows is not None:
             return [hub.digest(self.rows), self.column, self.first]
         stamps = [disk.file_key(path) for path in self.files]
-        tabular = any(path.suffix in tables.SUFFIXES for path in self.files)
+        tabular = any(tables.is_table(path) for path in self.files)
         return stamps + ([self.column] if tabular else []) + ([self.first] if self.first else [])
 
     def split(self, held: float) -> tuple[_Part, _Part]:
@@ -73,7 +73,7 @@ class _Part:
 
     def __iter__(self) -> Iterator[Document]:
         corpus = self.corpus
-        plain = [path for path in corpus.files if path.suffix not in tables.SUFFIXES]
+        plain = [path for path in corpus.files if not tables.is_table(path)]
         for path in plain:
             text = text_files.read(path)
             part = text if self.held is None else text_files.cut(text, self.held)[self.last]
@@ -101,13 +101,13 @@ def find(names: str | Sequence[str], column: str, *, split: str = "train", first
         name, config = hub.parse(listed[0])
         return Corpus((), hub.load(name, config, split, by_hand=BY_HAND), column, first)
     files = tuple(text_files.find(listed))
-    if first is not None and any(path.suffix not in tables.SUFFIXES for path in files):
+    if first is not None and any(not tables.is_table(path) for path in files):
         raise UsageError("The option `documents` counts rows of tables, and a text file has none.")
     return Corpus(files, None, column, first)
 
 
 def _rows(path: Path, column: str) -> Iterator[Document]:
-    if path.suffix not in tables.SUFFIXES:
+    if not tables.is_table(path):
         return
     for number, (document,) in tables.read(path, [column]):
         ids = isinstance(document, list) and all(isinstance(token, int) for token in document)

@@ -266,7 +266,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
         return {part: [hub.load(name, task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
     root = Path(data).expanduser().absolute()
     for folder in (root / KINDS[task].folder, root / task, root):
-        files = sorted(p for p in folder.glob("*") if p.suffix in tables.SUFFIXES) if folder.is_dir() else []
+        files = sorted(p for p in folder.glob("*") if tables.is_table(p)) if folder.is_dir() else []
         # dev_matched-00000-of-00001.parquet; "dev" must not take dev_matched.
         places = {
             part: [p for p in files if p.stem.split("-")[0].split(".")[0] in words] for part, words in wanted.items()
@@ -308,7 +308,7 @@ def _fields(place: Path | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[A
     if not isinstance(place, Path):
         for number, row in hub.rows(place, columns, "GLUE"):
             yield f"row {number}", row
-    elif place.suffix == ".tsv":
+    elif place.suffix.lower() == ".tsv":
         yield from _tsv(place, kind)
     else:
         for number, row in tables.read(place, columns):
