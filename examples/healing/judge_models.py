@@ -89,11 +89,11 @@ def lines(text: str, held: bool, count: int) -> list[str]:
 def drawn(every: list[str]) -> set[str]:
     """What `shrink --calibrate` fits and guards with, by its own choice."""
     from leansurgeon.measure.data import calibration
+    from leansurgeon.tasks.text import sentences
 
-    held = min(calibration.LINES["heldout"], len(every) // 5)
-    order = np.random.default_rng([0, 3]).permutation(len(every))
-    rows = calibration.choose(len(every) - held, held, calibration.LINES, 0, "text")
-    return {every[i] for part in ("fit", "guard") for i in order[held:][rows[part]]}
+    seen, held = sentences.hold_out(every, 0.1, 0)
+    rows = calibration.choose(len(seen), len(held), calibration.LINES, 0, "text")
+    return {seen[i] for part in ("fit", "guard") for i in rows[part]}
 
 
 @torch.no_grad()

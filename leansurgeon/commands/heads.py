@@ -13,8 +13,8 @@ from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Importance
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import pairs
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.data.choose_task import has_two_stacks
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.evidence.folder import HEADS
@@ -131,7 +131,7 @@ def heads(
             check_apart(pruning.out, opened.folder)
             pruning = replace(pruning, device=chosen(pruning.device))
             prune.check(opened, pruning.share)
-            if pairs.has_two_stacks(opened):  # sample data cannot be run through both, block by block
+            if has_two_stacks(opened):  # sample data cannot be run through both, block by block
                 pruning = replace(pruning, heal=False)
         sample = data_to_measure(opened, data, model, "Importance", samples, options.seed, say)
         study = measured(opened, sample, options, say)

@@ -12,7 +12,8 @@ from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import harness
-from leansurgeon.measure.data.calibration import LANGUAGE, head_of
+from leansurgeon.measure.data.calibration import LANGUAGE
+from leansurgeon.measure.data.choose_task import head_of
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.check import judged

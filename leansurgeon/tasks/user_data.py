@@ -49,8 +49,14 @@ class UserData:
         return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
 
 
-def recognise(spec: str) -> UserData:
-    """What `--data SPEC` is. Raises `UsageError` where there is no such thing, or nothing in it that can be read."""
+def recognise(spec: str, flag: str = "--data") -> UserData:
+    """What SPEC is, the value of `flag`. Raises `UsageError` where there is no such thing, or nothing in it that can
+    be read.
+    """
+    hint = HINT.replace("--data", flag)
+    words = [word.strip() for word in spec.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"{flag} names no data.", hint)
     path = Path(spec).expanduser()
     if path.is_dir():
         return _of_folder(path, spec)
@@ -58,14 +64,11 @@ def recognise(spec: str) -> UserData:
         return _of_files([path], spec)
     if spec.startswith("hub:"):
         return _of_hub(spec)
-    words = [word.strip() for word in spec.split(",") if word.strip()]
-    if not words:
-        raise UsageError("--data names no data.", HINT)
     if len(words) == 1 and _HUB_NAME.fullmatch(spec) and not path.parent.is_dir():
         return _of_hub(f"hub:{spec}")
     if any(character in spec for character in "*?[") or len(words) > 1 or spec in text_files.PACKAGED:
         return _of_files(_found(words), spec, words)
-    raise UsageError(f"There is no file or folder '{spec}'.", HINT)
+    raise UsageError(f"There is no file or folder '{spec}'.", hint)
 
 
 def columns_of(data: UserData, given: str | None) -> dict[str, str]:

@@ -19,8 +19,8 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.source import Source, complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
+from leansurgeon.measure.data.choose_task import brings_tokenizer
 from leansurgeon.tasks.text import vocab
-from leansurgeon.training.recipe.from_data import brings_tokenizer
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:

@@ -102,13 +102,13 @@ def test_an_encoder_without_a_head_gets_sentences(language_model, text, tmp_path
     source.config["architectures"] = ["BertModel"]
     found = calibration.open_calibration(str(text), source, cache=tmp_path / "cache", samples=64)
     assert found.mask(found.fit[0]).dtype == torch.bool and found.score(torch.zeros(1), found.fit[0]) is None
-    assert [sum(len(b["input_ids"]) for b in getattr(found, part)) for part in PARTS] == [64, 16, 400]
+    assert [sum(len(b["input_ids"]) for b in getattr(found, part)) for part in PARTS] == [64, 16, 200]
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nowhere.txt", "is no folder"),
+        ("nowhere.txt", "no file or folder"),
         ("task:digit", r"'digits'"),
         ("task:digits,split", "write key=value"),
         ("task:digits,split_sed=1", "did you mean 'split_seed'"),

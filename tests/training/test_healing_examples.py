@@ -82,7 +82,7 @@ def test_the_judge_of_encoders_leaves_out_what_was_calibrated_on(tmp_path, texts
     from leansurgeon.tasks.text import sentences
 
     every = sentences.of_documents([(texts / "a.txt").read_text()])
-    fitted = calibration.from_lines([str(texts / "a.txt")], open_source(str(own)), None, 0)
+    fitted = calibration.open_calibration(str(texts / "a.txt"), open_source(str(own)), cache=tmp_path / "cache")
     drawn = script["drawn"](every)
     count = sum(len(batch["input_ids"]) for part in (fitted.fit, fitted.guard) for batch in part)
     assert len(drawn) == count

@@ -17,18 +17,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leansurgeon import tasks
-from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import images, inputs
+from leansurgeon.measure.data import inputs
+from leansurgeon.measure.data.choose_task import (
+    LINE,
+    choose_task,
+    has_two_stacks,
+    head_of,
+    only_length,
+    outputs,
+    window,
+)
 from leansurgeon.measure.data.parts import WORDS, Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
-from leansurgeon.tasks import Task
+from leansurgeon.tasks import Task, user_data
 from leansurgeon.tasks.base import IGNORED
-from leansurgeon.tasks.text import corpus, vocab
-from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +43,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 
 TOKENS = Parts(fit=65_536, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
-WINDOW = 512
 LINES = Parts(fit=4_096, guard=512, heldout=512)  # sentences, for encoders that embed them one by one
-LINE_TOKENS = 128
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
 SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
 SMALL = 64
@@ -104,9 +108,10 @@ def open_calibration(
     seed: int = 0,
     say: Say = silent,
     flag: str = "--calibrate",
+    columns: str | None = None,
 ) -> Calibration:
-    """The data that SPEC names, the value of a command's `flag`, for this model. `samples` is the number of samples to
-    fit on.
+    """The data that SPEC names, the value of a command's `flag`, for this model, with the labels that its head
+    predicts. `samples` is the number of samples to fit on; `columns` says which of a table are what.
 
     Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
     """
@@ -115,7 +120,10 @@ def open_calibration(
         name, options = parse_task(spec, flag)
         return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
     try:
-        data = from_names(spec, source, flag, cache=cache, samples=samples, seed=seed, say=say)
+        chosen = choose_task(source, user_data.recognise(spec, flag), columns, measured=True)
+        for sentence in chosen.says:
+            say(sentence)
+        data = from_task(chosen.name, chosen.options, source, cache=cache, samples=samples, seed=seed, say=say)
     except UsageError as error:
         raise UsageError(error.message, fitting_hint(error, flag)) from error
     return replace(data, name=spec)
@@ -128,64 +136,6 @@ def fitting_hint(error: UsageError, flag: str) -> str | None:
     if error.hint and any(option in error.hint for option in ("seq_len", "eval_fraction")):
         return "Give more text."
     return None if error.hint and "option" in error.hint else error.hint
-
-
-def from_names(spec: str, source: Source, flag: str, *, samples: int | None, seed: int, **rest: Any) -> Calibration:
-    """Calibration from files or a folder, read in the way that the model's head asks for."""
-    head = head_of(source)
-    names = [word for word in spec.split(",") if word]
-    if not names:
-        raise UsageError(f"{flag} names no data.", "Give text files, a folder of images or task:NAME.")
-    if head == "image-classification":
-        if len(names) > 1 or not Path(names[0]).is_dir():
-            raise UsageError(f"{source.name} takes images, and {flag} {spec} is no folder.", "Or give task:NAME.")
-        options = images.folder_options(source)
-        if not options.says_normalisation:
-            rest["say"](
-                f"{source.name} does not say how its images are standardised; ImageNet's mean and std are used."
-            )
-        return from_task(
-            "folder", {"data": names[0], **options.as_options()}, source, samples=samples, seed=seed, **rest
-        )
-    if head in LANGUAGE:
-        options = {"data": names, "seq_len": window(source)}
-        return from_task(head, options, source, samples=samples, seed=seed, **rest)
-    return from_lines(names, source, samples, seed)
-
-
-def head_of(source: Source) -> str | None:
-    """What the source predicts: a head as tasks name it; None for an encoder without one."""
-    name = (source.config.get("architectures") or [""])[0]
-    if source.architecture.library == "timm" or name.endswith("ForImageClassification"):
-        return "image-classification"
-    if name.endswith(("ForCausalLM", "LMHeadModel")) or writes_text(source.architecture.section, name):
-        return "causal-lm"
-    if name.endswith("ForMaskedLM"):
-        return "masked-lm"
-    return "image-classification" if inputs.takes_images(source.config, source.architecture) else None
-
-
-def outputs(source: Source) -> int:
-    """Classes (or values) that the source's classifier gives; 0 where it has none."""
-    config = source.config
-    if source.architecture.library == "timm":
-        flat = source.architecture.flat(config)
-        return next((c["num_classes"] for c in (flat, config) if c.get("num_classes") is not None), 1000)
-    name = (config.get("architectures") or [""])[0]
-    if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
-        return 0
-    return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
-
-
-def window(source: Source, usual: int = WINDOW) -> int:
-    """Tokens in one window of text: as many as usual, as the model has positions for, or the one length it takes."""
-    only, most = inputs.room(source.config, source.architecture)
-    return only or min(usual, most or usual)
-
-
-def only_length(source: Source) -> int | None:
-    """The one number of tokens that the source takes; None for models that take any."""
-    return inputs.room(source.config, source.architecture)[0]
 
 
 # -- from a task ----------------------------------------------------------------------------------
@@ -210,13 +160,18 @@ def from_task(
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
-    usual = TOKENS.each(lambda _, count: max(4, count // tokens)) if tokens else images_wanted(probe)
+    usual = images_wanted(probe)
+    if tokens:
+        lines = "attention_mask" in probe
+        usual = LINES if lines else TOKENS.each(lambda _, count: max(4, count // tokens))
     wanted = for_samples(usual, samples)
     rows = choose(task.size("train"), task.size("eval"), wanted, seed, f"task {name}")
-    size = max(1, 2_048 // tokens) if tokens else 64
+    size = 64 if not tokens else 32 if lines else max(1, 2_048 // tokens)
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
         split = "eval" if part == "heldout" else "train"
+        if tokens and lines:  # padding costs as much as tokens
+            chosen = chosen[np.argsort(task.lengths(split)[chosen], kind="stable")]
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
         # Keys with "_" are a task's own book-keeping for its metric.
         kept = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
@@ -226,7 +181,8 @@ def from_task(
 
     parts, counts = rows.each(read), told(rows.each(lambda _, chosen: len(chosen)))
     source_of = task.describe().get("source", name)
-    says = f"{source_of}: {counts} ({'windows of ' + str(tokens) + ' tokens' if tokens else 'samples'})"
+    windows = tokens and not lines
+    says = f"{source_of}: {counts} ({f'windows of {tokens} tokens' if windows else 'samples'})"
     made = of_parts(spell_task(name, options), says, parts, task, samples)
     if scores(task, source):
         return made
@@ -268,8 +224,7 @@ def without_labels(batch: Batch) -> Batch:
 
 def refuse_two_inputs(source: Source) -> None:
     """Refuse a model with an encoder and a decoder: no sample data says what its decoder should read."""
-    apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
-    if apart or source.config.get("is_encoder_decoder"):
+    if has_two_stacks(source):
         raise UsageError(
             f"{source.name} has an encoder and a decoder, and sample data cannot be run through both.",
             "Use --uncalibrated: the weights alone, proved on noise.",
@@ -279,7 +234,7 @@ def refuse_two_inputs(source: Source) -> None:
 def check_head(task: Task, source: Source) -> None:
     """Refuse images for a language model, text for a vision model, and the other kind of language model's text."""
     head = head_of(source)
-    has_images = task.head == "image-classification"
+    has_images = task.head == "image-classification" or task.name == "images"
     if has_images != (head == "image-classification"):
         takes, has = ("images", "text") if not has_images else ("text", "images")
         raise UsageError(f"{source.name} takes {takes}, and the task {task.name} has {has}.")
@@ -336,24 +291,6 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield rows[start : start + size]
 
 
-# -- from lines of text ---------------------------------------------------------------------------
-
-
-def from_lines(names: list[str], source: Source, samples: int | None, seed: int) -> Calibration:
-    """Sentences one by one, as an encoder without a language-modelling head sees them: padded, with special tokens."""
-    data, tokenizer = corpus.find(names, "text"), vocab.own(source.folder)
-    lines = of_documents(data.whole())
-    wanted = for_samples(LINES, samples)
-    held = min(wanted.heldout, len(lines) // 5)
-    order = np.random.default_rng([seed, 3]).permutation(len(lines))
-    rows = choose(len(lines) - held, held, wanted, seed, "text")
-    inner, outer = order[held:], order[:held]
-    texts = rows.each(lambda part, chosen: [lines[i] for i in (outer if part == "heldout" else inner)[chosen]])
-    parts = texts.each(lambda _, some: tokenised(some, tokenizer, source))
-    says = f"{', '.join(data.names)}: {told(texts.each(lambda _, some: len(some)))} (sentences)"
-    return of_parts("lines", says, parts, asked=samples)
-
-
 def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
     """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
@@ -363,7 +300,7 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
         tokenizer.padding_side = "right"
     only = only_length(source)
     how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
-    whole = tokenizer(texts, truncation=True, max_length=only or min(LINE_TOKENS, window(source)))
+    whole = tokenizer(texts, truncation=True, max_length=only or min(LINE, window(source)))
     # A model without a table of token types may add them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]

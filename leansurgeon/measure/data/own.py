@@ -32,18 +32,15 @@ from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
     KINDS,
     LANGUAGE,
-    LINE_TOKENS,
     Batch,
     Calibration,
     chunks,
-    head_of,
     of_parts,
-    only_length,
     tokenised,
-    window,
 )
+from leansurgeon.measure.data.choose_task import LINE as LINE_TOKENS
+from leansurgeon.measure.data.choose_task import has_two_stacks, head_of, only_length, window
 from leansurgeon.measure.data.images import folder_options
-from leansurgeon.measure.data.pairs import has_two_stacks
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile

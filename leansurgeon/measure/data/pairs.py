@@ -46,12 +46,6 @@ class Seq2Seq:
         return token_score(logits, batch["labels"], label_smoothing)
 
 
-def has_two_stacks(source: Source) -> bool:
-    """Whether the model has an encoder and a decoder."""
-    apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
-    return apart or bool(source.config.get("is_encoder_decoder"))
-
-
 def open_pairs(
     spec: str, source: Source, *, samples: int | None = None, seed: int = 0, flag: str = "--data"
 ) -> Calibration:

@@ -16,7 +16,8 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own, pairs
-from leansurgeon.measure.data.calibration import Calibration, head_of, only_length, open_calibration, window
+from leansurgeon.measure.data.calibration import Calibration, open_calibration
+from leansurgeon.measure.data.choose_task import has_two_stacks, head_of, only_length, window
 from leansurgeon.measure.data.parts import RANDOM, Parts
 
 PAIRS = Parts(fit=256, guard=64, heldout=64)
@@ -27,7 +28,7 @@ def samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
     """The novel, or random tokens. Raises `UsageError` for models that do not read text."""
     name = (source.config.get("architectures") or [""])[0]
     writes = name.endswith("ForConditionalGeneration")
-    if pairs.has_two_stacks(source):
+    if has_two_stacks(source):
         if writes and own.novel(source):
             with suppress(UsageError):  # a tokenizer may have no token that hides others
                 data = pairs.open_pairs(own.NOVEL, source, seed=seed)

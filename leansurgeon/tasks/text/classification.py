@@ -111,6 +111,10 @@ class TextClassification(Tokenized):
             "token_types": any(marked),
         }
 
+    def lengths(self, split: str) -> np.ndarray:
+        """(N,) tokens of every sample of a split."""
+        return ragged.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
+
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
         import torch

@@ -14,17 +14,18 @@ from typing import Any
 from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import calibration
-from leansurgeon.measure.data.pairs import has_two_stacks
+from leansurgeon.measure.data.choose_task import choose_task, kind_of
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
-from leansurgeon.training.recipe import from_data, machine, reading, teacher
+from leansurgeon.training.recipe import machine, reading, teacher
 from leansurgeon.training.recipe.asked import Asked
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
 
+WINDOW = 256  # tokens of a sample of running text
+AUGMENTED = {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hflip": 0.0}
 LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
 FRESH = 5.0  # times that, for weights that have learned nothing
@@ -47,12 +48,13 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
             f"{source.slug} has no head, and a model that it could learn from is not at hand: {taught_by.why}.",
             "Name one: --set train.distill.teacher=FOLDER.",
         )
-    chosen = from_data.task_of(source, kind, data, asked.columns, new_tokenizer=asked.new_tokenizer)
+    chosen = choose_task(source, data, asked.columns, tokens=WINDOW, new_tokenizer=asked.new_tokenizer)
+    options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
     for sentence in chosen.says:
         say(sentence)
     if chosen.new_head:
         taught_by = teacher.Teacher(None, "its head is new")
-    task = tasks.make(chosen.name, chosen.options)
+    task = tasks.make(chosen.name, options)
     task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
     tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
     train = settings(source, kind, task.size("train"), tokens, taught_by, asked, new_head=chosen.new_head)
@@ -60,32 +62,12 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
         "version": 1,
         "name": f"{name_of(model_dir)}-{data.slug}",
         "kind": "training",
-        "task": {"name": chosen.name} | dict(chosen.options),
+        "task": {"name": chosen.name} | options,
         "train": train,
         "measure": None,
     }
     say(taught_by.sentence(kind))
     return reading.checked(raw, asked.sets, f"--data {data.spec}")
-
-
-def kind_of(source: Source) -> str:
-    """The head that a task must have for this model; "features" where it has none. Raises `UsageError` for models with
-    an encoder and a decoder, which no task feeds.
-    """
-    name = (source.config.get("architectures") or [""])[0]
-    if has_two_stacks(source):
-        raise UsageError(
-            f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
-            "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
-        )
-    if source.architecture.library == "timm":
-        return "image-classification" if calibration.outputs(source) else "features"
-    if name.endswith("ForSequenceClassification"):
-        return "sequence-classification"
-    head = calibration.head_of(source)
-    if head == "image-classification" and not name.endswith("ForImageClassification"):
-        return "features"
-    return head or "features"
 
 
 def settings(

@@ -50,6 +50,7 @@ def sample_data(
     `device`. Raises `UsageError` for data that is not there or unfit.
     """
     from leansurgeon.measure.data import calibration, own, pairs
+    from leansurgeon.measure.data.choose_task import has_two_stacks
 
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named == own.NAME:
@@ -60,7 +61,7 @@ def sample_data(
             if flag == "--calibrate":
                 hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
             raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
-    if named and pairs.has_two_stacks(opened):
+    if named and has_two_stacks(opened):
         return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag)
     if named:
         return calibration.open_calibration(named, opened, flag=flag, **settings)
@@ -80,7 +81,8 @@ def sample_data_of_all(
     """What the user has named, several sources evenly mixed; beside texts that are too few to be safe elsewhere, what
     the model makes itself. Raises what `sample_data` raises.
     """
-    from leansurgeon.measure.data import own, pairs
+    from leansurgeon.measure.data import own
+    from leansurgeon.measure.data.choose_task import has_two_stacks
     from leansurgeon.measure.data.mixed import is_thin, mixed
     from leansurgeon.measure.data.task_spec import PREFIX
 
@@ -93,7 +95,7 @@ def sample_data_of_all(
     parts = [sample_data(opened, name, None, samples, seed, say, device=device) for name in named]
     whole = mixed(parts)
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
-    if has_own or pairs.has_two_stacks(opened) or not is_thin(whole):
+    if has_own or has_two_stacks(opened) or not is_thin(whole):
         return whole
     say(f"{whole.says}: few samples, so what the model makes itself guards, too.")
     return replace(whole, beside=own_samples(opened, seed, device, say, BY_YOURS))
@@ -138,6 +140,7 @@ def data_to_measure(
     Raises `UsageError` where nothing is named and `model` is no run either.
     """
     from leansurgeon.measure.data import calibration, pairs
+    from leansurgeon.measure.data.choose_task import has_two_stacks
 
     task = None if named else trained_on(model)
     if not named and task is None:
@@ -145,7 +148,7 @@ def data_to_measure(
             f"{what} needs sample data, and {model} is no run that says what it was trained on.",
             "Give --data: text files, a folder of images, or task:NAME.",
         )
-    if pairs.has_two_stacks(opened):
+    if has_two_stacks(opened):
         spec = named or f"task:{task.name}"
         return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data")
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}

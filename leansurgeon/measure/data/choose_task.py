@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
-from leansurgeon.measure.data import calibration, images
+from leansurgeon.measure.data import images, inputs
 from leansurgeon.reading import tables
 from leansurgeon.tasks import user_data
 from leansurgeon.tasks.images import places as image_places
@@ -18,7 +19,7 @@ from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.classification import label_text, matched
 from leansurgeon.tasks.user_data import UserData
 
-WINDOW = 256  # tokens of a sample of running text
+WINDOW = 512  # tokens of a sample of running text
 LINE = 128  # of a sentence, or of a text to classify
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
 OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
@@ -41,32 +42,108 @@ class Chosen:
     new_head: bool = False
 
 
-def task_of(source: Source, kind: str, data: UserData, columns: str | None, *, new_tokenizer: bool) -> Chosen:
-    """The task for a model of this kind. Raises `UsageError` where it cannot learn from such data."""
-    takes_images = kind == "image-classification" or (kind == "features" and calibration.head_of(source) is not None)
+def choose_task(
+    source: Source,
+    data: UserData,
+    columns: str | None = None,
+    *,
+    tokens: int = WINDOW,
+    new_tokenizer: bool = False,
+    measured: bool = False,
+) -> Chosen:
+    """The task with which this model learns from the data, or is `measured` on it: then classifiers take data without
+    labels, too. Running text is cut into windows of `tokens`. Raises `UsageError` for data that the model does not
+    take.
+    """
+    kind = kind_of(source)
+    takes_images = kind == "image-classification" or (kind == "features" and head_of(source) is not None)
     has_images = data.kind in ("classes", "images")
     if takes_images != has_images:
         needs, has = ("images", "text") if takes_images else ("text", "images")
         raise UsageError(f"{source.slug} takes {needs}, and {data.spec} holds {has}.", user_data.HINT)
     if columns and data.kind not in ("table", "hub"):
         raise UsageError(f"--columns {columns}: {data.spec} is no table.", "Leave --columns out.")
-    if kind == "image-classification" and data.kind == "images":
+    if kind == "image-classification" and data.kind == "images" and not measured:
         raise UsageError(
             f"{data.spec} holds images without classes, and {source.slug} tells classes apart.",
             "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
         )
     if takes_images:
         return of_images(source, kind, data)
+    tokenizer = tokenizer_options(source, kind, new_tokenizer)
+    chosen = user_data.columns_of(data, columns) if data.kind in ("table", "hub") else {}
     if kind == "sequence-classification":
-        return of_table(source, data, columns, tokenizer_options(source, kind, new_tokenizer))
+        if not measured or (data.kind == "table" and "label" in chosen):
+            return of_table(source, data, chosen, tokenizer)
+        kind = "features"
     options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
-    if data.kind in ("table", "hub"):
-        options["text"] = user_data.columns_of(data, columns)["text"]
-    options |= {"seq_len": calibration.window(source, WINDOW if kind != "features" else LINE)}
-    if kind == "features" and calibration.only_length(source):
+    options |= {"text": chosen["text"]} if chosen else {}
+    options |= {"seq_len": window(source, tokens if kind != "features" else LINE)}
+    if kind == "features" and only_length(source):
         options["pad"] = "max"
-    options |= tokenizer_options(source, kind, new_tokenizer)
+    options |= tokenizer
     return Chosen("sentences" if kind == "features" else kind, options, told(options))
+
+
+def kind_of(source: Source) -> str:
+    """The head that a task must have for this model; "features" where it has none. Raises `UsageError` for models with
+    an encoder and a decoder, which no task feeds.
+    """
+    name = (source.config.get("architectures") or [""])[0]
+    if has_two_stacks(source):
+        raise UsageError(
+            f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
+            "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
+        )
+    if source.architecture.library == "timm":
+        return "image-classification" if outputs(source) else "features"
+    if name.endswith("ForSequenceClassification"):
+        return "sequence-classification"
+    head = head_of(source)
+    if head == "image-classification" and not name.endswith("ForImageClassification"):
+        return "features"
+    return head or "features"
+
+
+def head_of(source: Source) -> str | None:
+    """What the source predicts: a head as tasks name it; None for an encoder without one."""
+    name = (source.config.get("architectures") or [""])[0]
+    if source.architecture.library == "timm" or name.endswith("ForImageClassification"):
+        return "image-classification"
+    if name.endswith(("ForCausalLM", "LMHeadModel")) or writes_text(source.architecture.section, name):
+        return "causal-lm"
+    if name.endswith("ForMaskedLM"):
+        return "masked-lm"
+    return "image-classification" if inputs.takes_images(source.config, source.architecture) else None
+
+
+def outputs(source: Source) -> int:
+    """Classes (or values) that the source's classifier gives; 0 where it has none."""
+    config = source.config
+    if source.architecture.library == "timm":
+        flat = source.architecture.flat(config)
+        return next((c["num_classes"] for c in (flat, config) if c.get("num_classes") is not None), 1000)
+    name = (config.get("architectures") or [""])[0]
+    if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
+        return 0
+    return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
+
+
+def window(source: Source, usual: int = WINDOW) -> int:
+    """Tokens in one window of text: as many as usual, as the model has positions for, or the one length it takes."""
+    only, most = inputs.room(source.config, source.architecture)
+    return only or min(usual, most or usual)
+
+
+def only_length(source: Source) -> int | None:
+    """The one number of tokens that the source takes; None for models that take any."""
+    return inputs.room(source.config, source.architecture)[0]
+
+
+def has_two_stacks(source: Source) -> bool:
+    """Whether the model has an encoder and a decoder."""
+    apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
+    return apart or bool(source.config.get("is_encoder_decoder"))
 
 
 def told(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -101,14 +178,13 @@ def brings_tokenizer(folder: Path | None) -> bool:
     return True
 
 
-def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dict[str, Any]) -> Chosen:
+def of_table(source: Source, data: UserData, chosen: dict[str, str], tokenizer: dict[str, Any]) -> Chosen:
     """Text and label columns for a classifier of texts."""
     if data.kind != "table":
         raise UsageError(
             f"{source.slug} tells classes of texts apart, and {data.spec} says no classes.",
             "Give a table (csv, tsv, jsonl, parquet) with a column of texts and one of labels.",
         )
-    chosen = user_data.columns_of(data, columns)
     if "label" not in chosen:
         raise UsageError(
             f"No column of {data.spec} looks like a label.",
@@ -116,7 +192,7 @@ def of_table(source: Source, data: UserData, columns: str | None, tokenizer: dic
         )
     options = {"train": list(data.names), "text": chosen["text"], "label": chosen["label"]}
     options |= {"text_pair": chosen["text_pair"]} if "text_pair" in chosen else {}
-    options |= {"seq_len": calibration.window(source, LINE)} | tokenizer
+    options |= {"seq_len": window(source, LINE)} | tokenizer
     labels = labels_in(list(data.names), chosen["label"])
     names, says, new = classes_of(source, labels, "labels")
     read = f"Texts are in column '{chosen['text']}', labels in column '{chosen['label']}'."
@@ -147,16 +223,16 @@ def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] 
     given = source.config.get("id2label") or source.config.get("label_names") or {}
     pairs = enumerate(given) if isinstance(given, list) else ((int(key), name) for key, name in given.items())
     own = [str(name) for _, name in sorted(pairs)]
-    outputs = calibration.outputs(source)
+    many = outputs(source)
     named = own and not all(name == f"LABEL_{number}" for number, name in enumerate(own))
-    if named and len(own) == outputs and matched(labels, own) is not None:
+    if named and len(own) == many and matched(labels, own) is not None:
         return own, (), False
-    if len(labels) == outputs:
+    if len(labels) == many:
         order = f"{', '.join(labels[:6])}{' ...' if len(labels) > 6 else ''}"
         also = f"the model calls its classes {', '.join(own[:6])}" if named else "the model names none"
-        return None, (f"The {what} are taken as the model's {outputs} classes in this order: {order} ({also}).",), False
+        return None, (f"The {what} are taken as the model's {many} classes in this order: {order} ({also}).",), False
     has = plural(len(labels), what.removesuffix("s"))
-    return None, (f"The data has {has} and the model {outputs} classes: it gets a new head.",), True
+    return None, (f"The data has {has} and the model {many} classes: it gets a new head.",), True
 
 
 def of_images(source: Source, kind: str, data: UserData) -> Chosen:
@@ -168,7 +244,6 @@ def of_images(source: Source, kind: str, data: UserData) -> Chosen:
         says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
     if kind == "features":
         return Chosen("images", options, says)
-    options |= {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hflip": 0.0}
     folders = class_folders(data)
     if not folders:
         return Chosen("folder", options, says)
