@@ -73,7 +73,7 @@ def test_an_exact_cut_is_proved_on_the_same_data(trained):
         ("digits-vit --layers 3 --compare", r"--compare\b.*\bheld-out\b"),
         ("run --keep 0,1,6", r"\b0 to 5\b"),
         ("run --layers 3 --calibrate task:listops", "takes images"),
-        ("run --layers 3 --calibrate nowhere", "is no folder"),
+        ("run --layers 3 --calibrate nowhere", "no file or folder"),
         ("run --layers 3 --uncalibrated --calibrate task:digits", "exclude each other"),
     ],
     ids=lambda v: v.replace("/", "_"),
