@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from leansurgeon.api.results import RESULT, Folder
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
-from leansurgeon.reading import modelcard
+from leansurgeon.reading import modelcard, names
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +91,10 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     folder = kept.folder / name_of(model)
     folder.mkdir()
     kept.folder = folder
+    home, name = (made.folder, None) if made is not None else home_of(model)
+    if home is not None:  # before what is in memory, which counts
+        companions.copy(home, folder)
+        adopt(home, folder, name)
     adapters = hasattr(model, "merge_and_unload")
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained") and not adapters:
         save_transformers(model, folder)
@@ -105,11 +109,11 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
             f"A {type(model).__name__} is neither a model of transformers nor of timm.",
             "Merge its adapters first: model.merge_and_unload()." if adapters else "Save it, and give its folder.",
         )
-    home, name = (made.folder, None) if made is not None else home_of(model)
-    if home is not None:
-        companions.copy(home, folder)
-        adopt(home, folder, name)
     if tokenizer is not None:
+        reads = hasattr(tokenizer, "get_vocab")  # else a processor, of images alone or around a tokenizer
+        old = () if reads else names.PROCESSOR
+        old += (*names.TOKENIZER, *names.TEMPLATES) if reads or hasattr(tokenizer, "tokenizer") else ()
+        companions.remove(folder, old)
         tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
     if made is not None and made.record is not None:
         anew = made.record.initialised == record.FRESH and moved(model, made.folder)

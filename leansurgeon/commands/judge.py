@@ -115,4 +115,4 @@ def prepares(origin: Source, opened: Source) -> Source:
     the tokenizer or processor that the result took along from it.
     """
     lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
-    return opened if any(name.startswith(companions.READING) for name in lacks) else origin
+    return opened if lacks & set(companions.READING) else origin

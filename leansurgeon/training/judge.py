@@ -105,7 +105,7 @@ def _told(run: Run, result: Evaluation) -> None:
 
 
 def saved(run: Run, name: str) -> None:
-    """Write the model as plain libraries read it, with the task's tokenizer beside it; one process writes, all wait."""
+    """Write the model as plain libraries read it, with what lay beside its source; one process writes, all wait."""
 
     export = state.exported(run)
     if run.recipe.train.lora and run.main:
@@ -113,11 +113,7 @@ def saved(run: Run, name: str) -> None:
 
     def fill(folder: Path) -> None:
         export.save(folder)
-        tokenizer = run.task.tokenizer()
-        if tokenizer is not None and run.recipe.train.new_tokenizer:
-            starting.replace_tokenizer(folder, export, tokenizer)
-        elif tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        starting.replace_tokenizer(folder, export, run.task, anew=run.recipe.train.new_tokenizer)
 
     def write() -> None:
         run.check_folder()

@@ -16,10 +16,12 @@ import torch
 from leansurgeon import architectures, checkpoints
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.source import Source, complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.measure.data.choose_task import brings_tokenizer
+from leansurgeon.reading import names
 from leansurgeon.tasks.text import vocab
 from leansurgeon.training.runs import folder as runfolder
 
@@ -149,10 +151,15 @@ def embeddings_anew(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, size: in
     loaded.config = model.config.to_dict() | {"architectures": [type(model).__name__]}
 
 
-def replace_tokenizer(folder: Path, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> None:
-    """In a folder that was just saved: the new tokenizer instead of the files of the old one."""
-    for name in vocab.MODEL_FILES:
-        (folder / name).unlink(missing_ok=True)
+def replace_tokenizer(folder: Path, loaded: Loaded, task: Task, *, anew: bool) -> None:
+    """In a folder that was just saved: the task's tokenizer instead of the source's files, where it is another one:
+    that of new embeddings (`anew`), or of a model that brought none or had learned nothing.
+    """
+    tokenizer = task.tokenizer()
+    kept = has_learned(loaded.folder) and brings_tokenizer(loaded.folder)
+    if tokenizer is None or (not anew and (kept or getattr(task.options, "tokenizer", None) == "model")):
+        return
+    companions.remove(folder, (*names.TOKENIZER, *names.TEMPLATES))
     tokenizer.save_pretrained(folder)
-    if (folder / "generation_config.json").exists():
+    if anew and (folder / names.GENERATION).exists():
         loaded.model.generation_config.save_pretrained(folder)

@@ -9,48 +9,38 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.reading import jsonfile
+from leansurgeon.reading import jsonfile, names
 from leansurgeon.reading.files import is_name
 
-NAMES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-    "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "generation_config.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
-    "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
-)  # fmt: skip
-# Beginnings of those that say how data becomes numbers.
-READING = (
-    "tokenizer",
-    "special_tokens_map",
-    "added_tokens",
-    "vocab",
-    "merges",
-    "spiece",
-    "sentencepiece",
-    "preprocessor",
-)
+NAMES = (*names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION, *names.SENTENCES, *names.TERMS)
+# Those that say how data becomes numbers.
+READING = (*names.TOKENIZER, *names.PROCESSOR)
 MODULES, MODULE = "modules.json", ("config.json", "model.safetensors")  # sentence-transformers: a folder a module
-
-
 LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 million
 
 
 def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
-    names = [name for name in dict.fromkeys((*NAMES, *also, *of_modules(source))) if (source / name).is_file()]
-    for name in names:
+    files = files_of(source, (*NAMES, *also, *of_modules(source)))
+    for name in files:
         refuse_elsewhere(source, name)
         if (size := (source / name).stat().st_size) > LARGEST:
             raise UnsupportedModel(
                 f"{source / name} has {size:,} bytes, more than the {LARGEST:,} that such a file may have.",
                 "Put the right file in its place, or take it away.",
             )
-    return names
+    return files
+
+
+def files_of(folder: Path, wanted: Iterable[str]) -> list[str]:
+    """Which of these names and patterns are files of a folder, each once."""
+    places = (sorted(folder.glob(name)) if "*" in name else [folder / name] for name in wanted)
+    return list(dict.fromkeys(p.relative_to(folder).as_posix() for found in places for p in found if p.is_file()))
 
 
 def of_modules(source: Path) -> list[str]:
@@ -67,14 +57,20 @@ def of_modules(source: Path) -> list[str]:
 
 def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Copy them; returns their names. Raises what `found` raises."""
-    names = found(source, also)
-    for name in names:
+    copied = found(source, also)
+    for name in copied:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith("_config.json") and (plain := without_code(source / name)) is not None:
             (target / name).write_text(plain, encoding="utf-8")
         else:
             shutil.copyfile(source / name, target / name)
-    return names
+    return copied
+
+
+def remove(folder: Path, wanted: Iterable[str]) -> None:
+    """Take files away whose place others take."""
+    for name in files_of(folder, wanted):
+        (folder / name).unlink()
 
 
 def refuse_elsewhere(source: Path, name: str) -> None:

@@ -7,6 +7,7 @@ All of them are `transformers` tokenizers, so that they can be saved beside the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from leansurgeon.errors import UsageError
-from leansurgeon.reading import jsonfile
+from leansurgeon.reading import jsonfile, names
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -36,18 +37,6 @@ Choice = Annotated[str, AfterValidator(_known)]
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DEFAULT_SIZE = 4096
 _TRAINED = ("bpe", "wordpiece")
-MODEL_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 _POSITIONS = ("max_position_embeddings", "n_positions", "block_size")
 
 
@@ -59,7 +48,7 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
     if kind.startswith(_HUB):
         return {"kind": kind}
     if kind not in KINDS:
-        return {"kind": "folder", "files": _digests(Path(kind).expanduser())}
+        return {"kind": "folder", "form": 2, "files": _digests(Path(kind).expanduser())}
     if kind != "model":
         return {"kind": kind, "size": (vocab_size or DEFAULT_SIZE) if kind in _TRAINED else None}
     hint = "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
@@ -69,8 +58,8 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
 
 
 def _digests(folder: Path, hint: str | None = None) -> dict[str, str]:
-    present = [name for name in MODEL_FILES if (folder / name).is_file()]
-    if not set(present) & set(MODEL_FILES[:6]):
+    present = [name for name in names.TOKENIZER if (folder / name).is_file()]
+    if not set(present) & set(names.VOCABULARIES):
         option = "'model'" if hint else f"'{folder}'"
         raise UsageError(f"The task's option tokenizer is {option}, and {folder} holds no tokenizer.", hint)
     return {name: disk.file_digest(folder / name) for name in present}
@@ -115,8 +104,9 @@ def load(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tokenizer(["a b", "c"], verbose=False)
-        tokenizer(["a b", "c"], padding=tokenizer.pad_token_id is not None, truncation=True, max_length=8)
+        probe = copy.deepcopy(tokenizer)  # a call leaves its length and padding in what is saved
+        probe(["a b", "c"], verbose=False)
+        probe(["a b", "c"], padding=probe.pad_token_id is not None, truncation=True, max_length=8)
         return tokenizer
     except Exception as error:
         # Tokenizer files fail in as many ways as there are formats; the first line says which.
