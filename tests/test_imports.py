@@ -29,6 +29,7 @@ ORDER = [
     "architectures",
     "shape",
     "reading",
+    "request",
     "errors",
     "progress",
     "words",

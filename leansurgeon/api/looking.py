@@ -1,4 +1,4 @@
-"""`kappa`, `heads`, `diff`, `report`, `search` and `load`."""
+"""`kappa`, `heads`, `report`, `search` and `load`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.api import given
 from leansurgeon.api.cutting import Place
-from leansurgeon.api.results import RESULT, Cut, Diff, Heads, Kappa, Trained
+from leansurgeon.api.results import RESULT, Cut, Heads, Kappa, Trained
 from leansurgeon.api.surface import Number, Progress, public, speaker, trusting, word
 from leansurgeon.api.training import Changes, changes
 
@@ -135,31 +135,6 @@ def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: E
     kept = given.written(model, tokenizer)
     stack.callback(lambda: kept.close())  # it lives as long as somebody holds it
     return str(kept.folder)
-
-
-@public
-def diff(
-    a: Place | torch.nn.Module,
-    b: Place | torch.nn.Module,
-    *,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-) -> Diff:
-    """Shape, parameters, config and every tensor of two models side by side; layers are matched by surgery.json.
-
-    >>> import leansurgeon
-    >>> found = leansurgeon.diff("vit-b", "deit-b").found
-    >>> found.a.parameters.total - found.b.parameters.total
-    0
-    """
-    from leansurgeon.checkpoints.diff import diff as compare
-    from leansurgeon.checkpoints.source import open_source
-
-    with ExitStack() as keep:
-        stack = keep.enter_context(ExitStack())
-        stack.enter_context(trusting(trust_remote_code))
-        names = [folder_of(one, None, keep) for one in (a, b)]
-        return Diff(compare(*(open_source(name, allow_pickle=allow_pickle, keep=keep) for name in names)))
 
 
 @public

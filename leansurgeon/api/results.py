@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from leansurgeon.checkpoints.diff import Diff as Compared
     from leansurgeon.checkpoints.record import Proof, SurgeryRecord
     from leansurgeon.checkpoints.recorded.planned import Planned
     from leansurgeon.commands.report import Picture
@@ -185,19 +184,3 @@ class Heads:
         from leansurgeon.report.tables.heads import describe
 
         return "\n".join([*describe(self.document), *([str(self.pruned)] if self.pruned else [])])
-
-
-@dataclass(frozen=True)
-class Diff:
-    """Two models side by side."""
-
-    found: Compared = field(repr=False)
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return {"schema_version": 1, **self.found.as_dict()}
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.diff import describe
-
-        return "\n".join(describe(self.found))

@@ -47,12 +47,7 @@ EXAMPLES = {
     "kappa": ["leansurgeon kappa my-model --data texts/"],
     "heads": ["leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned"],
     "judge": ["leansurgeon judge runs/lean --data texts/", "leansurgeon judge runs/lean --lm-eval arc_easy,piqa"],
-    "bench": ["leansurgeon bench digits-vit --sweep-heads 4,8"],
-    "inspect": ["leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"],
-    "diff": ["leansurgeon diff vit-b deit-b"],
-    "undo": ["leansurgeon undo runs/wide -o back"],
     "families": ["leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl -o families.md"],
-    "paper": ["leansurgeon paper --table 4"],
     "list": ["leansurgeon recipes list"],
     "show": ["leansurgeon recipes show digits-vit"],
     "schema": ["leansurgeon recipes schema"],
@@ -151,14 +146,15 @@ def page(command: Command, ctx: typer.Context) -> Iterator[RenderableType]:
         if isinstance(param, typer.core.TyperArgument):
             arguments.append(param)
         elif not getattr(param, "hidden", False):
-            options[PANEL_OF.get(param.name or "", MORE)].append(param)
+            title = getattr(param, "rich_help_panel", None) or PANEL_OF.get(param.name or "", MORE)
+            options[title].append(param)
     if arguments:
         yield panel("Arguments", [((a.name or "").upper(), said(a)) for a in arguments])
     for title, params in options.items():
         if params:
             yield panel(title, [(spelled(p, kind.get(p.name or "", "")), said(p)) for p in params])
-    if command.name in EXAMPLES:
-        yield panel("Examples", [(line, "") for line in EXAMPLES[command.name]])
+    if lines := EXAMPLES.get(command.name or "", getattr(command.callback, "examples", ())):
+        yield panel("Examples", [(line, "") for line in lines])
     yield Text("")
 
 

@@ -14,17 +14,13 @@ import typer.core
 
 import leansurgeon
 from leansurgeon import streams
+from leansurgeon.cli.command import command_of
 from leansurgeon.cli.common import let_go
 from leansurgeon.cli.heads import heads
 from leansurgeon.cli.help import Command, Group
-from leansurgeon.cli.look.diff import diff
 from leansurgeon.cli.look.families import families
-from leansurgeon.cli.look.inspect import inspect
-from leansurgeon.cli.look.undo import undo
-from leansurgeon.cli.measure.bench import bench
 from leansurgeon.cli.measure.judge import judge
 from leansurgeon.cli.measure.kappa import kappa
-from leansurgeon.cli.paper import paper
 from leansurgeon.cli.plan import plan
 from leansurgeon.cli.recipes import recipes
 from leansurgeon.cli.report import report
@@ -32,6 +28,7 @@ from leansurgeon.cli.retrain import retrain, sigterm_as_exception
 from leansurgeon.cli.run import run
 from leansurgeon.cli.search import search
 from leansurgeon.cli.shrink import shrink
+from leansurgeon.commands import bench, diff, inspect, paper, undo
 from leansurgeon.errors import (
     Diverged,
     Interrupted,
@@ -112,7 +109,8 @@ PANELS = {
 }
 for panel, commands in PANELS.items():
     for command in commands:
-        app.command(command.__name__, cls=Command, rich_help_panel=panel)(command)
+        called = command_of(command.COMMAND) if hasattr(command, "COMMAND") else command
+        app.command(called.__name__, cls=Command, rich_help_panel=panel)(called)
 app.add_typer(recipes, name="recipes", rich_help_panel="Reproduce")
 
 

@@ -1,126 +1,141 @@
-"""`leansurgeon inspect`: what a model is, where its parameters sit, and what may be wrong with it."""
+"""Inspect: what a model is, where its parameters sit, and what may be wrong with it."""
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from leansurgeon.cli.common import AllowPickle, AsJson, SourceName, TrustRemoteCode, WhichTower, mean, say
+from leansurgeon.commands.command import Command
 from leansurgeon.errors import UnsupportedModel, short
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
+from leansurgeon.request import Access, Opt
 from leansurgeon.shape import PARTS
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
+    from leansurgeon.architectures.base import Architecture
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.inspection import Inspection
-    from leansurgeon.measure.kappa.study import KappaDocument
     from leansurgeon.surgery.check.doctor import Check
 
 MARKS = {True: "ok", False: "WRONG", None: "not tested"}
 UNFIT = 3  # exit code: the files contradict each other, or the declaration does not fit the model
 
 
-def inspect(
-    model: SourceName,
-    doctor: Annotated[
-        bool,
-        typer.Option("--doctor", help="Put what leansurgeon believes of this family to the test on the model itself."),
-    ] = False,
+class InspectRequest(Access):
+    """A model, and what is looked at beside its files."""
+
+    model: Annotated[str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True)]
+    doctor: Annotated[bool, Opt("Put what leansurgeon believes of this family to the test on the model itself.")] = (
+        False
+    )
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway."
-        ),
-    ] = None,
-    infer: Annotated[
-        bool,
-        typer.Option("--infer", help="Print the declaration that is inferred for its family, with what was proven."),
-    ] = False,
-    as_json: AsJson = False,
-    tower: WhichTower = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
-) -> None:
+        Opt("Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway.", "Data"),
+    ] = None
+    infer: Annotated[bool, Opt("Print the declaration that is inferred for its family, with what was proven.")] = False
+    tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was found; `checks` are the doctor's, `kappa` what was measured."""
+
+    found: Inspection
+    checks: list[Check] | None
+    kappa: JsonObject | None
+
+    @property
+    def exit_code(self) -> int:
+        """3 where files contradict each other or a check failed."""
+        bad = any(finding.level == "contradiction" for finding in self.found.findings)
+        return UNFIT if bad or any(check.ok is False for check in self.checks or ()) else 0
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        checks = self.checks and [asdict(check) for check in self.checks]
+        return {"schema_version": 1, **self.found.as_dict(), "doctor": checks, "kappa": self.kappa}
+
+    def __str__(self) -> str:
+        lines = describe(self.found) + (diagnosis(self.checks) if self.checks else [])
+        if self.kappa:
+            from leansurgeon.report.tables.kappa import tables
+
+            lines += ["", *tables(self.kappa)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The declaration that was inferred for a family."""
+
+    architecture: Architecture
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return {"schema_version": 1, **self.architecture.evidence, "refused": dict(self.architecture.refused)}
+
+    def __str__(self) -> str:
+        from leansurgeon.architectures.infer.printing import as_source
+
+        return as_source(self.architecture)
+
+
+def inspect(request: InspectRequest, say: Say) -> Inspected | Declaration:
     """Shape, parameters, head policy, origin and known traps of MODEL.
 
     Exit code 3 when its files contradict each other or --doctor finds the declaration of its family wrong.
+
+    Raises `UnsupportedModel` for what cannot be read.
     """
-    mean(tower)
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import inspection
 
     with ExitStack() as keep:
         try:
-            source = open_source(model, allow_pickle=allow_pickle, weights=bool(data), keep=keep)
+            weights = bool(request.data)
+            source = open_source(request.model, allow_pickle=request.allow_pickle, weights=weights, keep=keep)
         except UnsupportedModel as error:
-            raise inspection.explain(model, error) from None
-        if infer:
-            print(inferred(source, as_json=as_json))
-            return
-        result = inspection.inspect(source)
-        checks = None
-        if doctor:
+            raise inspection.explain(request.model, error) from None
+        if request.infer:
+            return Declaration(infer_declaration(source))
+        found, checks = inspection.inspect(source), None
+        if request.doctor:
             from leansurgeon.surgery.check.doctor import examine
 
-            print("Testing the declaration on the model; it is loaded several times ...", file=sys.stderr)
+            say("Testing the declaration on the model; it is loaded several times ...")
             checks = examine(source)
-        conditioning = measured(source, data, model) if data else kept(source)
-    if as_json:
-        document = {"schema_version": 1, **result.as_dict(), "doctor": checks and [asdict(c) for c in checks]}
-        document |= {"kappa": conditioning}
-        print(json.dumps(document))
-    else:
-        print("\n".join(describe(result) + (diagnosis(checks) if checks else [])))
-        if conditioning:
-            from leansurgeon.report.tables.kappa import tables
-
-            print("\n".join(["", *tables(conditioning)]))
-    bad = any(f.level == "contradiction" for f in result.findings)
-    if bad or any(c.ok is False for c in checks or ()):
-        raise typer.Exit(UNFIT)
+        return Inspected(found, checks, measure_or_read_kappa(source, request, say))
 
 
-def inferred(source: Source, *, as_json: bool) -> str:
+def infer_declaration(source: Source) -> Architecture:
     """The declaration that is inferred for a source's family, also where one was written by hand."""
     from leansurgeon.architectures import infer
-    from leansurgeon.architectures.infer.printing import as_source
 
     if source.architecture.evidence:
-        made = source.architecture
-    elif source.architecture.library == "timm":
+        return source.architecture
+    if source.architecture.library == "timm":
         config = source.config
-        made = infer.architecture(infer.timm_config(config["architecture"], config["model_args"]))
-    elif source.architecture.library == "transformers":
-        made = infer.architecture(infer.completed(source.config))
-    else:
-        raise UnsupportedModel("Families of transformers and timm are inferred, and this is none.")
-    if as_json:
-        return json.dumps({"schema_version": 1, **made.evidence, "refused": dict(made.refused)})
-    return as_source(made)
+        return infer.architecture(infer.timm_config(config["architecture"], config["model_args"]))
+    if source.architecture.library == "transformers":
+        return infer.architecture(infer.completed(source.config))
+    raise UnsupportedModel("Families of transformers and timm are inferred, and this is none.")
 
 
-def measured(source: Source, data: str, model: str) -> KappaDocument:
-    """Kappa on the sample data that --data names."""
-    from leansurgeon.training.runs.sample_data import data_for_kappa
-
-    sample = data_for_kappa(source, data, model, 0, say)
-    from leansurgeon.measure.kappa.study import study
-
-    return study(source, sample, say=say)
-
-
-def kept(source: Source) -> JsonObject | None:
-    """The kappa that the training of this run's model has left in its summary."""
+def measure_or_read_kappa(source: Source, request: InspectRequest, say: Say) -> JsonObject | None:
+    """Kappa on the sample data that --data names, else what the training of this run's model has left."""
     from leansurgeon.training.runs.folder import LAST
+    from leansurgeon.training.runs.sample_data import data_for_kappa
     from leansurgeon.training.runs.summary import read_if_whole
 
+    if request.data:
+        sample = data_for_kappa(source, request.data, request.model, 0, say)
+        from leansurgeon.measure.kappa.study import study
+
+        return study(source, sample, say=say)
     run = source.folder.parent if source.folder else None
     summary = read_if_whole(run) if run and (run / LAST).is_dir() else None
     return summary and summary.kappa
@@ -182,3 +197,12 @@ def diagnosis(checks: list[Check]) -> list[str]:
 def paragraph(title: str, text: str) -> list[str]:
     """Title and text as lines of the terminal's width, indented."""
     return wrap(f"{title}: {text}", indent="  ")
+
+
+COMMAND = Command(
+    "inspect",
+    InspectRequest,
+    inspect,
+    "Look",
+    ("leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"),
+)

@@ -1,0 +1,130 @@
+"""Bench: how fast a model is on this machine, with other heads and other attention backends beside it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from leansurgeon.commands.command import Command
+from leansurgeon.errors import UsageError, plural, short
+from leansurgeon.progress import Say
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Access, Opt
+from leansurgeon.words import wrap
+
+if TYPE_CHECKING:
+    from leansurgeon.measure.costs.bench import BenchRow
+
+
+class BenchRequest(Access):
+    """A model, the load it is timed under, and what is timed beside it."""
+
+    model: Annotated[str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True)]
+    sweep_heads: Annotated[
+        str | None, Opt("8,12,24: these heads too, at the model's head_dim and at its width.", "Shape")
+    ] = None
+    batch: Annotated[int, Field(ge=1), Opt("Samples of a training step and of the large forward pass.")] = 8
+    tokens: Annotated[
+        int | None, Field(ge=1), Opt("Tokens of a text sample. Default: what it takes, at most 1024.")
+    ] = None
+    precision: Annotated[str | None, Opt("bf16, fp16 or fp32. Default: bf16 on a GPU, else fp32.")] = None
+    backends: Annotated[str, Opt("Attention backends beside torch's choice: all, none, or math,flash,eager,...")] = (
+        "all"
+    )
+    rounds: Annotated[int, Field(ge=2), Opt("Interleaved rounds; shows medians and quartiles.")] = 7
+    cpu: Annotated[bool, Opt("Leave the GPU alone.")] = False
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What was timed: `document` for programs, `rows` for the table."""
+
+    document: JsonObject
+    rows: list[BenchRow]
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        from leansurgeon.measure.costs import bench as benches
+
+        document, images = self.document, self.document["unit"] == "images"
+        load = document["load"]
+        text = "" if images else f" of {load['tokens']} tokens"
+        lines = wrap(
+            f"{short(document['model'], 60)} on {document['device']}: batch {load['batch']}{text}, "
+            f"{load['precision']}, new weights; medians of {load['rounds']} interleaved rounds. fwd 1 is the latency "
+            f"of one sample. Peak: {document['peak_memory_kind']}."
+        )
+        for sentence in (*document["skipped"], *document["remarks"]):
+            lines += wrap(f"- {sentence}", indent="  ")
+        return "\n".join([benches.table(self.rows, images), "", *lines])
+
+
+def bench(request: BenchRequest, say: Say) -> Timings:
+    """Step time, latency, throughput and peak memory of MODEL here, with new weights of its shape.
+
+    A model that surgery made is timed against its shape before. On a run folder the result is kept as RUN/bench.json.
+
+    Raises `UsageError` for a load that cannot be, `OutOfMemory`, and what opening raises.
+    """
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.costs import bench as benches
+    from leansurgeon.report.evidence.folder import BENCH
+    from leansurgeon.training.runs import folder as runfolder
+
+    sweep = benches.parse_sweep(request.sweep_heads)
+    with ExitStack() as keep:
+        source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
+        length = benches.default_load_tokens(source, request.tokens)
+        rivals, skipped = benches.contenders(source, sweep)
+        import torch
+
+        from leansurgeon.measure.costs import speed
+        from leansurgeon.measure.data import inputs
+
+        backends = choose_backends(request.backends, speed.BACKENDS)
+        device = torch.device("cuda" if torch.cuda.is_available() and not request.cpu else "cpu")
+        precision = request.precision or ("bf16" if device.type == "cuda" else "fp32")
+        if precision not in ("bf16", "fp16", "fp32"):
+            raise UsageError(f"--precision {precision}: give bf16, fp16 or fp32.")
+        if precision == "fp16" and device.type == "cpu":
+            raise UsageError("--precision fp16 is for a GPU.", "Give bf16 or fp32.")
+        load = speed.Load(request.batch, length, precision)
+        rows, more = benches.time_contenders(rivals, load, backends, request.rounds, device, say)
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else f"cpu, {plural(torch.get_num_threads(), 'thread')}"
+    document = {
+        "schema_version": 1,
+        "model": source.name,
+        "device": name,
+        "torch": torch.__version__,
+        "load": {"batch": request.batch, "tokens": length, "precision": precision, "rounds": request.rounds},
+        "unit": "images" if inputs.takes_images(source.config, source.architecture) else "tokens",
+        "peak_memory_kind": "cuda allocator peak" if cuda else "live tensors of a step, counted",
+        "rows": [row.as_dict() for row in rows],
+        "skipped": [*skipped, *more],
+        "remarks": benches.remarks(rows, hopper=cuda and torch.cuda.get_device_capability(device)[0] == 9),
+    }
+    if run := runfolder.run_of(request.model):
+        runfolder.write_json(run / BENCH, document)
+        say(f"Kept as {run / BENCH}.")
+    return Timings(document, rows)
+
+
+def choose_backends(text: str, known: tuple[str, ...]) -> list[str]:
+    """Backends by their names; `all` are those beside torch's own choice. Raises `UsageError`."""
+    if text in ("all", "none"):
+        return [b for b in known if b != "auto"] if text == "all" else []
+    words = [word.strip() for word in text.split(",")]
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise UsageError(f"--backends {unknown[0]}: known are {', '.join(known[1:])}.", "Or give all or none.")
+    return [word for word in dict.fromkeys(words) if word != "auto"]
+
+
+COMMAND = Command("bench", BenchRequest, bench, "Measure", ("leansurgeon bench digits-vit --sweep-heads 4,8",))

@@ -1,0 +1,99 @@
+"""Undo: the source's shape and bits back out of a result of exact operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from leansurgeon.commands.command import Command
+from leansurgeon.progress import Say
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Opt, Request
+from leansurgeon.words import wrap
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.record import SurgeryRecord
+    from leansurgeon.surgery.write.undo import Undo
+
+
+class UndoRequest(Request):
+    """A result, and where its source shall be written."""
+
+    model: Annotated[str, Opt("A folder that leansurgeon has written.", complete="models", positional=True)]
+    out: Annotated[Path, Opt("Folder to write.", "Output", ("--out", "-o"))]
+    dry_run: Annotated[bool, Opt("Print the plan and write nothing.", "Output")] = False
+    force: Annotated[bool, Opt("Replace an existing output folder.", "Output")] = False
+    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
+
+
+@dataclass(frozen=True)
+class Undone:
+    """The plan, the folder, and the record of what was written there; None for a dry run."""
+
+    steps: Undo
+    out: Path
+    record: SurgeryRecord | None
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        verified = self.record.decided.verified if self.record else None
+        return {
+            "schema_version": 1,
+            "dry_run": self.record is None,
+            "out": self.record and str(self.out),
+            "plan": self.steps.plan.as_dict(),
+            "verified": verified and verified.as_dict(),
+            "proof": self.record and self.record.proof and self.record.proof.as_dict(),
+        }
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.plan import plan_table
+
+        end = closing(self.out, self.record) if self.record else "Dry run: nothing was written."
+        return f"{plan_table(self.steps.plan)}\n\n" + "\n".join(wrap(end))
+
+
+def undo(request: UndoRequest, say: Say) -> Undone:
+    """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
+
+    The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
+    cannot be undone, and neither can a model that was trained after surgery.
+
+    Raises `UsageError` for what cannot be undone, and what opening and writing raise.
+    """
+    from leansurgeon.checkpoints.publish.output import check_apart, held
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.write.undo import carry_out, plan_undo
+
+    source = open_source(request.model)
+    steps, out = plan_undo(source), request.out
+    if request.dry_run:
+        return Undone(steps, out, None)
+    with held(out, force=request.force):
+        check_apart(out, source.folder)
+        return Undone(steps, out, carry_out(steps, out, force=request.force, say=say))
+
+
+def closing(out: Path, record: SurgeryRecord) -> str:
+    """The closing sentence: where it is, and what it was held against."""
+    verified, proof = record.decided.verified, record.proof
+    if verified.by == "reload":
+        compared = proof.compared
+        comparison = (
+            f"outputs differ from the undone model's by at most {compared.max_difference:.2g} where their spread "
+            f"is {compared.spread:.2g}"
+            if compared.done
+            else compared.why
+        )
+        return (
+            f"Written to {out}; {verified.source} is not at hand or has changed, so the result was reloaded with "
+            f"{proof.loaded_with}: {comparison}."
+        )
+    how = "the file has the recorded SHA-256" if verified.by == "sha256" else "compared tensor by tensor"
+    left = len(verified.left_out or ())
+    also = f" {left} tensors that the model does not read were left out by shrink." if left else ""
+    return f"Written to {out}: bit for bit the tensors of {verified.source} ({how}).{also}"
+
+
+COMMAND = Command("undo", UndoRequest, undo, "Look", ("leansurgeon undo runs/wide -o back",))

@@ -1,0 +1,110 @@
+"""One definition of each option. A request is a pydantic type; the options of the command line (`cli.command`) and the
+arguments of the Python function (`commands.command`) are made from its fields, so both take the same words, check them
+alike and refuse them in one voice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean, quoted
+
+PANELS = ("Shape", "Data", "Method", "Output", "More")  # of a help page, in this order
+
+
+class Opt(NamedTuple):
+    """What the command line needs of a field beside its type, its default and its rules."""
+
+    help: str
+    panel: str = "More"
+    names: tuple[str, ...] = ()  # spellings where they are not the field's own: "--out", "-o"
+    cli: Any = None  # the type that Typer reads, where the field takes more in Python
+    metavar: str | None = None
+    complete: str | None = None  # what the tab key offers: a function of `cli.completion`
+    positional: bool = False
+    model: bool = False  # in Python also a model in memory, which is written to a folder while the command runs
+
+
+class Request(BaseModel):
+    """What is asked of one command; a field that it does not have is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Access(Request):
+    """What may be read and whose code may run, for commands that open a checkpoint."""
+
+    allow_pickle: Annotated[bool, Opt("Read pickled weights (weights_only=True).")] = False
+    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
+
+
+def spell_number(value: Any) -> Any:
+    """Numbers, words and one number for each stage as text: 24, "2x" and [16, 32] become "24", "2x" and "16,32".
+
+    >>> spell_number([16, 32]), spell_number("2x"), spell_number(0.5)
+    ('16,32', '2x', '0.5')
+    """
+    if value is None or isinstance(value, str):
+        return value
+    several = list(value) if isinstance(value, Sequence) else [value]
+    if not several or any(isinstance(one, bool) or not isinstance(one, int | float) for one in several):
+        raise ValueError("give a number, a word such as '2x', or one number for each stage")
+    return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)
+
+
+Number = Annotated[str, BeforeValidator(spell_number)]  # 24, "2x", or one for each stage
+
+
+class ShapeRequest(Request):
+    """The shape that is wanted of a model."""
+
+    heads: Annotated[Number | None, Opt("24, 2x, or one per stage: 16,32,32,32.", "Shape", cli=str)] = None
+    layers: Annotated[Number | None, Opt("10, or one per stage: 4,4,8,2.", "Shape", cli=str)] = None
+    head_dim: Annotated[
+        Number,
+        Opt(
+            "keep: inner width grows. split: width // heads. Or a number. auto chooses and says why.", "Shape", cli=str
+        ),
+    ] = "auto"
+    mlp_dim: Annotated[Number | None, Opt("Width of the MLP.", "Shape", cli=str)] = None
+    mlp_ratio: Annotated[
+        Number | None, Opt("MLP width as a multiple of width: 2, or one per stage.", "Shape", cli=str)
+    ] = None
+    class_attention: Annotated[
+        bool, Opt("Class attention (XCiT, CaiT) gets the same heads; else it stays.", "Shape")
+    ] = False
+
+
+R = TypeVar("R", bound=Request)
+
+
+def options_of(request: type[Request]) -> list[tuple[str, FieldInfo, Opt]]:
+    """Every field with what the command line needs of it: the class's own before inherited ones, panel by panel."""
+    own = [name for name in request.__annotations__ if name in request.model_fields]
+    fields = {name: request.model_fields[name] for name in (*own, *request.model_fields)}
+    found = [(name, field, next(m for m in field.metadata if isinstance(m, Opt))) for name, field in fields.items()]
+    return sorted(found, key=lambda one: -1 if one[2].positional else PANELS.index(one[2].panel))
+
+
+def check_request(request: type[R], given: Mapping[str, Any], *, python: bool = False) -> R:
+    """The request with these values. Raises `UsageError` for the first one that is unknown or cannot be, spelled as the
+    caller has: `--heal-time 90s`, in Python `heal_time='90s'`.
+    """
+    try:
+        return request(**given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "extra_forbidden":
+            raise UsageError(f"There is no option '{name}'{did_you_mean(name, request.model_fields)}.") from None
+        cause = fault.get("ctx", {}).get("error")
+        if isinstance(cause, LeanSurgeonError):
+            raise cause from None
+        said = str(cause) if cause else fault["msg"][:1].lower() + fault["msg"][1:]
+        value = quoted(fault["input"])
+        flag = f"{name}={value}: " if python else f"--{name.replace('_', '-')} {fault['input']}: "
+        raise UsageError(f"{flag if name else ''}{said.rstrip('.')}.") from None
