@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from leansurgeon.api import given
-from leansurgeon.api.results import Cut, Folder
-from leansurgeon.api.surface import Number, Progress, public, speaker, trusting, word
+from leansurgeon.commands import in_memory
+from leansurgeon.commands.results import Cut, Folder
+from leansurgeon.commands.surface import Number, Progress, public, speaker, trusting, word
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +66,8 @@ def plan(
     shape = (word(heads, "heads"), word(layers, "layers"), str(head_dim), word(mlp_dim, "mlp_dim"))
     wanted = Wanted(*shape, word(mlp_ratio, "mlp_ratio"), class_attention=class_attention)
     training = command.Training(memory, batch, tokens, precision, attention, optimizer, checkpointing, world_size, gpu)
-    held = given.written(source) if given.is_model(source) else None
-    name = str(held.folder) if held else given.place(source)
+    held = in_memory.written(source) if in_memory.is_model(source) else None
+    name = str(held.folder) if held else in_memory.place(source)
     with trusting(trust_remote_code):
         made = command.plan(name, wanted, training, calibrate=calibrate, tower=tower, allow_pickle=allow_pickle)
     return replace(made, costs=replace(made.costs, source=held.folder.name)) if held else made
@@ -88,8 +88,8 @@ def shrink(
     mlp_dim: Number | None = None,
     mlp_ratio: float | str | Sequence[float] | None = None,
     class_attention: bool = False,
-    data: given.Data | None = None,
-    judge: given.Data | None = None,
+    data: in_memory.Data | None = None,
+    judge: in_memory.Data | None = None,
     samples: int | None = None,
     uncalibrated: bool = False,
     init: str = "transfer",
@@ -145,9 +145,9 @@ def shrink(
     longest = command.seconds(f"{heal_time:g}s" if isinstance(heal_time, int | float) else heal_time, "--heal-time")
     how = Method(method, word(keep, "keep"), more_heads, heal, fit, balance, uncalibrated, longest)
     asked = command.ShrinkOptions(
-        data=given.data(data),
+        data=in_memory.data(data),
         samples=samples,
-        judge=given.data(judge, "judge"),
+        judge=in_memory.data(judge, "judge"),
         params=share(params),
         compare=compare,
         proof=proof,
@@ -161,9 +161,9 @@ def shrink(
         resume=resume,
     )
     with trusting(trust_remote_code):
-        if given.is_model(source):
+        if in_memory.is_model(source):
             return of_model(source, tokenizer, wanted, how, asked, progress)
-        return cut_of(command.shrink(given.place(source), wanted, how, asked, speaker(progress)))
+        return cut_of(command.shrink(in_memory.place(source), wanted, how, asked, speaker(progress)))
 
 
 def share(params: float | str | None) -> str | None:
@@ -191,10 +191,10 @@ def of_model(
     """The same for a model in memory, by way of two folders."""
     from leansurgeon.commands.shrink import shrink as carry_out
 
-    held = [given.written(source, tokenizer)]
+    held = [in_memory.written(source, tokenizer)]
     asked = replace(asked, called=held[0].folder.name)
     if asked.out is None:
-        held.append(given.Copy())
+        held.append(in_memory.Copy())
         asked = replace(asked, out=held[-1].folder / f"{asked.called}-lean")
     shrunk = carry_out(str(held[0].folder), wanted, how, asked, speaker(progress))
-    return given.returned(cut_of(shrunk, tuple(held)), source)
+    return in_memory.returned(cut_of(shrunk, tuple(held)), source)

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leansurgeon.api import given
 from leansurgeon.api.cutting import Place
-from leansurgeon.api.results import RESULT, Cut, Heads, Kappa, Trained
-from leansurgeon.api.surface import Number, Progress, public, speaker, trusting, word
 from leansurgeon.api.training import Changes, changes
+from leansurgeon.commands import in_memory
+from leansurgeon.commands.results import RESULT, Cut, Heads, Kappa, Trained
+from leansurgeon.commands.surface import Number, Progress, public, speaker, trusting, word
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @public
 def kappa(
     model: Place | torch.nn.Module,
-    data: given.Data | None = None,
+    data: in_memory.Data | None = None,
     *,
     samples: int = 256,
     probes: int = 16,
@@ -52,8 +52,8 @@ def kappa(
 
     with opened(model, tokenizer, tower, trust_remote_code) as name:
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
-        document = command.kappa(name, given.data(data), speaker(progress), **asked, allow_pickle=allow_pickle)
-    if given.is_model(model):
+        document = command.kappa(name, in_memory.data(data), speaker(progress), **asked, allow_pickle=allow_pickle)
+    if in_memory.is_model(model):
         document["name"] = Path(name).name
     return Kappa(document)
 
@@ -61,7 +61,7 @@ def kappa(
 @public
 def heads(
     model: Place | torch.nn.Module,
-    data: given.Data | None = None,
+    data: in_memory.Data | None = None,
     *,
     samples: int | None = None,
     judge_samples: int | None = None,
@@ -106,9 +106,9 @@ def heads(
     say = speaker(progress)
     with opened(model, tokenizer, tower, trust_remote_code) as name:
         measured = command.heads(
-            name, given.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle
+            name, in_memory.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle
         )
-    if given.is_model(model):
+    if in_memory.is_model(model):
         measured.document["model"] = Path(name).name
     if measured.pruned is None:
         return Heads(measured.document)
@@ -122,19 +122,10 @@ def opened(model: Place | torch.nn.Module, tokenizer: object | None, tower: str 
     from leansurgeon.architectures.towers import meant
 
     with ExitStack() as stack:
-        name = folder_of(model, tokenizer, stack)
+        name = in_memory.folder_of(model, tokenizer, stack)
         stack.enter_context(trusting(trusted))
         stack.enter_context(meant(tower))
         yield name
-
-
-def folder_of(model: Place | torch.nn.Module, tokenizer: object | None, stack: ExitStack) -> str:
-    """The path or name of a model; one in memory is written to a folder that goes when the stack is left."""
-    if not given.is_model(model):
-        return given.place(model, "model")
-    kept = given.written(model, tokenizer)
-    stack.callback(lambda: kept.close())  # it lives as long as somebody holds it
-    return str(kept.folder)
 
 
 @public
@@ -155,7 +146,7 @@ def report(paths: Place | Iterable[Place] = (), *, workspace: str | os.PathLike[
     single = isinstance(paths, str | os.PathLike) or hasattr(paths, "folder")
     several = [paths] if single else list(paths)  # type: ignore[arg-type]
     # Of a training its run, which has the figures; of everything else its folder.
-    folders = [one.run if isinstance(one, Trained) else Path(given.place(one, "paths")) for one in several]
+    folders = [one.run if isinstance(one, Trained) else Path(in_memory.place(one, "paths")) for one in several]
     return command.report(folders, Path(workspace))
 
 
@@ -170,7 +161,7 @@ def search(
     layers: Number | None = None,
     mlp_dim: Number | None = None,
     head_dim: int | str = "auto",
-    data: given.Data | None = None,
+    data: in_memory.Data | None = None,
     samples: int | None = None,
     fit: int = 0,
     recipe: str | os.PathLike[str] | None = None,
@@ -207,7 +198,7 @@ def search(
     budget = Budget.parse(None if params is None else str(params), memory, latency)
     space = Space(word(heads, "heads"), word(layers, "layers"), word(mlp_dim, "mlp_dim"), str(head_dim))
     asked = command.SearchOptions(
-        data=given.data(data),
+        data=in_memory.data(data),
         samples=samples,
         fit=fit,
         recipe=None if recipe is None else os.fspath(recipe),
@@ -245,7 +236,7 @@ def load(source: Place, *, allow_pickle: bool = False, trust_remote_code: bool =
     from leansurgeon.checkpoints import record
     from leansurgeon.commands.load import load as command
 
-    name = given.place(source)
+    name = in_memory.place(source)
     with trusting(trust_remote_code):
         made = command(name, allow_pickle=allow_pickle)
     folder = Path(name) / "model" if (Path(name) / "model" / "config.json").is_file() else Path(name)

@@ -9,10 +9,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, overload
 
-from leansurgeon.api import given
 from leansurgeon.api.cutting import Place
-from leansurgeon.api.results import Trained
-from leansurgeon.api.surface import Progress, public, speaker, trusting
+from leansurgeon.commands import in_memory
+from leansurgeon.commands.results import Trained
+from leansurgeon.commands.surface import Progress, public, speaker, trusting
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ def retrain(model: torch.nn.Module, **options: Any) -> torch.nn.Module: ...
 def retrain(
     model: Place | torch.nn.Module | None = None,
     *,
-    data: given.Data | None = None,
+    data: in_memory.Data | None = None,
     time: str | float | None = None,
     columns: str | None = None,
     recipe: str | os.PathLike[str] | None = None,
@@ -71,11 +71,11 @@ def retrain(
 
     began = perf_counter()
     say = speaker(progress)
-    source = given.written(model, tokenizer) if given.is_model(model) else None
-    folder = source.folder if source else None if model is None else Path(given.place(model, "model"))
+    source = in_memory.written(model, tokenizer) if in_memory.is_model(model) else None
+    folder = source.folder if source else None if model is None else Path(in_memory.place(model, "model"))
     length = f"{time:g}s" if isinstance(time, int | float) else time
     named = None if recipe is None else os.fspath(recipe)
-    how = Asked(given.data(data), length, columns, new_tokenizer, named, changes(set), os.fspath(resume), lora)
+    how = Asked(in_memory.data(data), length, columns, new_tokenizer, named, changes(set), os.fspath(resume), lora)
     asked = command.Running(
         gpus, cpu_processes, seed, None if out is None else Path(out), Path(workspace), resume_anyway, limit_batches
     )
@@ -83,14 +83,16 @@ def retrain(
         ready = command.prepare(folder, how, asked, say)
         trained = command.retrain(ready, how, asked, say, began=began, talk=None if progress is True else say)
         made = Trained(trained.folder, trained.best, trained.summary, (source,) if source else ())
-        return given.returned(made, model) if source else made
+        return in_memory.returned(made, model) if source else made
 
 
 @overload
-def heal(model: Place, data: given.Data, **options: Any) -> Trained: ...
+def heal(model: Place, data: in_memory.Data, **options: Any) -> Trained: ...
 @overload
-def heal(model: torch.nn.Module, data: given.Data, **options: Any) -> torch.nn.Module: ...
-def heal(model: Place | torch.nn.Module, data: given.Data, *, time: str | float | None = None, **options: Any) -> Any:
+def heal(model: torch.nn.Module, data: in_memory.Data, **options: Any) -> torch.nn.Module: ...
+def heal(
+    model: Place | torch.nn.Module, data: in_memory.Data, *, time: str | float | None = None, **options: Any
+) -> Any:
     """`retrain` on one's own data: the model learns from the one that it was cut from, where that is at hand, and is
     kept as it was where nothing got better. Takes and gives what `retrain` does.
 

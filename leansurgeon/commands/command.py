@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from leansurgeon import progress as screen
-from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full, refused_by_the_system
+from leansurgeon.commands.surface import own_errors
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.request import Request, check_request, options_of
 
@@ -46,25 +47,6 @@ def speaking(progress: bool | Say | None) -> Iterator[Say]:
         raise UsageError(f"progress={progress!r}: give True, False, or what takes a line of text.")
     with screen.shown_on(screen.command_screen(None if progress is True else progress)):
         yield screen.say if progress is True else progress
-
-
-@contextmanager
-def own_errors(names: Mapping[str, inspect.Parameter]) -> Iterator[None]:
-    """Errors are leansurgeon's own, and speak of arguments where those of the command line speak of flags."""
-    from leansurgeon.api.surface import in_python
-
-    try:
-        yield
-    except LeanSurgeonError as error:
-        error.message, error.hint = in_python(error.message, names), error.hint and in_python(error.hint, names)
-        error.args = (error.message,)
-        raise
-    except OSError as error:
-        if said := refused_by_the_system(error):
-            raise said from error
-        if disk_is_full(error):
-            raise LeanSurgeonError("The disk is full; what was complete before is kept.", "Free some space.") from error
-        raise
 
 
 @contextmanager
@@ -103,7 +85,7 @@ def function_of(command: Command) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def function(*args: Any, **kwargs: Any) -> Any:
-        from leansurgeon.api.looking import folder_of
+        from leansurgeon.commands.in_memory import folder_of
 
         given = signature.bind(*args, **kwargs).arguments
         with ExitStack() as stack:

@@ -44,7 +44,7 @@ class Audit:
         if self.request.format == "json":
             import json
 
-            return json.dumps(self.as_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+            return json.dumps(self.as_dict())
         if self.request.format == "csv":
             from leansurgeon.paper.document import as_csv
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
 import leansurgeon
-from leansurgeon.api import given
+from leansurgeon.commands import in_memory
 from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, sentence_encoder
@@ -116,20 +116,20 @@ def test_what_is_no_model_is_refused():
 
 def test_texts_are_one_file_of_the_cache_by_their_content(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
-    a, b = given.data(["one", "two\nlines"]), given.data(("one", "two\nlines"))
-    assert a == b != given.data(["one", "two"])
+    a, b = in_memory.data(["one", "two\nlines"]), in_memory.data(("one", "two\nlines"))
+    assert a == b != in_memory.data(["one", "two"])
     assert [json.loads(line) for line in Path(a).read_text().splitlines()] == [{"text": "one"}, {"text": "two\nlines"}]
-    labelled = given.data([("good", "yes"), ("bad", "no")])
+    labelled = in_memory.data([("good", "yes"), ("bad", "no")])
     assert [json.loads(line)["label"] for line in Path(labelled).read_text().splitlines()] == ["yes", "no"]
-    assert given.data(tmp_path) == str(tmp_path) and given.data("task:digits") == "task:digits"
-    assert given.data([tmp_path / "a", tmp_path / "b"]) == f"{tmp_path / 'a'},{tmp_path / 'b'}"
+    assert in_memory.data(tmp_path) == str(tmp_path) and in_memory.data("task:digits") == "task:digits"
+    assert in_memory.data([tmp_path / "a", tmp_path / "b"]) == f"{tmp_path / 'a'},{tmp_path / 'b'}"
 
 
 def test_folders_of_models_in_memory_go_with_them(capfd, monkeypatch):
     from transformers.utils import logging
 
     monkeypatch.setattr(logging, "_tqdm_active", True)  # whatever other tests have left
-    kept = given.written(build("bert").bert)
+    kept = in_memory.written(build("bert").bert)
     assert logging.is_progress_bar_enabled() and capfd.readouterr() == ("", "")
     folder = kept.folder
     assert (folder / "config.json").is_file()

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 import leansurgeon
-from leansurgeon.api import cutting, surface, training
-from leansurgeon.api.surface import Progress, speaker, word
+from leansurgeon.api import cutting, training
+from leansurgeon.commands import surface
+from leansurgeon.commands.surface import Progress, speaker, word
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon as run
 

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from leansurgeon.api.results import Cut
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings, Origin, SurgeryRecord
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.commands.results import Cut
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
 from leansurgeon.surgery.plan.planning import plan

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from leansurgeon.api.results import Cut
 from leansurgeon.checkpoints import record
 from leansurgeon.commands import push as room
 from leansurgeon.commands.push import check, push, target
+from leansurgeon.commands.results import Cut
 from leansurgeon.errors import NotPushed, UsageError
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leansurgeon.api.results import RESULT, Folder
+from leansurgeon.commands.results import RESULT, Folder
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading import modelcard, names
@@ -174,6 +174,15 @@ def returned(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
     made = load(str(result.folder)).to(next(source.parameters()).device).train(source.training)
     setattr(made, RESULT, result)
     return made
+
+
+def folder_of(model: object, tokenizer: object | None, stack: ExitStack) -> str:
+    """The path or name of a model; one in memory is written to a folder that goes when the stack is left."""
+    if not is_model(model):
+        return place(model, "model")
+    kept = written(model, tokenizer)
+    stack.callback(lambda: kept.close())  # it lives as long as somebody holds it
+    return str(kept.folder)
 
 
 # -- data ------------------------------------------------------------------------------------------

@@ -26,27 +26,30 @@ NAMES = {"calibrate": "data", "calibration_samples": "samples", "push": "repo"}
 def public(function: Callable[P, T]) -> Callable[P, T]:
     """A function whose errors are leansurgeon's own, and name arguments where the command line names flags."""
     signature = inspect.signature(function)
-    known = signature.parameters
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            with shown(signature, args, kwargs):
-                return function(*args, **kwargs)
-        except LeanSurgeonError as error:
-            error.message, error.hint = in_python(error.message, known), error.hint and in_python(error.hint, known)
-            error.args = (error.message,)
-            raise
-        except OSError as error:
-            if said := refused_by_the_system(error):
-                raise said from error
-            if disk_is_full(error):
-                raise LeanSurgeonError(
-                    "The disk is full; what was complete before is kept.", "Free some space."
-                ) from error
-            raise
+        with own_errors(signature.parameters), shown(signature, args, kwargs):
+            return function(*args, **kwargs)
 
     return called
+
+
+@contextmanager
+def own_errors(known: Mapping[str, inspect.Parameter]) -> Iterator[None]:
+    """Errors are leansurgeon's own, and name arguments where those of the command line name flags."""
+    try:
+        yield
+    except LeanSurgeonError as error:
+        error.message, error.hint = in_python(error.message, known), error.hint and in_python(error.hint, known)
+        error.args = (error.message,)
+        raise
+    except OSError as error:
+        if said := refused_by_the_system(error):
+            raise said from error
+        if disk_is_full(error):
+            raise LeanSurgeonError("The disk is full; what was complete before is kept.", "Free some space.") from error
+        raise
 
 
 def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leansurgeon.api.surface import public
+from leansurgeon.commands.surface import public
 from leansurgeon.reading.jsonfile import JsonObject
 
 RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` or `Trained`
