@@ -17,13 +17,15 @@ import leansurgeon.report
 import leansurgeon.search  # noqa: F401
 from leansurgeon import errors
 from leansurgeon.api.cutting import plan, shrink
-from leansurgeon.api.looking import heads, kappa, load, report, search
+from leansurgeon.api.looking import heads, kappa, load, search
 from leansurgeon.api.training import heal, retrain
 from leansurgeon.commands import diff as _diff
+from leansurgeon.commands import report as _report
 from leansurgeon.commands.command import function_of
 from leansurgeon.version import __version__
 
 diff = function_of(_diff.COMMAND)
+report = function_of(_report.COMMAND)
 
 __all__ = [
     "__version__",

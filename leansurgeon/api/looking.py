@@ -1,9 +1,9 @@
-"""`kappa`, `heads`, `report`, `search` and `load`."""
+"""`kappa`, `heads`, `search` and `load`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from leansurgeon.commands.surface import Number, Progress, public, speaker, trus
 if TYPE_CHECKING:
     import torch
 
-    from leansurgeon.commands.report import Report
     from leansurgeon.commands.search import Searched
 
 
@@ -126,28 +125,6 @@ def opened(model: Place | torch.nn.Module, tokenizer: object | None, tower: str 
         stack.enter_context(trusting(trusted))
         stack.enter_context(meant(tower))
         yield name
-
-
-@public
-def report(paths: Place | Iterable[Place] = (), *, workspace: str | os.PathLike[str] = "runs") -> Report:
-    """Runs and shrunk models side by side: those in `paths`, or all in the `workspace`. The report has `.text(format)`,
-    `.html(file)` and `.plots(folder)`, and prints as its table.
-
-    Raises `errors.UsageError` where there is nothing to report.
-
-    >>> import leansurgeon, tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
-    >>> "lean" in str(leansurgeon.report(cut))
-    True
-    """
-    from leansurgeon.commands import report as command
-
-    single = isinstance(paths, str | os.PathLike) or hasattr(paths, "folder")
-    several = [paths] if single else list(paths)  # type: ignore[arg-type]
-    # Of a training its run, which has the figures; of everything else its folder.
-    folders = [one.run if isinstance(one, Trained) else Path(in_memory.place(one, "paths")) for one in several]
-    return command.report(folders, Path(workspace))
 
 
 @public

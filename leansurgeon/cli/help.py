@@ -40,7 +40,6 @@ EXAMPLES = {
         "leansurgeon retrain runs/lean --data texts/ --time 20m",
         "leansurgeon retrain runs/digits-vit-h8-l3 --recipe digits-vit",
     ],
-    "report": ["leansurgeon report", "leansurgeon report --html report.html"],
     "run": ["leansurgeon run digits-vit", "leansurgeon run digits-vit --seeds 0 --set train.duration=3ep"],
     "search": ["leansurgeon search my-model --params 100M --data texts/"],
     "plan": ["leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40"],

@@ -23,12 +23,11 @@ from leansurgeon.cli.measure.judge import judge
 from leansurgeon.cli.measure.kappa import kappa
 from leansurgeon.cli.plan import plan
 from leansurgeon.cli.recipes import recipes
-from leansurgeon.cli.report import report
 from leansurgeon.cli.retrain import retrain, sigterm_as_exception
 from leansurgeon.cli.run import run
 from leansurgeon.cli.search import search
 from leansurgeon.cli.shrink import shrink
-from leansurgeon.commands import bench, diff, inspect, paper, undo
+from leansurgeon.commands import bench, diff, inspect, paper, report, undo
 from leansurgeon.errors import (
     Diverged,
     Interrupted,

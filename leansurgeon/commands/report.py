@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import BeforeValidator, Field
+
+from leansurgeon.commands import in_memory
+from leansurgeon.commands.command import Command
+from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.evidence.collect import Collection, collect
 from leansurgeon.report.places import check_file, check_folder
-from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.table import render
+from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
     from leansurgeon.report.charts.forms import Chart
+    from leansurgeon.report.evidence.collect import Collection
+    from leansurgeon.report.rows.rows import Section
+
+
+def list_folders(given: Any) -> Any:
+    """Paths and results as folders: of a training its run, which has the figures; of everything else its folder."""
+    single = isinstance(given, str | os.PathLike) or hasattr(given, "folder")
+    several = [given] if single else list(given or ())
+    return [one.run if hasattr(one, "run") else Path(in_memory.place(one, "paths")) for one in several]
+
+
+class ReportRequest(Request):
+    """What is compared, and how it is shown."""
+
+    paths: Annotated[
+        list[Path],
+        BeforeValidator(list_folders),
+        Opt(
+            "Runs, shrunk models, or folders of them. Default: all in the workspace.",
+            metavar="[RUN|MODEL ...]",
+            complete="models",
+            positional=True,
+        ),
+    ] = Field(default_factory=list)
+    format: Annotated[str, Opt("table, markdown, csv, json or latex.", "Output")] = "table"
+    wide: Annotated[bool, Opt("All columns, however wide.", "Output")] = False
+    kappa: Annotated[bool, Opt("Conditioning, one row per layer.", "Output")] = False
+    html: Annotated[Path | None, Opt("Also write a page with everything, to pass on.", "Output", metavar="FILE")] = None
+    plots: Annotated[Path | None, Opt("Also write charts as SVG, PNG and PDF.", "Output", metavar="DIR")] = None
+    workspace: Annotated[Path, Opt("Where runs lie.", "Output")] = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -44,6 +77,7 @@ class Report:
 
     collection: Collection
     sections: tuple[Section, ...]
+    request: ReportRequest = field(repr=False)
 
     @property
     def problems(self) -> list[str]:
@@ -52,12 +86,14 @@ class Report:
 
     def text(self, format: str = "table", *, wide: bool = False, kappa: bool = False) -> str:
         """The tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
+        from leansurgeon.report.tables.table import render
+
         return render(
             self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.collection.unfinished
         )
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text(self.request.format, wide=self.request.wide, kappa=self.request.kappa)
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
@@ -86,7 +122,38 @@ class Report:
         return list(draw(Path(folder), self.sections))
 
 
-def report(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Report:
-    """Collect the named runs and models, or all in the workspace. Raises `UsageError` where there is nothing."""
-    collection = collect(paths, workspace)
-    return Report(collection, tuple(sections(collection.entries)))
+def report(request: ReportRequest, say: Say) -> Report:
+    """Compare runs: task metric, parameters, peak memory, time per step, conditioning.
+
+    Seeds of an experiment become one row with mean and spread, and below stands what may be said about it. In Python
+    the report has `.text(format)`, `.html(file)` and `.plots(folder)`, and prints as its table.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> "lean" in str(leansurgeon.report(cut))
+    True
+
+    Raises `UsageError` where there is nothing to report.
+    """
+    from leansurgeon.report.evidence.collect import collect
+    from leansurgeon.report.rows.sections import sections
+    from leansurgeon.report.tables.table import check_format
+
+    check_format(request.format)
+    if request.plots is not None:
+        check_folder(request.plots)
+    collection = collect(request.paths, request.workspace)
+    found = Report(collection, tuple(sections(collection.entries)), request)
+    for problem in found.problems:
+        say(f"skipped: {problem}")
+    if request.html is not None:
+        say(f"Page: {found.html(request.html)}")
+    if request.plots is not None:
+        for path in found.plots(request.plots):
+            say(f"Chart: {path}")
+    return found
+
+
+EXAMPLES = ("leansurgeon report", "leansurgeon report --html report.html")
+COMMAND = Command("report", ReportRequest, report, "Cut, train, compare", EXAMPLES)

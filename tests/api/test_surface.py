@@ -31,7 +31,7 @@ SURFACE = {
     "heads": "model data samples judge_samples reduction normalize ablate curve steps random prune out heal seed "
     f"device force tokenizer tower {TRUST} progress",
     "diff": f"a b {TRUST} progress",
-    "report": "paths workspace",
+    "report": "paths format wide kappa html plots workspace progress",
     "search": "source params memory latency heads layers mlp_dim head_dim data samples fit recipe set share seeds "
     f"tries batch parallel out workspace device force tokenizer tower {TRUST} progress",
     "load": f"source {TRUST}",
@@ -60,7 +60,7 @@ TERMINAL = {
     "kappa": set(),
     "heads": {"plots", "push", "public"},
     "diff": set(),
-    "report": {"format", "wide", "kappa", "html", "plots", "json"},  # methods of the report
+    "report": set(),
     "search": {"dry_run", "plots", "write"},
 }
 MEMORY = {"tokenizer", "progress"}

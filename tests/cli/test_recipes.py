@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
@@ -141,7 +142,7 @@ def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("leansurgeon.experiment.run", interrupted)
-    monkeypatch.setattr("leansurgeon.commands.report.collect", interrupted)
+    monkeypatch.setattr(import_module("leansurgeon.report.evidence.collect"), "collect", interrupted)
     monkeypatch.setattr(sys, "argv", ["leansurgeon", *command])
     with pytest.raises(SystemExit) as end:
         main()
