@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from leansurgeon.checkpoints.proof.reload_check import differences
-from leansurgeon.tasks.text import files, sentences
+from leansurgeon.tasks.text import corpus, files, sentences
 
 WINDOW, LONGEST = 512, 128  # tokens of a window, and of a sentence
 
@@ -78,7 +78,7 @@ def perplexities(source: str, models: list[str], samples: dict[str, torch.Tensor
 
 def lines(text: str, held: bool, count: int) -> list[str]:
     """Sentences of a text: a random choice of all, or of those that were held out of training and calibration."""
-    every = sentences.of_documents([text])
+    every = corpus.sentences(text)
     if held:
         left = set(sentences.hold_out(every, 0.1, 0)[1]) - drawn(every)
         every = [line for line in every if line in left]

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, Trainer  # noqa: E402
 
-from leansurgeon.tasks.text import files, sentences  # noqa: E402
+from leansurgeon.tasks.text import corpus, files, sentences  # noqa: E402
 from leansurgeon.training.recipe.durations import parse_duration  # noqa: E402
 
 WARMUP = 0.05
@@ -95,7 +95,7 @@ def training_text(names: list[str], causal: bool) -> list[str]:
     texts = [files.read(path) for path in files.find(names)]
     if causal:
         return [files.cut(text, HELD)[0] for text in texts]
-    return ["\n".join(sentences.hold_out(sentences.of_documents(texts), HELD, 0)[0])]
+    return ["\n".join(sentences.hold_out(corpus.sentences("\n".join(texts)), HELD, 0)[0])]
 
 
 def windows(texts: list[str], tokenizer, tokens: int, causal: bool) -> list[dict[str, torch.Tensor]]:

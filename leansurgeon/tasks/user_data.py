@@ -1,29 +1,67 @@
-"""What a path is that a person names as data: text, a table, images in class folders, images without classes, or a data
-set of the hub.
+"""What a path is that a person names as data (text, a table, images in class folders, images without classes, a data
+set of the hub), and what stands in the columns and cells of a table.
 
     found = recognise("reviews.csv")
-    found.kind, found.columns                    # "table", ("text", "label")
+    found.kind, found.columns                                # "table", ("id", "review", "sentiment")
+    columns_of(found, None, "sequence-classification")       # texts=("review",), labels=("sentiment",)
 
 Nothing is read but names and the head of a table, so that a wrong path is answered at once.
 """
 
 from __future__ import annotations
 
+import csv
+import math
 import re
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
 from leansurgeon.tasks import hub
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 
+Render = Callable[[list[dict[str, Any]]], str | None]  # a chat as the text that a model reads, where it says how
 DataKind = Literal["text", "table", "classes", "images", "hub"]
 HINT = "Give a file, a folder or a glob of your own, or --data austen for the novel that comes along."
-_TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "body", "message", "comment", "question", "title")
-_LABEL_COLUMNS = ("label", "labels", "class", "category", "target", "sentiment", "topic", "rating", "stars", "intent")
+# What people call the texts of a row, by letters and digits alone: `sentence_1` is `sentence1`.
+PAIRS = (
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
+    ("query", "passage"), ("query", "document"), ("text", "textpair"), ("text1", "text2"), ("texta", "textb"),
+    ("sentencea", "sentenceb"),
+)  # fmt: skip
+TRIPLETS = (("anchor", "positive", "negative"), ("query", "positive", "negative"), ("anchor", "positive"))
+ANSWERS = (
+    ("input", "target"), ("inputs", "targets"), ("inputtext", "targettext"), ("text", "summary"),
+    ("article", "highlights"), ("source", "target"), ("src", "tgt"), ("document", "summary"), ("dialogue", "summary"),
+    ("article", "summary"), ("question", "answer"), ("input", "output"),
+)  # fmt: skip
+CHATS = (
+    ("messages",), ("conversations",), ("conversation",), ("prompt", "completion"), ("prompt", "response"),
+    ("instruction", "input", "output"), ("instruction", "output"), ("instruction", "context", "response"),
+    ("instruction", "response"),
+)  # fmt: skip
+TEXTS = (
+    "text", "sentence", "content", "review", "document", "body", "message", "comment", "tweet", "utterance", "question",
+    "query", "description", "title",
+)  # fmt: skip
+LABELS = (
+    "label", "labels", "class", "category", "target", "sentiment", "topic", "rating", "stars", "intent", "score",
+    "similarity", "similarityscore", "labeltext",
+)  # fmt: skip
+FORMS = {  # which of them a model reads, in this order; each of its forms is said by `Columns.form`
+    "sequence-classification": (("pair", (*PAIRS, ("question", "answer"))),),
+    "seq2seq": (("chat", CHATS[3:]), ("answer", ANSWERS)),
+    "features": (("triplet", TRIPLETS), ("pair", PAIRS), ("answer", ANSWERS), ("chat", CHATS)),
+    "causal-lm": (("chat", CHATS), ("answer", ANSWERS), ("triplet", TRIPLETS), ("pair", PAIRS)),
+}
+ROLES = frozenset((*TEXTS, *(name for sets in (PAIRS, TRIPLETS, ANSWERS, CHATS) for names in sets for name in names)))
+SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
+_ID = re.compile(r"(^|[^a-z])(ids?|idx|index|uuid|guid|key|url|link|date|time|timestamp|hash)$|^unnamed|^$")
 _IMAGE_COLUMNS = ("image", "img", "jpg")
 _SAMPLE = 200  # rows that are looked at where names of columns say nothing
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
@@ -32,14 +70,16 @@ _DEPTH = 3  # folders below the given one that are looked through for its kind
 
 @dataclass(frozen=True)
 class UserData:
-    """`spec` is what was typed, `names` what a task takes for it; `columns` are those of a table (of its first
-    file).
+    """`spec` is what was typed, `names` what a task takes for it; `columns` are those of a table (of its first file).
+    Where names of files or folders say so, `eval_names` and `test_names` are the parts for validation and for test.
     """
 
     kind: DataKind
     spec: str
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    eval_names: tuple[str, ...] = ()
+    test_names: tuple[str, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -47,6 +87,17 @@ class UserData:
         last = self.spec.split(",")[0].rstrip("/*").split("/")[-1]
         stem = last.split(".")[0] or last
         return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns with the texts of a row, in their order, and those of its labels: none, one, or one for each class
+    with 0 and 1. `form` is "text", "pair", "triplet", "answer" (what goes in, and what should come out), or "chat".
+    """
+
+    form: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] = ()
 
 
 def recognise(spec: str, flag: str = "--data") -> UserData:
@@ -71,20 +122,6 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
     raise UsageError(f"There is no file or folder '{spec}'.", hint)
 
 
-def columns_of(data: UserData, given: str | None) -> dict[str, str]:
-    """Which columns of a table hold what: `{"text": .., "label": ..}`, by `text=A,label=B` as `given`, by their names,
-    or where those say nothing by what stands in them; "label" is absent where there is none, "text_pair" only where it
-    was given. Raises `UsageError`.
-    """
-    chosen = _given_columns(given, data.columns)
-    if "text" not in chosen:
-        chosen["text"] = _named(_TEXT_COLUMNS, data.columns, chosen) or _wordiest(data, chosen)
-    if "label" not in chosen:
-        label = _named(_LABEL_COLUMNS, data.columns, chosen) or _classlike(data, chosen)
-        chosen |= {"label": label} if label else {}
-    return chosen
-
-
 def _of_folder(path: Path, spec: str) -> UserData:
     below = [file for depth in range(_DEPTH + 1) for file in path.glob("/".join(["*"] * (depth + 1)))]
     files = [f for f in below if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
@@ -95,12 +132,9 @@ def _of_folder(path: Path, spec: str) -> UserData:
         return UserData("images" if flat else "classes", spec, (str(path),))
     if ".tar" in suffixes:
         return UserData("classes", spec, (str(path),))
-    tabular = sorted(file for file in files if tables.is_table(file))
     texts = text_files.in_folder(path)
-    if tabular and len(tabular) == len(texts):
-        return _of_tables(tabular, spec)
     if texts:
-        return UserData("text", spec, (str(path),))
+        return _of_files(texts, spec, [str(path)], root=path)
     what = ", ".join(sorted(suffix or "files without an ending" for suffix in suffixes)[:5]) or "no files"
     raise UsageError(
         f"{path} holds neither text nor images that can be read ({what}).",
@@ -109,22 +143,23 @@ def _of_folder(path: Path, spec: str) -> UserData:
     )
 
 
-def _of_files(files: list[Path], spec: str, words: list[str] | None = None) -> UserData:
-    kinds = {"table" if tables.is_table(file) else "text" for file in files}
+def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root: Path | None = None) -> UserData:
     if all(file.suffix.lower() in image_places.SUFFIXES for file in files):
         raise UsageError(f"'{spec}' names single images.", "Give the folder that they lie in.")
     if any(file.suffix.lower() == ".tar" for file in files):
         return UserData("classes", spec, (spec,))
-    if kinds == {"table"}:
-        return _of_tables(files, spec, words)
-    return UserData("text", spec, tuple(words or [str(files[0])]))
-
-
-def _of_tables(files: list[Path], spec: str, words: list[str] | None = None) -> UserData:
-    columns = tables.columns(files[0])
-    if files[0].suffix.lower() == ".parquet" and any(name in columns for name in _IMAGE_COLUMNS):
+    tabular = all(map(tables.is_table, files))
+    parts = image_places.parts_by_name(files, root, mixed=tabular)
+    train, more = parts.get("train", files), {}
+    if len(parts) > 1 and parts.get("train"):
+        words = [str(file) for file in train]
+        more = {f"{part}_names": tuple(map(str, parts.get(part, ()))) for part in ("eval", "test")}
+    if not tabular:
+        return UserData("text", spec, tuple(words or [str(files[0])]), **more)
+    columns = tables.columns(train[0])
+    if train[0].suffix.lower() == ".parquet" and any(name in columns for name in _IMAGE_COLUMNS):
         return UserData("classes", spec, (spec,), columns)
-    return UserData("table", spec, tuple(words or map(str, files)), columns)
+    return UserData("table", spec, tuple(words if words and root is None else map(str, train)), columns, **more)
 
 
 def _of_hub(spec: str) -> UserData:
@@ -143,63 +178,160 @@ def _found(words: list[str]) -> list[Path]:
         raise UsageError(error.message, HINT) from None
 
 
-def _given_columns(given: str | None, columns: tuple[str, ...]) -> dict[str, str]:
-    chosen: dict[str, str] = {}
-    for word in (given or "").split(",") if given else []:
+# -- columns ---------------------------------------------------------------------------------------
+
+
+def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Columns:
+    """Which columns of a table hold what, for a model of this kind (a head as tasks name it, or "seq2seq"): as `given`
+    in the form `ROLE=COLUMN,...`, by their names, or where those say nothing by what stands in them. Labels are looked
+    for only where the model predicts some. Raises `UsageError`.
+    """
+    roles = _given_roles(given, data.columns)
+    labels = tuple(column for role, column in roles if role == "label")
+    texts = {role: column for role, column in roles if role != "label"}
+    free = [column for column in data.columns if column not in labels]
+    by_name = texts or {_letters(column): column for column in reversed(free)}
+    found = None
+    for form, sets in FORMS.get(kind, FORMS["causal-lm"]):
+        for names in sets:
+            columns = tuple(by_name[name] for name in names if name in by_name)
+            if found or len(columns) < len(names) or (texts and len(texts) > len(names)):
+                continue
+            if texts or all(map(_holds_text, _samples(data, columns).values())):
+                found = Columns(form, columns, labels)
+    if found is None and len(texts) > 1:
+        known = "; ".join(" and ".join(names) for _, sets in FORMS.get(kind, FORMS["causal-lm"]) for names in sets)
+        raise UsageError(f"--columns {given}: this model reads no rows of {' and '.join(texts)}.", f"It reads {known}.")
+    if found is None:
+        named = next((by_name[name] for name in TEXTS if name in by_name), None)
+        column = next(iter(texts.values()), None) or named or _wordiest(data, free)
+        found = Columns("text", (column,), labels)
+    if kind == "sequence-classification" and not labels:
+        free = [column for column in data.columns if column not in found.texts]
+        found = replace(found, labels=_labels_among(data, free))
+    return found
+
+
+def spell(*roles: tuple[str, str]) -> str:
+    """The option as it is typed for these roles and columns."""
+    words = [f"{role}={column}" for role, column in roles]
+    return "--columns " + shlex.quote(",".join(f'"{word}"' if "," in word else word for word in words))
+
+
+def missing_label(data: UserData, texts: Sequence[str]) -> UsageError:
+    """The error for a table of which no column looks like a label."""
+    roles = [("text", texts[0]), *(("text_pair", column) for column in texts[1:2]), ("label", "COLUMN")]
+    return UsageError(
+        f"No column of {data.spec} looks like a label.", f"Say which: `{spell(*roles)}`. {_listed(data.columns)}"
+    )
+
+
+def _given_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(role, column) of each word; a second `text` is what the first is paired with."""
+    by_letters = {name.strip().casefold(): name for name in reversed(columns)}
+    roles: list[tuple[str, str]] = []
+    for word in next(csv.reader([given or ""], skipinitialspace=True), []):
         role, equals, column = word.partition("=")
-        role = role.strip()
-        if not equals or role not in ("text", "text_pair", "label"):
-            raise UsageError(f"--columns {given}: write it as text=COLUMN,label=COLUMN.", _listed(columns))
-        named = column if column in columns else {name.strip(): name for name in columns}.get(column.strip())
+        role = _letters(role)
+        if not equals or role not in (*ROLES, "label"):
+            raise UsageError(
+                f"--columns {given}: write it as ROLE=COLUMN,ROLE=COLUMN, such as text=COLUMN,label=COLUMN.",
+                f"{_listed(columns)} Roles: text, text_pair, label, input, target, prompt, completion, messages, "
+                "anchor, positive, negative.",
+            )
+        named = column if column in columns else by_letters.get(column.strip().casefold())
         if named is None:
             raise UsageError(f"--columns {given}: there is no column '{column.strip()}'.", _listed(columns))
-        chosen[role] = named
-    return chosen
+        roles.append(("textpair" if role == "text" and "text" in dict(roles) else role, named))
+    return roles
 
 
-def _named(names: tuple[str, ...], columns: tuple[str, ...], taken: dict[str, str]) -> str | None:
-    by_name = {column.lower(): column for column in columns if column not in taken.values()}
-    return next((by_name[name] for name in names if name in by_name), None)
+def is_role(name: str) -> bool:
+    """Whether a column that is called so is taken for a text or a label."""
+    return _letters(name) in ROLES or _letters(name) in LABELS
 
 
-def _wordiest(data: UserData, taken: dict[str, str]) -> str:
-    """The column with the longest texts. Raises `UsageError` where none holds words."""
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def _is_id(column: str) -> bool:
+    return _ID.search(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).strip().lower()) is not None
+
+
+def _wordiest(data: UserData, columns: Sequence[str]) -> str:
+    """The column with the longest texts; what is called an id is none. Raises `UsageError` where none holds words."""
     lengths = {
-        column: sum(len(str(value).split()) for value in values) / max(1, len(values))
-        for column, values in _samples(data, taken).items()
+        column: sum(_words(value) for value in values) / len(values)
+        for column, values in _samples(data, [column for column in columns if not _is_id(column)]).items()
         if values and all(isinstance(value, str) for value in values)
     }
     best = max(lengths, key=lengths.__getitem__, default=None)
     if best is None or lengths[best] < 2:
         raise UsageError(
             f"No column of {data.spec} looks like text.",
-            f"Say which: --columns text=COLUMN,label=COLUMN. {_listed(data.columns)}",
+            f"Say which: `{spell(('text', 'COLUMN'), ('label', 'COLUMN'))}`. {_listed(data.columns)}",
         )
     return best
 
 
-def _classlike(data: UserData, taken: dict[str, str]) -> str | None:
-    """The one column whose few different values come again and again; None where there is none, or more than one."""
-    columns = [
+def _words(text: str) -> float:
+    """Words of a text, or of a script without spaces half its characters."""
+    return max(len(text.split()), sum(ord(character) > 0x2E80 for character in text) / 2)
+
+
+def _labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
+    """The column that is called a label, unless it is nearly unique and no score; else all that hold nothing but 0 and
+    1, or the one whose few different values come again and again. None where there is none, or more than one.
+    """
+    by_name = {_letters(column): column for column in reversed(columns)}
+    values = _samples(data, columns)
+    for name in LABELS:
+        column = by_name.get(name)
+        if column is not None and (len(values[column]) < 20 or not _is_unique(values[column])):
+            return (column,)
+    columns = [column for column in columns if not _is_id(column)]
+    marks = tuple(column for column in columns if values[column] and _texts_of(values[column]) <= {"0", "1"})
+    if len(marks) > 1:
+        return marks
+    few = [
         column
-        for column, values in _samples(data, taken).items()
-        if len(values) >= 8 and 2 <= len({str(value) for value in values}) <= max(2, len(values) // 4)
+        for column in columns
+        if len(values[column]) >= 8 and 2 <= len(_texts_of(values[column])) <= max(2, len(values[column]) // 4)
     ]
-    return columns[0] if len(columns) == 1 else None
+    return tuple(few) if len(few) == 1 else ()
 
 
-def _samples(data: UserData, taken: dict[str, str]) -> dict[str, list[Any]]:
-    """The first values of every column that is not taken."""
-    free = [column for column in data.columns if column not in taken.values()]
-    values: dict[str, list[Any]] = {column: [] for column in free}
+def _texts_of(values: Sequence[Any]) -> set[str]:
+    """The different values, 1.0 and True being 1."""
+    return {str(_number(value)) if _number(value) is not None else str(value) for value in values}
+
+
+def _is_unique(values: Sequence[Any]) -> bool:
+    """Whether nearly all values differ, and are no numbers with decimals."""
+    numbers = [_number(value) for value in values]
+    return len(_texts_of(values)) > 0.9 * len(values) and not any(isinstance(number, float) for number in numbers)
+
+
+def _holds_text(values: Sequence[Any]) -> bool:
+    """Whether these are texts, or lists of them or of the turns of a chat, and no numbers."""
+    return any(isinstance(value, str | list) and _number(value) is None for value in values)
+
+
+def _samples(data: UserData, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """The first values of these columns that are not empty."""
+    values: dict[str, list[Any]] = {column: [] for column in columns}
+    if not columns:
+        return values
     if data.kind == "hub":
         name, config = hub.parse(data.spec)
-        rows = hub.rows(hub.load(name, config, "train", by_hand=HINT), free, name)
+        rows = hub.rows(hub.load(name, config, "train", by_hand=HINT), list(columns), name)
     else:
-        rows = tables.read(text_files.find(list(data.names))[0], free)
+        rows = tables.read(text_files.find(list(data.names))[0], list(columns))
     for number, row in rows:
-        for column, value in zip(free, row, strict=True):
-            values[column].append(value)
+        for column, value in zip(columns, row, strict=True):
+            if not is_empty(value):
+                values[column].append(value)
         if number >= _SAMPLE:
             break
     return values
@@ -207,3 +339,121 @@ def _samples(data: UserData, taken: dict[str, str]) -> dict[str, list[Any]]:
 
 def _listed(columns: tuple[str, ...]) -> str:
     return f"Columns: {', '.join(columns)}." if columns else "The table has no columns."
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def is_empty(value: Any) -> bool:
+    """Whether nothing stands in a cell: None, NaN, white space, or a list without anything."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip()) or value in ([], {})
+
+
+def texts_in(cells: Sequence[Any], where: str) -> list[str]:
+    """Every text of a row: texts, lists of them, and what is said in a chat. Raises `UsageError` for what is none."""
+    texts = []
+    for cell in cells:
+        for item in cell if isinstance(cell, list) else [cell]:
+            text = _turn(item)[1] if isinstance(item, Mapping) else item
+            if is_empty(text):
+                continue
+            if not isinstance(text, str):
+                raise UsageError(f"{where}: {quoted(text)} is not a text.")
+            texts.append(text)
+    return texts
+
+
+def document_in(cells: Sequence[Any], where: str, chat: bool, render: Render | None) -> str | list[int]:
+    """A row as a language model reads it: its texts one below the other, a chat as `render` writes it, or the token ids
+    that it consists of. Raises `UsageError`.
+    """
+    if len(cells) == 1 and isinstance(cells[0], list) and all(isinstance(token, int) for token in cells[0]):
+        return cells[0]
+    turns = [turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, Mapping)]
+    if turns:
+        said = [dict(zip(("role", "content"), _turn(turn), strict=True)) for turn in turns]
+    else:
+        *asked, answer = ("\n\n".join(texts_in([cell], where)) for cell in cells)
+        said = [{"role": "user", "content": "\n\n".join(filter(None, asked))}, {"role": "assistant", "content": answer}]
+    try:
+        rendered = render(said) if render and (chat or turns) else None
+        return "\n".join(texts_in(cells, where)) if rendered is None else rendered
+    except UsageError:
+        raise
+    except Exception as error:  # a template is a program of its own
+        raise UsageError(f"{where}: the model's chat template does not take this chat: {error}.") from None
+
+
+def _turn(turn: Mapping[str, Any]) -> tuple[str, Any]:
+    """Who speaks, and what: `role` and `content`, or `from` and `value`."""
+    who = str(turn.get("role", turn.get("from", "user")))
+    return SPEAKERS.get(who, who), turn.get("content", turn.get("value"))
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the labels of a table are, "class", "several" (of the classes, or none) or "score", and (N,) of each row a
+    name, a tuple of names, a number, or None where it has no label.
+    """
+
+    kind: str
+    values: list[Any]
+
+
+def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Sequence[str] | None = None) -> Labels:
+    """The labels of rows from their cells in these columns. Whole floats are integers; lists, `a|b` and columns of 0
+    and 1 are several; numbers with decimals are scores; empty is none, and so is -1 among classes. `names` are those of
+    numbers from 0. Raises `UsageError` for values of which some are names and others scores.
+    """
+
+    def name_of(value: Any) -> str:
+        number = _number(value)
+        if names is not None and isinstance(number, int) and 0 <= number < len(names):
+            return names[number]
+        return str(value).strip() if number is None else str(number)
+
+    if len(columns) > 1:
+        return Labels("several", [
+            None if all(map(is_empty, row)) else tuple(c for c, v in zip(columns, row, strict=True) if _number(v) == 1)
+            for row in cells
+        ])  # fmt: skip
+    values = [row[0] for row in cells]
+    lists = [value for value in values if isinstance(value, list)]
+    if lists:
+        widths, inner = {len(one) for one in lists}, {str(_number(v)) for one in lists for v in one}
+        marks = len(widths) == 1 and inner <= {"0", "1"} and widths != {1}
+        places = names or [str(i) for i in range(max(widths))]
+        return Labels("several", [
+            None if not isinstance(value, list)
+            else tuple(places[i] for i, v in enumerate(value) if _number(v) == 1) if marks
+            else tuple(map(name_of, value))
+            for value in values
+        ])  # fmt: skip
+    if any(isinstance(value, str) and "|" in value for value in values):
+        return Labels("several", [
+            None if is_empty(value) else tuple(name_of(one) for one in str(value).split("|") if one.strip())
+            for value in values
+        ])  # fmt: skip
+    numbers = [None if is_empty(value) else _number(value) for value in values]
+    if any(isinstance(number, float) for number in numbers):
+        for value, number in zip(values, numbers, strict=True):
+            if number is None and not is_empty(value):
+                raise UsageError(f"{quoted(value)} stands among labels that are numbers with decimals.")
+        return Labels("score", [None if number is None else float(number) for number in numbers])
+    return Labels("class", [
+        None if is_empty(value) or number == -1 else name_of(value)
+        for value, number in zip(values, numbers, strict=True)
+    ])  # fmt: skip
+
+
+def _number(value: Any) -> int | float | None:
+    """The number that a cell holds, an integer where it is whole; None for what is no number."""
+    if isinstance(value, int):
+        return int(value)
+    try:
+        number = float(value) if isinstance(value, str | float) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    if isinstance(value, str) and re.fullmatch(r"\s*0\d+\s*|.*[^-+.\deE\s].*", value):
+        return None  # 007 and 1_000 are names
+    return None if not math.isfinite(number) else int(number) if number.is_integer() else number

@@ -359,7 +359,7 @@ def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
         ({"data": data}, r"'text'.*'story'"),
         (
             {"data": write_stories(tmp_path / "b.jsonl", [1, 2])},
-            r"b\.jsonl, row 1: 'text'",
+            r"b\.jsonl, row 1: 1 is not a text",
         ),
         ({"data": "austen", "documents": 5}, r"`documents`"),
         ({"data": ["hub:a/b", "austen"]}, "stands alone"),

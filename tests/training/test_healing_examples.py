@@ -79,9 +79,9 @@ def test_the_judge_of_encoders_leaves_out_what_was_calibrated_on(tmp_path, texts
     script = runpy.run_path(str(HEALING / "judge_models.py"))
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.data import calibration
-    from leansurgeon.tasks.text import sentences
+    from leansurgeon.tasks.text import corpus
 
-    every = sentences.of_documents([(texts / "a.txt").read_text()])
+    every = corpus.sentences((texts / "a.txt").read_text())
     fitted = calibration.open_calibration(str(texts / "a.txt"), open_source(str(own)), cache=tmp_path / "cache")
     drawn = script["drawn"](every)
     count = sum(len(batch["input_ids"]) for part in (fitted.fit, fitted.guard) for batch in part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from leansurgeon.tasks import user_data
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
-from leansurgeon.tasks.text.classification import label_text, matched
-from leansurgeon.tasks.user_data import UserData
+from leansurgeon.tasks.text.classification import matched
+from leansurgeon.tasks.user_data import Columns, UserData
 
 WINDOW = 512  # tokens of a sample of running text
 LINE = 128  # of a sentence, or of a text to classify
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
+LANGUAGE = ("causal-lm", "masked-lm")
 OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
 NAMES = {
     "causal-lm": "a causal language model",
@@ -71,13 +72,16 @@ def choose_task(
     if takes_images:
         return of_images(source, kind, data)
     tokenizer = tokenizer_options(source, kind, new_tokenizer)
-    chosen = user_data.columns_of(data, columns) if data.kind in ("table", "hub") else {}
+    chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
     if kind == "sequence-classification":
-        if not measured or (data.kind == "table" and "label" in chosen):
+        if not measured or (data.kind == "table" and chosen.labels):
             return of_table(source, data, chosen, tokenizer)
         kind = "features"
     options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
-    options |= {"text": chosen["text"]} if chosen else {}
+    options |= {"eval_data": list(data.eval_names)} if data.eval_names else {}
+    if chosen:
+        options["text"] = one_or_list(chosen.texts)
+        options |= {"chat": True} if chosen.form == "chat" and len(chosen.texts) > 1 and kind in LANGUAGE else {}
     options |= {"seq_len": window(source, tokens if kind != "features" else LINE)}
     if kind == "features" and only_length(source):
         options["pad"] = "max"
@@ -146,6 +150,11 @@ def has_two_stacks(source: Source) -> bool:
     return apart or bool(source.config.get("is_encoder_decoder"))
 
 
+def one_or_list(names: Sequence[str]) -> str | list[str]:
+    """Names as a recipe has them."""
+    return names[0] if len(names) == 1 else list(names)
+
+
 def told(options: Mapping[str, Any]) -> tuple[str, ...]:
     """What to say of a tokenizer that is made anew."""
     if "tokenizer" not in options:
@@ -178,37 +187,32 @@ def brings_tokenizer(folder: Path | None) -> bool:
     return True
 
 
-def of_table(source: Source, data: UserData, chosen: dict[str, str], tokenizer: dict[str, Any]) -> Chosen:
+def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: dict[str, Any]) -> Chosen:
     """Text and label columns for a classifier of texts."""
-    if data.kind != "table":
+    if data.kind != "table" or chosen is None:
         raise UsageError(
             f"{source.slug} tells classes of texts apart, and {data.spec} says no classes.",
             "Give a table (csv, tsv, jsonl, parquet) with a column of texts and one of labels.",
         )
-    if "label" not in chosen:
-        raise UsageError(
-            f"No column of {data.spec} looks like a label.",
-            f"Say which: --columns text={chosen['text']},label=COLUMN. Columns: {', '.join(data.columns)}.",
-        )
-    options = {"train": list(data.names), "text": chosen["text"], "label": chosen["label"]}
-    options |= {"text_pair": chosen["text_pair"]} if "text_pair" in chosen else {}
+    if not chosen.labels:
+        raise user_data.missing_label(data, chosen.texts)
+    options = {"train": list(data.names), "text": chosen.texts[0], "label": one_or_list(chosen.labels)}
+    options |= {"eval": list(data.eval_names)} if data.eval_names else {}
+    options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
     options |= {"seq_len": window(source, LINE)} | tokenizer
-    labels = labels_in(list(data.names), chosen["label"])
+    labels = labels_of(data.names, chosen.labels)
     names, says, new = classes_of(source, labels, "labels")
-    read = f"Texts are in column '{chosen['text']}', labels in column '{chosen['label']}'."
     return Chosen(
-        "text-classification", options | ({"classes": names} if names else {}), (read, *says, *told(tokenizer)), new
+        "text-classification", options | ({"classes": names} if names else {}), (*says, *told(tokenizer)), new
     )
 
 
-def labels_in(names: list[str], column: str) -> list[str]:
+def labels_of(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     """The different labels of a table, as the task names them."""
-    labels = {
-        label_text(value, f"{path}, row {number}")
-        for path in text_files.find(names)
-        for number, (value,) in tables.read(path, [column])
-    }
-    return sorted(labels)
+    files = text_files.find(names)
+    cells = [row for path in files for _, row in tables.read(path, list(columns))]
+    found = user_data.labels_in(cells, columns, tables.class_names(files[0], columns[0]))
+    return sorted({str(label) for label in found.values if label is not None})
 
 
 def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] | None, tuple[str, ...], bool]:

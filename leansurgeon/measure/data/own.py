@@ -47,7 +47,6 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import IGNORED
 from leansurgeon.tasks.text import corpus, vocab
-from leansurgeon.tasks.text.sentences import of_documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -264,7 +263,7 @@ def novel(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
         vocab.key_of("model", None, source.folder)
     except UsageError:  # no tokenizer
         return None
-    tokenizer, lines = vocab.load(source.folder), of_documents(corpus.find(NOVEL, "text").whole())
+    tokenizer, lines = vocab.load(source.folder), corpus.find(NOVEL, "text").texts()
     return (tokenizer, lines) if reads(tokenizer, lines[:READ]) else None
 
 

@@ -1,14 +1,15 @@
 """Sample data for models with an encoder and a decoder (T5, BART): what goes in, and what should come out.
 
-A `.tsv` file says both, `input<TAB>answer` on every line: the data of a translation, a summary, a fine-tuned T5. From
-other text files the model's own pre-training objective is made, line by line: of every sentence about 15 % of the
-tokens are hidden in spans of three; T5 names the spans and gives them back (Raffel et al., arXiv 1910.10683), BART has
-one mask token for each span and writes the whole sentence (Lewis et al., arXiv 1910.13461).
+A table says both (`input` and `target`, `text` and `summary`, ...), and so does a `.tsv` file without a header,
+`input<TAB>answer` on every line: the data of a translation, a summary, a fine-tuned T5. From other texts the model's
+own pre-training objective is made, sentence by sentence: of each about 15 % of the tokens are hidden in spans of three;
+T5 names the spans and gives them back (Raffel et al., arXiv 1910.10683), BART has one mask token for each span and
+writes the whole sentence (Lewis et al., arXiv 1910.13461).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,9 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, of_parts
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.tasks.base import IGNORED, token_score
+from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
-from leansurgeon.tasks.text import vocab
-from leansurgeon.tasks.text.sentences import sentences
+from leansurgeon.tasks.user_data import HINT, Columns, columns_of, is_role, recognise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +48,13 @@ class Seq2Seq:
 
 
 def open_pairs(
-    spec: str, source: Source, *, samples: int | None = None, seed: int = 0, flag: str = "--data"
+    spec: str,
+    source: Source,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    flag: str = "--data",
+    columns: str | None = None,
 ) -> Calibration:
     """The pairs that SPEC names, the value of a command's `flag`. Raises `UsageError` where there are none, or for
     another kind of model.
@@ -58,17 +65,21 @@ def open_pairs(
     if spec.startswith("task:"):
         raise UsageError(
             f"{flag} {spec}: {source.name} has an encoder and a decoder, and no task feeds both.",
-            "Give FILE.tsv with input<TAB>answer on every line, or text files.",
+            "Give a table with columns input and target, FILE.tsv with input<TAB>answer on every line, or texts.",
         )
-    words = [word for word in spec.split(",") if word]
-    if not words:
-        raise UsageError(f"{flag} names no data.", "Give FILE.tsv with input<TAB>answer on every line, or text files.")
-    tokenizer = vocab.own(source.folder)
-    given = all(word.endswith(".tsv") for word in words)
-    files = [Path(word) for word in words] if given else text_files.find(words)
-    text = "\n".join(text_files.read(file) for file in files)
-    rng = np.random.default_rng([seed, 4])
-    pairs = list(written_pairs(text, tokenizer, flag) if given else hidden_pairs(text, tokenizer, rng))
+    data, tokenizer, rng = recognise(spec, flag), vocab.own(source.folder), np.random.default_rng([seed, 4])
+    if data.kind not in ("text", "table", "hub"):
+        raise UsageError(f"{source.name} takes text, and {data.spec} holds images.", HINT)
+    bare = data.kind == "table" and not columns and all(name.lower().endswith(".tsv") for name in data.names)
+    if bare and not any(map(is_role, data.columns)):
+        given, names = True, [Path(name).name for name in data.names]
+        said = written_pairs("\n".join(text_files.read(Path(name)) for name in data.names), flag)
+    else:
+        roles = columns_of(data, columns, "seq2seq") if data.kind != "text" else Columns("text", ("text",))
+        texts = corpus.find(list(data.names), roles.texts)
+        given, names = len(roles.texts) > 1, texts.names
+        said = texts.answers() if given else texts.texts()
+    pairs = list(encoded(said, tokenizer) if given else hidden_pairs(said, tokenizer, rng))
     wanted = replace(COUNTS, fit=samples or COUNTS.fit)
     held = min(wanted.heldout, len(pairs) // 5)
     rows = choose(len(pairs) - held, held, wanted, seed, "text")
@@ -83,28 +94,30 @@ def open_pairs(
 
     parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
-    says = f"{', '.join(f.name for f in files)}: {told(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
+    says = f"{', '.join(names)}: {told(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
     return of_parts(kind, says, parts, Seq2Seq())
 
 
-def written_pairs(text: str, tokenizer: PreTrainedTokenizerBase, flag: str = "--data") -> Iterator[Pair]:
-    """Inputs and answers as a `.tsv` file gives them, each line once: repeated, it would be calibrated and judged on.
-
-    Raises `UsageError` for a line without a tab.
-    """
-    seen: set[str] = set()
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line in seen:
-            continue
-        seen.add(line)
+def written_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
+    """Inputs and answers as a `.tsv` file without a header gives them. Raises `UsageError` for a line without a tab."""
+    for number, line in enumerate(text.split("\n"), 1):
         before, tab, after = line.partition("\t")
-        if not tab or not before.strip() or not after.strip():
+        if line.strip() and not (tab and before.strip() and after.strip()):
             raise UsageError(f"{flag}: line {number} is not input<TAB>answer.")
+        if line.strip():
+            yield before, after
+
+
+def encoded(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Pair]:
+    """Tokens of inputs and answers, each pair once: repeated, it would be calibrated and judged on."""
+    for before, after in dict.fromkeys(said):
         ids = tokenizer(before, truncation=True, max_length=INPUT_TOKENS)["input_ids"]
         yield ids, tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
 
 
-def hidden_pairs(text: str, tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator) -> Iterator[Pair]:
+def hidden_pairs(
+    sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator
+) -> Iterator[Pair]:
     """Sentences with hidden spans, in the way of the tokenizer's family."""
     sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(100)])
     names_spans = sentinels[0] is not None and sentinels[0] != tokenizer.unk_token_id
@@ -113,7 +126,7 @@ def hidden_pairs(text: str, tokenizer: PreTrainedTokenizerBase, rng: np.random.G
             "The model's tokenizer has neither a mask token nor <extra_id_0>, so spans cannot be hidden.",
             "Give FILE.tsv with input<TAB>answer on every line.",
         )
-    for sentence in sentences(text):
+    for sentence in sentences:
         # What special tokens stand around it is the tokenizer's business.
         ids = tokenizer(sentence, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
         special = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"))
 TRAIN = ("train", "training")
-EVAL = ("val", "validation", "valid", "eval", "dev", "test")  # the first that is there
+EVAL = ("val", "validation", "valid", "eval", "dev", "development")
+TEST = ("test", "testing")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,27 @@ class ImagePlaces:
         }
 
 
+def part_of(name: str) -> str | None:
+    """The part that a name of a file or folder says: "train", "eval" or "test"; None where it says none."""
+    words = re.split(r"[^a-z]+", name.lower())
+    parts = {"train": TRAIN, "eval": EVAL, "test": TEST}
+    return next((part for part, known in parts.items() if any(word in words for word in known)), None)
+
+
+def parts_by_name(files: Sequence[Path], root: Path | None = None, *, mixed: bool = False) -> dict[str, list[Path]]:
+    """Files by the part that their names say, or those of the folders between them and `root`. Empty unless all of them
+    say one; where they are `mixed`, files that say none are "train" where no other is, and else left out.
+    """
+    parts: dict[str | None, list[Path]] = {}
+    for path in files:
+        words = [path.stem, *(reversed(path.relative_to(root).parts[:-1]) if root else ())]
+        parts.setdefault(next((part for word in words if (part := part_of(word))), None), []).append(path)
+    unnamed = parts.pop(None, [])
+    if unnamed and (not mixed or not parts):
+        return {}
+    return parts if "train" in parts or not unnamed else {"train": unnamed, **parts}
+
+
 def find(data: str, eval_data: str | None) -> ImagePlaces:
     """Folders, shards, parquet files or hub data set that `data` (and `eval_data`) name.
 
@@ -55,18 +78,16 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
         return ImagePlaces(kind, places)
     root = train[0]
     if len(train) == 1 and root.is_dir():
-        split = {os.path.basename(path).lower(): Path(path) for path in listing(str(root)).folders}
-        folders = [next((split[n] for n in names if n in split), None) for names in (TRAIN, EVAL)]
-        if all(folders) and _kind_of([folders[0]], data) in ("folder", "flat"):
-            return ImagePlaces(_kind_of([folders[0]], data), {"train": [folders[0]], "eval": [folders[1]]})
+        parts = parts_by_name([Path(path) for path in listing(str(root)).folders])
+        if parts and "train" not in parts:
+            raise UsageError(f"{root} has {next(iter(parts.values()))[0].name} and no folder train beside it.")
+        if parts and _kind_of(parts["train"][:1], data) in ("folder", "flat"):
+            return ImagePlaces(_kind_of(parts["train"][:1], data), {part: found[:1] for part, found in parts.items()})
         for suffix, kind in ((".tar", "tar"), (".parquet", "parquet")):
             files = sorted(root.rglob(f"*{suffix}"))
             if files:
                 return ImagePlaces(kind, _by_name(files, root))
-        if folders[0] is None and folders[1] is None:
-            return ImagePlaces(_kind_of([root], data), {"train": [root]})
-        missing = "val" if folders[0] else "train"
-        raise UsageError(f"{root} has {'train' if folders[0] else folders[1].name} and no folder {missing} beside it.")
+        return ImagePlaces(_kind_of([root], data), {"train": [root]})
     return ImagePlaces(_kind_of(train, data), _by_name(train, Path()))
 
 
@@ -106,16 +127,11 @@ def _kind_of(paths: list[Path], said: str) -> str:
 
 
 def _by_name(files: list[Path], root: Path) -> dict[str, list[Path]]:
-    """Shards or parquet files by the word for their split in the name, or in the folders between it and `root`."""
-    places: dict[str, list[Path]] = {}
-    for path in files:
-        words = re.split(r"[^a-z]+", str(path.relative_to(root) if root != Path() else path.name).lower())
-        split = next((word for word in (*TRAIN, *EVAL) if word in words), "train")
-        places.setdefault("train" if split in TRAIN else split, []).append(path)
-    evaluation = next((places[name] for name in EVAL if name in places), None)
-    if "train" not in places:
+    """Shards or parquet files by the word for their part in the name, or in the folders between them and `root`."""
+    parts = parts_by_name(files, root if root != Path() else None, mixed=True) or {"train": files}
+    if "train" not in parts:
         raise UsageError(f"{files[0].parent} has {files[0].name} and no training files ('train' in the name).")
-    return {"train": places["train"], **({"eval": evaluation} if evaluation else {})}
+    return parts
 
 
 def stamp(place: Path | Dataset) -> list[Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
-from leansurgeon.tasks import base, chance, ragged
+from leansurgeon.tasks import base, chance, ragged, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
@@ -34,7 +34,7 @@ class Options(base.Options):
     eval: str | list[str] | None = None
     text: str = "text"
     text_pair: str | None = None
-    label: str = "label"
+    label: str | list[str] = "label"
     classes: list[str] | None = Field(None, min_length=2)
     eval_fraction: float = Field(0.1, gt=0, lt=1)
     split_seed: int = Field(0, ge=0)
@@ -67,7 +67,7 @@ class TextClassification(Tokenized):
         files = text_files.find(o.train)
         eval_files = text_files.find(o.eval) if o.eval is not None else None
         key = {
-            "version": 2,  # 1 took quotation marks in .tsv files for quotes
+            "version": 3,  # 2 stopped at rows without a label
             "tokenizer": self._tokenizer_key(model_dir),
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
@@ -79,11 +79,11 @@ class TextClassification(Tokenized):
         }
 
         def build(folder: Path) -> disk.Info:
-            rows = {"train": _read(files, o)}
+            train, counted = _read(files, o)
             if eval_files is None:
-                rows = _hold_out(rows["train"], o.eval_fraction, o.split_seed)
+                rows = _hold_out(train, o.eval_fraction, o.split_seed)
             else:
-                rows["eval"] = _read(eval_files, o)
+                rows = {"train": train, "eval": _read(eval_files, o)[0]}
             given = _numbered(rows, o.classes) if o.classes else None
             names = o.classes or _label_names(rows)
             numbers = given or {name: i for i, name in enumerate(names)}
@@ -92,7 +92,7 @@ class TextClassification(Tokenized):
                 split: Rows(part.texts, part.pairs, np.array([numbers[label] for label in part.labels], dtype=np.int32))
                 for split, part in rows.items()
             }
-            return self._store(folder, numbered, model_dir) | {"labels": names}
+            return self._store(folder, numbered, model_dir) | {"labels": names, "read": counted}
 
         self._open(disk.entry(cache, "texts", key, build))
         self.source = ", ".join(path.name for path in files + (eval_files or []))
@@ -143,32 +143,32 @@ class TextClassification(Tokenized):
         return {"labels": self._info["labels"]} | super()._particulars()
 
 
-def _read(paths: list[Path], options: Options) -> Rows:
-    """All rows of these files. Raises UsageError for a text that is none, a missing label, or files without rows."""
-    columns = [options.text, *([options.text_pair] if options.text_pair else []), options.label]
-    texts, pairs, labels = [], [], []
+def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
+    """All rows of these files that have texts and a label, and how many were left out for what they lack. Raises
+    UsageError for a text that is none, labels that are no classes, or files without rows.
+    """
+    texts = [options.text, *([options.text_pair] if options.text_pair else [])]
+    columns = [options.label] if isinstance(options.label, str) else options.label
+    rows, counted = [], {"rows": 0, "without text": 0, "without label": 0}
     for path in paths:
-        for number, (*parts, label) in tables.read(path, columns):
-            for column, part in zip(columns, parts, strict=False):
-                if not isinstance(part, str):
-                    raise UsageError(f"{path}, row {number}: '{column}' is {quoted(part)}, not a text.")
-            texts.append(parts[0])
-            pairs.extend(parts[1:])
-            labels.append(label_text(label, f"{path}, row {number}"))
-    if not texts:
-        raise UsageError(f"{', '.join(map(str, paths))}: no rows.")
-    return Rows(texts, pairs if options.text_pair else None, labels)
-
-
-def label_text(value: Any, where: str) -> str:
-    """A label as text, so that the 1 of a csv file and the 1 or 1.0 of a parquet file are the same class."""
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise UsageError(f"{where}: the label {value} is not a class (regression is not a task of this kind).")
-        value = int(value)
-    if value is None or not str(value).strip():
-        raise UsageError(f"{where}: the label is missing.")
-    return str(int(value)) if isinstance(value, bool) else str(value).strip()
+        for number, row in tables.read(path, [*texts, *columns]):
+            counted["rows"] += 1
+            empty = any(map(user_data.is_empty, row[: len(texts)]))
+            counted["without text"] += empty
+            for column, text in zip(texts, row, strict=False):
+                if not empty and not isinstance(text, str):
+                    raise UsageError(f"{path}, row {number}: '{column}' is {quoted(text)}, not a text.")
+            rows += [] if empty else [row]
+    found = user_data.labels_in([row[len(texts) :] for row in rows], columns, tables.class_names(paths[0], columns[0]))
+    if found.kind != "class":
+        what = "numbers with decimals" if found.kind == "score" else "several of a text"
+        raise UsageError(f"{', '.join(map(str, paths))}: the labels are {what}, and this task has one class of each.")
+    whole = [(row, label) for row, label in zip(rows, found.values, strict=True) if label is not None]
+    counted["without label"] = len(rows) - len(whole)
+    if not whole:
+        raise UsageError(f"{', '.join(map(str, paths))}: no rows{' with text and label' if counted['rows'] else ''}.")
+    pairs = [row[1] for row, _ in whole] if options.text_pair else None
+    return Rows([row[0] for row, _ in whole], pairs, [label for _, label in whole]), counted
 
 
 def _label_names(rows: dict[str, Rows]) -> list[str]:

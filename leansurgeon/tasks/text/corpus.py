@@ -6,8 +6,9 @@ A document is a text, or a list of token ids where the data set was tokenised by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,28 @@ from typing import Any
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks import hub
+from leansurgeon.tasks import hub, user_data
 from leansurgeon.tasks.text import files as text_files
 
 BY_HAND = "Download its parquet files on another machine and name them with the task's option `data`."
 Document = str | list[int]
+LEAST = 20  # characters of a sentence; shorter lines of a text file are headings and numbers
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`files` or one hub data set `rows`; `column` is the one that holds the documents of tables, and `first` how many
-    of the documents are used at all (None: all).
+    """`files` or one hub data set `rows`; `columns` are those that hold the documents of tables, a `chat` that `render`
+    writes or texts, and `first` is how many of the documents are used at all (None: all). `counted` says of the last
+    time that all were read how many "rows" there were, and how many were "empty".
     """
 
     files: tuple[Path, ...]
     rows: Any | None
-    column: str
+    columns: tuple[str, ...]
     first: int | None = None
+    chat: bool = False
+    render: user_data.Render | None = field(default=None, compare=False)
+    counted: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def names(self) -> list[str]:
@@ -41,10 +47,10 @@ class Corpus:
     def key(self) -> list[Any]:
         """What the content follows from, for the name of the cache entry."""
         if self.rows is not None:
-            return [hub.digest(self.rows), self.column, self.first]
+            return [hub.digest(self.rows), *self.columns, self.first]
         stamps = [disk.file_key(path) for path in self.files]
         tabular = any(tables.is_table(path) for path in self.files)
-        return stamps + ([self.column] if tabular else []) + ([self.first] if self.first else [])
+        return stamps + (list(self.columns) if tabular else []) + ([self.first] if self.first else [])
 
     def split(self, held: float) -> tuple[_Part, _Part]:
         """All but, and the last part of about this fraction: of each text file, and of the rows of all tables."""
@@ -55,12 +61,42 @@ class Corpus:
         return _Part(self, None, False)
 
     def all_rows(self) -> Iterator[Document]:
-        """The documents one by one, no more than `first`."""
+        """The documents of tables one by one, no more than `first`."""
+        for cells, where in islice(self._cells(), self.first):
+            yield user_data.document_in(cells, where, self.chat, self.render)
+
+    def texts(self) -> list[str]:
+        """The different sentences of text files, and all texts that stand in the cells of tables, whole."""
+        unique: dict[str, None] = {}
+        for path in self.files:
+            if not tables.is_table(path):
+                unique.update(dict.fromkeys(sentences(text_files.read(path))))
+        for cells, where in islice(self._cells(), self.first):
+            unique.update(dict.fromkeys(text.strip() for text in user_data.texts_in(cells, where)))
+        return list(unique)
+
+    def answers(self) -> Iterator[tuple[str, str]]:
+        """What goes in and what should come out, of every row that says both: the last column is the answer."""
+        for cells, where in islice(self._cells(), self.first):
+            *asked, answer = ("\n\n".join(user_data.texts_in([cell], where)) for cell in cells)
+            before = "\n\n".join(filter(None, asked))
+            if before and answer:
+                yield before, answer
+
+    def _cells(self) -> Iterator[tuple[list[Any], str]]:
+        """The cells of every row of all tables that has any, and where it stands."""
+        columns, self.counted["rows"], self.counted["empty"] = list(self.columns), 0, 0
         if self.rows is not None:
-            source = (row for _, (row,) in hub.rows(self.rows, [self.column], self.names[0]))
+            read = [(self.names[0], hub.rows(self.rows, columns, self.names[0]))]
         else:
-            source = (row for path in self.files for row in _rows(path, self.column))
-        return islice(source, self.first)
+            read = ((path, tables.read(path, columns)) for path in self.files if tables.is_table(path))
+        for place, rows in read:
+            for number, cells in rows:
+                empty = all(map(user_data.is_empty, cells))
+                self.counted["rows"] += 1
+                self.counted["empty"] += empty
+                if not empty:
+                    yield cells, f"{place}, row {number}"
 
 
 @dataclass(frozen=True)
@@ -89,28 +125,36 @@ class _Part:
         yield from islice(corpus.all_rows(), at, None) if self.last else islice(corpus.all_rows(), at)
 
 
-def find(names: str | Sequence[str], column: str, *, split: str = "train", first: int | None = None) -> Corpus:
+def find(
+    names: str | Sequence[str],
+    columns: str | Sequence[str],
+    *,
+    split: str = "train",
+    first: int | None = None,
+    chat: bool = False,
+    render: user_data.Render | None = None,
+) -> Corpus:
     """The corpus that a recipe names: files, globs, `austen`, or `hub:owner/name`.
 
     Raises UsageError for a name that stands for nothing, LeanSurgeonError where the hub cannot be reached.
     """
     listed = [names] if isinstance(names, str) else list(names)
+    read = (columns,) if isinstance(columns, str) else tuple(columns)
     if any(hub.parse(name) for name in listed):
         if len(listed) > 1:
             raise UsageError(f"A data set of the hub stands alone, and {len(listed)} names are given.")
         name, config = hub.parse(listed[0])
-        return Corpus((), hub.load(name, config, split, by_hand=BY_HAND), column, first)
+        return Corpus((), hub.load(name, config, split, by_hand=BY_HAND), read, first, chat, render)
     files = tuple(text_files.find(listed))
-    if first is not None and any(not tables.is_table(path) for path in files):
+    if first is not None and not all(map(tables.is_table, files)):
         raise UsageError("The option `documents` counts rows of tables, and a text file has none.")
-    return Corpus(files, None, column, first)
+    return Corpus(files, None, read, first, chat, render)
 
 
-def _rows(path: Path, column: str) -> Iterator[Document]:
-    if not tables.is_table(path):
-        return
-    for number, (document,) in tables.read(path, [column]):
-        ids = isinstance(document, list) and all(isinstance(token, int) for token in document)
-        if not ids and not isinstance(document, str):
-            raise UsageError(f"{path}, row {number}: '{column}' is neither a text nor a list of token ids.")
-        yield document
+def sentences(text: str) -> list[str]:
+    """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
+    unique: dict[str, None] = {}
+    for line in text.split("\n"):
+        pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
+        unique.update((piece, None) for piece in pieces if len(piece) > LEAST)
+    return list(unique)

@@ -37,7 +37,9 @@ class Options(base.Options):
     """`data` and `eval_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column `text`, or
     a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation"). Without
     eval_data the last `eval_fraction` of each text file, and of the rows of tables, is held out. `documents`: use only
-    so many rows of `data`, the first. A column of lists is taken as token ids of the chosen tokenizer.
+    so many rows of `data`, the first. Several columns of texts are read one below the other, or, with `chat`, as what a
+    user says and an assistant answers. A column of lists is taken as token ids of the chosen tokenizer, or as a chat;
+    chats are written by the template of a tokenizer that has one.
 
     `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
     than tokens.
@@ -46,7 +48,8 @@ class Options(base.Options):
     data: str | list[str] = "austen"
     eval_data: str | list[str] | None = None
     eval_fraction: float = Field(0.1, gt=0, lt=1)
-    text: str = "text"
+    text: str | list[str] = "text"
+    chat: bool = False
     documents: int | None = Field(None, ge=2)
     seq_len: int = Field(256, ge=2)
     tokenizer: vocab.Choice = "model"
@@ -74,8 +77,9 @@ class CausalLM(Tokenized):
         """Tokenise the documents and pack them into one long array in the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
-        data = corpus.find(o.data, o.text, first=o.documents)
-        other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
+        how = {"chat": o.chat, "render": self._template(model_dir)}
+        data = corpus.find(o.data, o.text, first=o.documents, **how)
+        other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation", **how)
         names = data.names + ([] if other is None else other.names)
         key = {
             # 2 took quotation marks in .tsv files for quotes; what was made of other files is as it should be.

@@ -6,8 +6,7 @@ and the metric is the mean cosine of both. Embeddings are means over the real to
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TARGET = "_target"  # (B, D) of a batch: the teacher's embeddings
-LEAST = 20  # characters; shorter lines are headings and numbers
 
 
 class Options(base.Options):
@@ -36,7 +34,7 @@ class Options(base.Options):
     eval_data: str | list[str] | None = None
     eval_fraction: float = Field(0.1, gt=0, lt=1)
     split_seed: int = Field(0, ge=0)
-    text: str = "text"
+    text: str | list[str] = "text"
     documents: int | None = Field(None, ge=2)
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
@@ -58,7 +56,7 @@ class Sentences(classification.TextClassification):
         data = corpus.find(o.data, o.text, first=o.documents)
         other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
         key = {
-            "version": 1,
+            "version": 2,  # 1 left out short rows of tables
             "tokenizer": self._tokenizer_key(model_dir),
             "train": data.key(),
             "eval": [o.eval_fraction, o.split_seed] if other is None else other.key(),
@@ -66,18 +64,18 @@ class Sentences(classification.TextClassification):
         }
 
         def build(folder: Path) -> disk.Info:
-            lines = of_documents(data.whole())
+            lines = data.texts()
             if other is None:
                 lines, held = hold_out(lines, o.eval_fraction, o.split_seed)
             else:
                 known = set(lines)
-                held = [line for line in of_documents(other.whole()) if line not in known]
+                held = [line for line in other.texts() if line not in known]
             rows = {
                 split: classification.Rows(texts, None, np.zeros(len(texts), dtype=np.int32))
                 for split, texts in (("train", lines), ("eval", held))
             }
             if empty := [split for split, part in rows.items() if not part.texts]:
-                raise UsageError(f"The {empty[0]} data has no sentence of more than {LEAST} characters.")
+                raise UsageError(f"The {empty[0]} data has no sentence of more than {corpus.LEAST} characters.")
             say(f"{self.name}: tokenising {len(lines) + len(held):,} sentences ({o.tokenizer})")
             return self._store(folder, rows, model_dir)
 
@@ -107,30 +105,9 @@ def cosine_score(embeddings: Tensor, batch: dict[str, Tensor]) -> base.Score:
     return base.Score(count - kept_B.sum(), count, kept_B.detach().sum(), count)
 
 
-def of_documents(documents: Iterable[str | list[int]]) -> list[str]:
-    """The different sentences of all documents in their order. Raises UsageError for documents of token ids."""
-    unique: dict[str, None] = {}
-    for document in documents:
-        if not isinstance(document, str):
-            raise UsageError("The data holds token ids, and sentences are cut from text.")
-        unique.update(dict.fromkeys(sentences(document)))
-    return list(unique)
-
-
-def sentences(text: str) -> list[str]:
-    """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
-    unique: dict[str, None] = {}
-    for line in text.splitlines():
-        pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
-        unique.update((piece, None) for piece in pieces if len(piece) > LEAST)
-    return list(unique)
-
-
 def hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
     """All but, and a random choice of about this fraction, both in their order. Raises UsageError for one line."""
     parts = chance.held_out(len(lines), fraction, seed)
     if not len(parts["train"]):
-        raise UsageError(
-            f"The data has {len(lines)} sentence(s) of more than {LEAST} characters, too few to hold any out."
-        )
+        raise UsageError(f"The data has {len(lines)} sentence(s), too few to hold any out.")
     return [lines[i] for i in parts["train"]], [lines[i] for i in parts["eval"]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leansurgeon.tasks import base
+from leansurgeon.tasks import base, user_data
 from leansurgeon.tasks.text import vocab
 
 if TYPE_CHECKING:
@@ -27,6 +27,19 @@ class Tokenized(base.Task):
         made = vocab.make(self.options.tokenizer, self.options.vocab_size, texts, model_dir)
         made.save_pretrained(folder / "tokenizer")
         return made
+
+    def _template(self, model_dir: Path | None) -> user_data.Render:
+        """How chats are written: by the template of the tokenizer, loaded for the first of them; None without one."""
+        kind, loaded = self.options.tokenizer, []
+
+        def render(chat: list[dict[str, Any]]) -> str | None:
+            if kind in vocab.KINDS[1:]:
+                return None
+            if not loaded:
+                loaded.append(vocab.make(kind, None, (), model_dir))
+            return loaded[0].apply_chat_template(chat, tokenize=False) if loaded[0].chat_template else None
+
+        return render
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the data, to be saved beside the trained model."""
