@@ -58,7 +58,7 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
 
 
 def _digests(folder: Path, hint: str | None = None) -> dict[str, str]:
-    present = [name for name in names.TOKENIZER if (folder / name).is_file()]
+    present = [name for name in (*names.TOKENIZER, *names.TEMPLATES[:2]) if (folder / name).is_file()]
     if not set(present) & set(names.VOCABULARIES):
         option = "'model'" if hint else f"'{folder}'"
         raise UsageError(f"The task's option tokenizer is {option}, and {folder} holds no tokenizer.", hint)
