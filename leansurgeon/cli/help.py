@@ -46,7 +46,6 @@ EXAMPLES = {
     "kappa": ["leansurgeon kappa my-model --data texts/"],
     "heads": ["leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned"],
     "judge": ["leansurgeon judge runs/lean --data texts/", "leansurgeon judge runs/lean --lm-eval arc_easy,piqa"],
-    "families": ["leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl -o families.md"],
     "list": ["leansurgeon recipes list"],
     "show": ["leansurgeon recipes show digits-vit"],
     "schema": ["leansurgeon recipes schema"],

@@ -18,7 +18,6 @@ from leansurgeon.cli.command import command_of
 from leansurgeon.cli.common import let_go
 from leansurgeon.cli.heads import heads
 from leansurgeon.cli.help import Command, Group
-from leansurgeon.cli.look.families import families
 from leansurgeon.cli.measure.judge import judge
 from leansurgeon.cli.measure.kappa import kappa
 from leansurgeon.cli.plan import plan
@@ -27,7 +26,7 @@ from leansurgeon.cli.retrain import retrain, sigterm_as_exception
 from leansurgeon.cli.run import run
 from leansurgeon.cli.search import search
 from leansurgeon.cli.shrink import shrink
-from leansurgeon.commands import bench, diff, inspect, paper, report, undo
+from leansurgeon.commands import bench, diff, families, inspect, paper, report, undo
 from leansurgeon.errors import (
     Diverged,
     Interrupted,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from leansurgeon.cli.look import families
+from leansurgeon.commands import families
 from leansurgeon.surgery.check.family_check import NAMES, PREFIX, Drawn, FamilyCheck
 
 

@@ -1,4 +1,4 @@
-"""`leansurgeon families`: every type of transformers put to the test, and one table of what may change in which."""
+"""Families: every type of transformers put to the test, and one table of what may change in which."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
-from leansurgeon.cli import completion
-from leansurgeon.cli.common import AsJson, say
-from leansurgeon.errors import UsageError
+from leansurgeon.commands.command import Command
+from leansurgeon.progress import Say
 from leansurgeon.reading import files, jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.check.family_check import Drawn, FamilyCheck
@@ -27,62 +28,75 @@ LONGEST = 60  # seconds of a processor for one type
 AT_ONCE = 40  # types that one process does
 
 
-def families(
+class FamiliesRequest(Request):
+    """Which types are tried, and how."""
+
     types: Annotated[
-        list[str] | None,
-        typer.Argument(
-            autocompletion=completion.families,
-            help="Types as in config.json, with flags as in 'gpt2?n_inner=64', or timm/NAME; none: all types.",
+        list[str],
+        Opt(
+            "Types as in config.json, with flags as in 'gpt2?n_inner=64', or timm/NAME; none: all types.",
+            complete="families",
+            positional=True,
         ),
-    ] = None,
-    timm: Annotated[bool, typer.Option("--timm", help="Models of timm as well: one or more of every family.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
+    ] = Field(default_factory=list)
+    timm: Annotated[bool, Opt("Models of timm as well: one or more of every family.")] = False
+    output: Annotated[Path | None, Opt("Write the table to this file.", "Output", ("--output", "-o"))] = None
     state: Annotated[
-        Path | None, typer.Option(help="Keep what was found here, one JSON line a type, and go on with it next time.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the random weights and inputs.")] = 23,
-    depth: Annotated[int, typer.Option(help="Layers of the random models, where they can be chosen.")] = 7,
-    as_json: AsJson = False,
-) -> None:
+        Path | None,
+        Opt("Keep what was found here, one JSON line a type; a rerun skips what is there.", "Output"),
+    ] = None
+    jobs: Annotated[int, Field(ge=1), Opt("Processes at a time.")] = 1
+    seed: Annotated[int, Opt("Of the random weights and inputs.")] = 23
+    # Three layers are the fewest of which one can go and two stay.
+    depth: Annotated[int, Field(ge=3), Opt("Layers of the random models, where they can be chosen.")] = 7
+
+
+@dataclass(frozen=True)
+class Families:
+    """A row for every type; `shown` is what a person reads."""
+
+    rows: Sequence[FamilyCheck]
+    shown: str
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        from leansurgeon.report.tables.families import document
+
+        return document(self.rows)
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+def families(request: FamiliesRequest, say: Say) -> Families:
     """What may change in the families of transformers and timm: layers, heads, MLP.
 
     Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, and {jobs} was given.")
-    if depth < 3:
-        raise UsageError(f"--depth must be at least 3, so that something is left of a cut, and {depth} was given.")
-    from leansurgeon.report.tables.families import counted, document, markdown
+    from leansurgeon.report.tables.families import counted, markdown
     from leansurgeon.surgery.check.family_check import Drawn, FamilyCheck
 
-    names = [*(types or ([] if timm else all_types())), *(all_of_timm() if timm else [])]
+    drawn, state = Drawn(request.seed, request.depth), request.state
+    names = [*(request.types or ([] if request.timm else all_types())), *(all_of_timm() if request.timm else [])]
     known: dict[str, FamilyCheck] = {}
     if state and state.exists():
-        rows = [
-            FamilyCheck(**jsonfile.parse(line, str(state)))
-            for line in files.read_text(state, jsonfile.LIMIT).splitlines()
-        ]
-        drawn = [row for row in rows if (row.seed, row.depth) == (seed, depth)]
-        known = {row.name: row for row in drawn if row.name in names}
+        lines = files.read_text(state, jsonfile.LIMIT).splitlines()
+        rows = [FamilyCheck(**jsonfile.parse(line, str(state))) for line in lines]
+        known = {row.name: row for row in rows if (row.seed, row.depth) == (drawn.seed, drawn.depth)}
     left = [name for name in names if name not in known]
-    for number, row in enumerate(tried(left, jobs, Drawn(seed, depth)), len(known) + 1):
-        known[row.name] = row = replace(row, seed=seed, depth=depth)
+    for number, row in enumerate(tried(left, request.jobs, drawn), len(names) - len(left) + 1):
+        known[row.name] = row = replace(row, seed=drawn.seed, depth=drawn.depth)
         if state:
             with state.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
         say(f"{number}/{len(names)} {row.name}: {shortly(row)}")
     rows = [known[name] for name in names]
-    if as_json:
-        print(json.dumps(document(rows), indent=2))
-        return
-    text = markdown(rows)
-    if output:
-        output.write_text(text)
-        say(f"Written to {output}.")
-        text = counted(rows)
-    print(text)
+    if not request.output:
+        return Families(rows, markdown(rows))
+    request.output.write_text(markdown(rows))
+    say(f"Written to {request.output}.")
+    return Families(rows, counted(rows))
 
 
 def all_types() -> list[str]:
@@ -164,3 +178,7 @@ def shortly(row: FamilyCheck) -> str:
     able = ", ".join(what for what in ("depth", "heads", "mlp_dim") if row.can(what))
     end = f" (equal to {row.difference:.0e})" if row.difference is not None else f": {row.why[:90]}"
     return (able or "nothing") + end
+
+
+EXAMPLES = ("leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl -o families.md")
+COMMAND = Command("families", FamiliesRequest, families, "Look", EXAMPLES)
