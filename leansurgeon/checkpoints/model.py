@@ -23,6 +23,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.family import auto_map, convert_config, modelling_file, write_config
 from leansurgeon.checkpoints.foreign import companions, trust
+from leansurgeon.checkpoints.kind import SUFFIX, class_name, transformers_class, used_class
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, tower_of
@@ -30,14 +31,6 @@ from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading.jsonfile import JsonObject
-
-# How the class of a model with each head ends; the first ending is that of transformers' auto class, too.
-SUFFIX = {
-    "image-classification": ("ForImageClassification",),
-    "sequence-classification": ("ForSequenceClassification",),
-    "causal-lm": ("ForCausalLM", "LMHeadModel"),
-    "masked-lm": ("ForMaskedLM",),
-}
 
 
 @dataclass
@@ -160,38 +153,6 @@ def is_tower(module: torch.nn.Module, kind: type) -> bool:
     return isinstance(getattr(module, "config", None), kind) and main in inspect.signature(module.forward).parameters
 
 
-def transformers_class(architecture: Architecture, name: str) -> type:
-    """A model class by its name, from transformers or from our own modelling file; from the checkpoint's folder only
-    where the user allowed its code.
-    """
-    if architecture.code and (trusted := trust.trusted_class(architecture.code, read_config(architecture.code), name)):
-        return trusted
-    if architecture.library == "leansurgeon":
-        module = importlib.import_module(f"leansurgeon.models.{architecture.modelling.removesuffix('.py')}")
-    else:
-        module = importlib.import_module("transformers")
-    cls = getattr(module, name, None)
-    if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
-        raise UnsupportedModel(f"config.json names the class {name}, which is no model of {module.__name__}.")
-    if architecture.library == "transformers" and not belongs(cls, architecture):
-        raise UnsupportedModel(
-            f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
-            "Correct model_type or architectures there.",
-        )
-    return cls
-
-
-def belongs(cls: type, architecture: Architecture) -> bool:
-    """Whether a class of transformers is one of this family: any other would start with fresh weights, without an
-    error.
-    """
-    from transformers.models.auto.configuration_auto import model_type_to_module_name
-
-    own = getattr(getattr(cls, "config_class", None), "model_type", None)
-    rooms = (f".{model_type_to_module_name(name)}." for name in architecture.model_types)
-    return own in architecture.model_types or (own is not None and any(room in cls.__module__ for room in rooms))
-
-
 def initialise(config: Config, architecture: Architecture, seed: int) -> torch.nn.Module:
     """A new model by the library's own rules, reproducible from `seed`."""
     with torch.random.fork_rng(devices=[]):
@@ -260,7 +221,7 @@ def save_model(
     for stray in folder.glob("*.py"):
         stray.unlink()
     said = {} if stored is None else {"dtype": str(stored).removeprefix("torch.")}
-    write_config(folder, read_config(folder) | {"architectures": [type(model).__name__]} | said, architecture)
+    write_config(folder, read_config(folder) | {"architectures": config["architectures"]} | said, architecture)
 
 
 def cast(tensor: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
@@ -289,8 +250,9 @@ def load(
     """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
     in the precision of its files; `tower` is the part of a model of several that is meant.
 
-    `head` is one of `SUFFIX`; a model with another head keeps its body and gets a new one. None or "features" leaves it
-    as it is. `overrides` is what the task asks for: other labels give a new head, what does not fit is a `UsageError`.
+    `head` is one of `SUFFIX`; a model with another head keeps its body and gets a new one. "features" leaves it as it
+    is, without a head that the files lack; None gives it as it is used (`used_class`). `overrides` is what the task
+    asks for: other labels give a new head, what does not fit is a `UsageError`.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
@@ -309,8 +271,13 @@ def load(
         model, config = load_timm(folder, config, overrides)
         model = model.to(dtype)
     else:
+        said = class_name(config)
+        if head not in SUFFIX:
+            used = used_class(folder, config, architecture, trains=head is not None)
+            config = config | {"architectures": [used]} if used else config
         model = load_transformers(folder, config, architecture, head, overrides, dtype)
-        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+        # What is written is called as it was: only the head is missing, as before.
+        config = model.config.to_dict() | {"architectures": [type(model).__name__ if head in SUFFIX else said]}
     return Loaded(model, architecture, config, folder, surgery, stored)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from leansurgeon import architectures
@@ -22,9 +23,11 @@ from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.architectures.tensors import counted
+from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
 from leansurgeon.checkpoints.foreign import companions, converted, crammed_bert_layout, trust, unpacked
+from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, used_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
@@ -74,6 +77,43 @@ class Source:
     def learned(self) -> bool:
         """Whether the weights know anything: a preset and what was initialised and never trained do not."""
         return self.weights is not None and (self.record is None or self.record.learned)
+
+    @cached_property
+    def used_config(self) -> Config:
+        """The config of the model as it is used (`used_class`); the library is asked, so this takes a moment."""
+        name = used_class(self.folder, self.config, self.architecture)
+        return self.config | {"architectures": [name]} if name else self.config
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head that config.json names is in the files, and is what the model is used with."""
+        return class_name(self.used_config) == class_name(self.config)
+
+    @property
+    def head(self) -> str:
+        """The head that a task must have for this model: one of `SUFFIX`; "features" where it has none, or one that no
+        task has. A classifier whose head is not in its files is still to become one (`outputs` is 0).
+        """
+        name = class_name(self.config)
+        if self.architecture.library == "timm":
+            return "image-classification" if self.outputs else "features"
+        speaks = writes_text(self.architecture.section, name)
+        kind = "causal-lm" if speaks else next((k for k, ends in SUFFIX.items() if name.endswith(ends)), "features")
+        if kind == "features" or self.has_head:
+            return kind
+        return "features" if kind in LANGUAGE or companions.is_embedder(self.folder) else kind
+
+    @property
+    def outputs(self) -> int:
+        """Classes (or values) that the classifier gives; 0 where there is none, or none that has learned anything."""
+        if self.architecture.library == "timm":
+            both = (self.architecture.flat(self.config), self.config)
+            return next((c["num_classes"] for c in both if c.get("num_classes") is not None), 1000)
+        name = class_name(self.config)
+        if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
+            return 0
+        # Two are left out of a config.
+        return self.config.get("num_labels") or len(self.config.get("id2label") or "01") if self.has_head else 0
 
     @property
     def policy(self) -> str | None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import harness
-from leansurgeon.measure.data.calibration import LANGUAGE
-from leansurgeon.measure.data.choose_task import head_of
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.check import judged
@@ -66,7 +65,7 @@ def judge(
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
         comparisons = on_all(opened, origin, data, tasks, limit, seed, say)
-        language = head_of(opened) in LANGUAGE
+        language = opened.head in LANGUAGE
         if opened.record and against is None:
             judged.note(opened.folder, opened.record, comparisons, language=language)
             say(f"Kept in {opened.folder}: surgery.json and the model card.")

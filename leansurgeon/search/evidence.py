@@ -108,7 +108,7 @@ def merged(values: list[float | None], depth: int) -> list[float | None]:
 @torch.no_grad()
 def influences(source: Source, data: Calibration) -> list[float]:
     """Influence of every layer, with one block of the source in memory."""
-    teacher = Skeleton(source.config, source.architecture)
+    teacher = Skeleton(source.used_config, source.architecture)
     teacher.fill_outer(source.weights.float32)
     by_layer: dict[int, list[str]] = {}
     for spec in source.specs:

@@ -203,7 +203,7 @@ def test_a_timm_model_says_its_own_size_and_mean():
         },
     )
     wanted = {"augment": False, "image_size": 32, "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9, "channels": 3}
-    assert images.folder_options(timm).as_options() == wanted and calibration.outputs(timm) == 5
+    assert images.folder_options(timm).as_options() == wanted and timm.outputs == 5
 
 
 @pytest.mark.parametrize(("family", "length"), [("roberta", 38), ("xlm-roberta", 38), ("nystromformer", 12)])
@@ -222,7 +222,7 @@ def test_the_longest_window_is_one_that_the_library_takes(language_model, text, 
 )
 def test_sentences_run_through_the_library(language_model, text, tmp_path, family, head):
     source, _ = language_model(family, head, vocab_size=300)
-    assert calibration.head_of(source) is None
+    assert source.head == "features"
     settings = source.folder / "tokenizer_config.json"
     if family == "gpt2":  # as published: no token for padding
         settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "pad_token"}))

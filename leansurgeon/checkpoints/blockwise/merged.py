@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.checkpoints.model import transformers_class
+from leansurgeon.checkpoints.kind import transformers_class
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.shape import Shape

@@ -34,7 +34,8 @@ from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.tensors import numbered
 from leansurgeon.checkpoints.blockwise import merged
 from leansurgeon.checkpoints.blockwise.file_names import file_names
-from leansurgeon.checkpoints.model import buildable, create_timm, transformers_class
+from leansurgeon.checkpoints.kind import transformers_class
+from leansurgeon.checkpoints.model import buildable, create_timm
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.progress import quiet_transformers

@@ -16,6 +16,7 @@ from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading import jsonfile, names
 from leansurgeon.reading.files import is_name
+from leansurgeon.reading.jsonfile import JsonObject
 
 NAMES = (*names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION, *names.SENTENCES, *names.TERMS)
 # Those that say how data becomes numbers.
@@ -43,15 +44,25 @@ def files_of(folder: Path, wanted: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(p.relative_to(folder).as_posix() for found in places for p in found if p.is_file()))
 
 
-def of_modules(source: Path) -> list[str]:
-    """Files of what sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it;
-    what is no plain name of a folder there is left out.
-    """
+def modules(source: Path) -> list[JsonObject]:
+    """The modules of sentence-transformers in a folder, as its modules.json lists them."""
     try:
         said = jsonfile.read(source / MODULES, raising=UnsupportedModel) if (source / MODULES).is_file() else []
     except UnsupportedModel:
         return []  # copied as it is, and not for us to judge
-    paths = [part.get("path") for part in said if isinstance(part, dict)] if isinstance(said, list) else []
+    return [part for part in said if isinstance(part, dict)] if isinstance(said, list) else []
+
+
+def is_embedder(source: Path) -> bool:
+    """Whether modules.json pools the hidden states of the model (SPLADE pools logits, by another class)."""
+    return any(str(part.get("type")).rpartition(".")[2] == "Pooling" for part in modules(source))
+
+
+def of_modules(source: Path) -> list[str]:
+    """Files of what sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it;
+    what is no plain name of a folder there is left out.
+    """
+    paths = [part.get("path") for part in modules(source)]
     return [f"{path}/{name}" for path in paths if isinstance(path, str) and is_name(path) for name in MODULE]
 
 

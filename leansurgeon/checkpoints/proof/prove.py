@@ -18,6 +18,7 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
+from leansurgeon.checkpoints.kind import class_name, used_class
 from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
@@ -29,7 +30,9 @@ EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact 
 
 Families = tuple[Architecture | None, Architecture | None]
 HowToLoad = TypedDict(
-    "HowToLoad", {"class": str, "module": str, "trust": bool, "tokens": int, "two_texts": bool}, total=False
+    "HowToLoad",
+    {"class": str, "module": str, "trust": bool, "tokens": int, "two_texts": bool, "body": bool},
+    total=False,
 )
 
 
@@ -200,8 +203,9 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
     if architecture.library == "timm":
         ours = str(config.get("architecture", "")).startswith("leansurgeon_")
         return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
-    name = (trust.with_known_classes(config, architecture).get("architectures") or ["AutoModel"])[0]
-    how: HowToLoad = {"class": name}
+    config = trust.with_known_classes(config, architecture)
+    name = class_name(config)
+    how: HowToLoad = {"class": name or "AutoModel", "body": used_class(folder, config, architecture) != name}
     if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True
     elif stem:

@@ -3,8 +3,9 @@
 Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how JSON] [--root FOLDER] [--inputs FILE]
 [--kind KIND]. `how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it
 from, or that registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens`
-of a model that takes one length only, and with `two_texts` one that reads two. Nothing else of leansurgeon is imported,
-so a result is seen as a user of plain transformers or timm sees it.
+of a model that takes one length only, with `two_texts` one that reads two, and with `body` one whose head is not in its
+files or not meant. Nothing else of leansurgeon is imported, so a result is seen as a user of plain transformers or timm
+sees it.
 
 One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
@@ -175,7 +176,7 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     )
     if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
-    sums, outputs = run(model, batches, kind, torch)
+    sums, outputs = run(model.base_model if how.get("body") else model, batches, kind, torch)
     lacking = [p.numel() for name, p in model.named_parameters() if name in account["missing"]]
     counts = {"parameters": sum(p.numel() for p in model.parameters()), "missing_parameters": sum(lacking)}
     return account | counts | sums, outputs

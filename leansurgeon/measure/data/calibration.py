@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leansurgeon import tasks
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
@@ -25,9 +26,8 @@ from leansurgeon.measure.data.choose_task import (
     LINE,
     choose_task,
     has_two_stacks,
-    head_of,
     only_length,
-    outputs,
+    takes_images,
     window,
 )
 from leansurgeon.measure.data.parts import WORDS, Parts, told
@@ -47,7 +47,6 @@ LINES = Parts(fit=4_096, guard=512, heldout=512)  # sentences, for encoders that
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
 SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
 SMALL = 64
-LANGUAGE = ("causal-lm", "masked-lm")
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
 
@@ -213,8 +212,8 @@ def images_wanted(probe: Batch) -> Parts[int]:
 def scores(task: Task, source: Source) -> bool:
     """Whether the source's head predicts the labels of this task."""
     if task.head in LANGUAGE:
-        return head_of(source) == task.head
-    return outputs(source) > 0 and outputs(source) == task.model_overrides().get("num_labels")
+        return source.head == task.head
+    return source.outputs > 0 and source.outputs == task.model_overrides().get("num_labels")
 
 
 def without_labels(batch: Batch) -> Batch:
@@ -233,9 +232,9 @@ def refuse_two_inputs(source: Source) -> None:
 
 def check_head(task: Task, source: Source) -> None:
     """Refuse images for a language model, text for a vision model, and the other kind of language model's text."""
-    head = head_of(source)
+    head = source.head
     has_images = task.head == "image-classification" or task.name == "images"
-    if has_images != (head == "image-classification"):
+    if has_images != takes_images(source):
         takes, has = ("images", "text") if not has_images else ("text", "images")
         raise UsageError(f"{source.name} takes {takes}, and the task {task.name} has {has}.")
     if head in LANGUAGE and task.head in LANGUAGE and head != task.head:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data import images, inputs
@@ -56,11 +55,12 @@ def choose_task(
     labels, too. Running text is cut into windows of `tokens`. Raises `UsageError` for data that the model does not
     take.
     """
-    kind = kind_of(source)
-    takes_images = kind == "image-classification" or (kind == "features" and head_of(source) is not None)
+    kind, reads_images = source.head, takes_images(source)
+    if measured and "classification" in kind and not source.has_head:
+        kind = "features"  # there are no outputs to compare with labels
     has_images = data.kind in ("classes", "images")
-    if takes_images != has_images:
-        needs, has = ("images", "text") if takes_images else ("text", "images")
+    if reads_images != has_images:
+        needs, has = ("images", "text") if reads_images else ("text", "images")
         raise UsageError(f"{source.slug} takes {needs}, and {data.spec} holds {has}.", user_data.HINT)
     if columns and data.kind not in ("table", "hub"):
         raise UsageError(f"--columns {columns}: {data.spec} is no table.", "Leave --columns out.")
@@ -69,7 +69,7 @@ def choose_task(
             f"{data.spec} holds images without classes, and {source.slug} tells classes apart.",
             "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
         )
-    if takes_images:
+    if reads_images:
         return of_images(source, kind, data)
     tokenizer = tokenizer_options(source, kind, new_tokenizer)
     chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
@@ -89,48 +89,10 @@ def choose_task(
     return Chosen("sentences" if kind == "features" else kind, options, told(options))
 
 
-def kind_of(source: Source) -> str:
-    """The head that a task must have for this model; "features" where it has none. Raises `UsageError` for models with
-    an encoder and a decoder, which no task feeds.
-    """
-    name = (source.config.get("architectures") or [""])[0]
-    if has_two_stacks(source):
-        raise UsageError(
-            f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
-            "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
-        )
-    if source.architecture.library == "timm":
-        return "image-classification" if outputs(source) else "features"
-    if name.endswith("ForSequenceClassification"):
-        return "sequence-classification"
-    head = head_of(source)
-    if head == "image-classification" and not name.endswith("ForImageClassification"):
-        return "features"
-    return head or "features"
-
-
-def head_of(source: Source) -> str | None:
-    """What the source predicts: a head as tasks name it; None for an encoder without one."""
-    name = (source.config.get("architectures") or [""])[0]
-    if source.architecture.library == "timm" or name.endswith("ForImageClassification"):
-        return "image-classification"
-    if name.endswith(("ForCausalLM", "LMHeadModel")) or writes_text(source.architecture.section, name):
-        return "causal-lm"
-    if name.endswith("ForMaskedLM"):
-        return "masked-lm"
-    return "image-classification" if inputs.takes_images(source.config, source.architecture) else None
-
-
-def outputs(source: Source) -> int:
-    """Classes (or values) that the source's classifier gives; 0 where it has none."""
-    config = source.config
-    if source.architecture.library == "timm":
-        flat = source.architecture.flat(config)
-        return next((c["num_classes"] for c in (flat, config) if c.get("num_classes") is not None), 1000)
-    name = (config.get("architectures") or [""])[0]
-    if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
-        return 0
-    return config.get("num_labels") or len(config.get("id2label") or {0: 0, 1: 1})  # two are left out of a config
+def takes_images(source: Source) -> bool:
+    """Whether the source reads images."""
+    plain = source.head == "features" and inputs.takes_images(source.config, source.architecture)
+    return plain or source.head == "image-classification"
 
 
 def window(source: Source, usual: int = WINDOW) -> int:
@@ -227,9 +189,13 @@ def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] 
     given = source.config.get("id2label") or source.config.get("label_names") or {}
     pairs = enumerate(given) if isinstance(given, list) else ((int(key), name) for key, name in given.items())
     own = [str(name) for _, name in sorted(pairs)]
-    many = outputs(source)
+    many = source.outputs
     named = own and not all(name == f"LABEL_{number}" for number, name in enumerate(own))
-    if named and len(own) == many and matched(labels, own) is not None:
+    known = named and matched(labels, own) is not None
+    if not source.has_head:
+        says = f"The files of {source.slug} hold no weights of its head: it gets a new one."
+        return (own if known else None), (says,), True
+    if known and len(own) == many:
         return own, (), False
     if len(labels) == many:
         order = f"{', '.join(labels[:6])}{' ...' if len(labels) > 6 else ''}"

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon import tasks
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, UsageError
@@ -31,7 +32,6 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
     KINDS,
-    LANGUAGE,
     Batch,
     Calibration,
     chunks,
@@ -39,7 +39,7 @@ from leansurgeon.measure.data.calibration import (
     tokenised,
 )
 from leansurgeon.measure.data.choose_task import LINE as LINE_TOKENS
-from leansurgeon.measure.data.choose_task import has_two_stacks, head_of, only_length, window
+from leansurgeon.measure.data.choose_task import has_two_stacks, only_length, takes_images, window
 from leansurgeon.measure.data.images import folder_options
 from leansurgeon.measure.data.parts import Parts, told
 from leansurgeon.progress import Say, silent
@@ -70,10 +70,10 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
     """
     if has_two_stacks(source):
         raise UsageError("it has an encoder and a decoder.")
-    head = head_of(source)
+    head = source.head
     if source.architecture.section and head in LANGUAGE:
         raise UsageError("it is one tower of several.")
-    if head == "image-classification":
+    if takes_images(source):
         parts, says = images(source, seed), "noise with the spectrum of photographs"
     elif head == "causal-lm":
         parts, says = texts(source, seed, device, say), f"texts that {source.name} wrote"

@@ -17,7 +17,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own, pairs
 from leansurgeon.measure.data.calibration import Calibration, open_calibration
-from leansurgeon.measure.data.choose_task import has_two_stacks, head_of, only_length, window
+from leansurgeon.measure.data.choose_task import has_two_stacks, only_length, window
 from leansurgeon.measure.data.parts import RANDOM, Parts
 
 PAIRS = Parts(fit=256, guard=64, heldout=64)
@@ -44,11 +44,10 @@ def samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
 
 def random_windows(source: Source, seed: int) -> Calibration:
     """Windows of any tokens; they are their own labels for a causal model, which then judges by its predictions."""
-    head = head_of(source)
-    if head != "causal-lm":
+    if source.head != "causal-lm":
         return own.made(RANDOM, RANDOM, own.random_tokens(source, seed))
     windows = own.drawn(source, sum(own.WINDOWS), window(source), seed)
-    return own.made(RANDOM, RANDOM, own.their_own_labels(windows, own.WINDOWS), tasks.make(head, {}))
+    return own.made(RANDOM, RANDOM, own.their_own_labels(windows, own.WINDOWS), tasks.make(source.head, {}))
 
 
 def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:

@@ -19,6 +19,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.kind import body_class, class_name
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays
@@ -155,6 +156,9 @@ class Ground:
 
     def skeleton_of(self, config: Config, architecture: Architecture) -> Skeleton:
         """An empty model on the device, whose hidden states rest where there is room for them."""
+        if not self.source.has_head:
+            used = body_class(architecture, class_name(self.source.used_config))
+            config = config | {"architectures": [used]}
         skeleton = Skeleton(config, architecture, self.device)
         skeleton.home, skeleton.cast = self.home, lambda: self.cast()
         skeleton.others = tuple(map(torch.device, self.options.others)) if self.device.type == "cuda" else ()

@@ -14,7 +14,7 @@ from typing import Any
 from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.choose_task import choose_task, kind_of
+from leansurgeon.measure.data.choose_task import choose_task, has_two_stacks
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
@@ -41,7 +41,12 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
     was chosen and why. Raises `UsageError` where model and data do not go together.
     """
     source = open_source(str(model_dir))
-    kind = kind_of(source)
+    if has_two_stacks(source):
+        raise UsageError(
+            f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
+            "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
+        )
+    kind = source.head
     taught_by = teacher.find(source, model_dir, kind, asked.sets, new_tokenizer=asked.new_tokenizer)
     if kind == "features" and taught_by.name is None:
         raise UsageError(

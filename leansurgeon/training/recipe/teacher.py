@@ -11,7 +11,6 @@ from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.record import Origin
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.measure.data.choose_task import outputs
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import hub
 
@@ -101,11 +100,8 @@ def cached(name: str) -> bool:
 
 
 def answers(source: Source) -> tuple[str, int | None]:
-    """Class of the head and number of its outputs: whether two models' logits mean the same."""
-    name = (source.config.get("architectures") or [""])[0]
-    ending = name[name.find("For") :] if "For" in name else "LM" if name.endswith("LMHeadModel") else name
-    many = outputs(source) or source.architecture.flat(source.config).get("vocab_size")
-    return ("timm" if source.architecture.library == "timm" else ending), many
+    """The head and the number of its outputs: whether two models' logits mean the same."""
+    return source.head, source.outputs or source.architecture.flat(source.config).get("vocab_size")
 
 
 def untouched(source: Source) -> int:

@@ -1,0 +1,103 @@
+"""The class that a model is used as, by three witnesses: the name in config.json, the weights that its files hold, and
+modules.json of sentence-transformers. No torch before a class is asked for.
+
+A class with a head whose weights are not in the files is no such model: the library would draw them at random, and
+nothing random is measured, taught or followed. It is the model without its head.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.family import auto_map, modelling_file
+from leansurgeon.checkpoints.foreign import companions, trust
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.progress import quiet_transformers
+
+LANGUAGE = ("causal-lm", "masked-lm")
+# How the class of a model with each head ends; the first ending is that of transformers' auto class, too.
+SUFFIX = {
+    "image-classification": ("ForImageClassification",),
+    "sequence-classification": ("ForSequenceClassification",),
+    "causal-lm": ("ForCausalLM", "LMHeadModel"),
+    "masked-lm": ("ForMaskedLM",),
+}
+
+
+def class_name(config: Config) -> str:
+    """The class that a config names; empty where it names none."""
+    return (config.get("architectures") or [""])[0]
+
+
+def used_class(folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False) -> str:
+    """The class of the model as it is used: that of its body where the files lack weights of the head, or where
+    modules.json makes embeddings of its states (not where it `trains`: what its files hold stays with it).
+    """
+    name = class_name(config)
+    if folder is None or architecture.library == "timm" or not ("For" in name or "LMHead" in name):
+        return name
+    try:
+        lacking, body = random_weights(folder, config, architecture)
+    except (LeanSurgeonError, OSError, RuntimeError, TypeError, ValueError):
+        return name  # whoever loads it says why it cannot be loaded
+    return body if lacking or (companions.is_embedder(folder) and not trains) else name
+
+
+def body_class(architecture: Architecture, plain: str) -> str:
+    """The class of a family's models without a head; `plain` is the library's, which has no head_dim of its own."""
+    if architecture.library != "leansurgeon":
+        return plain
+    return auto_map(modelling_file(architecture), architecture.model_types[0])["AutoModel"].split(".")[-1]
+
+
+def random_weights(folder: Path, config: Config, architecture: Architecture) -> tuple[tuple[str, ...], str]:
+    """Matrices of the model's class that its files lack, by their names in memory: the library would draw them at
+    random. And the class of its body, which is its own where it has no head. Nothing but headers is read. timm's models
+    are complete, or refused when they are loaded.
+    """
+    name = class_name(config)
+    if architecture.library == "timm":
+        return (), name
+    cls = transformers_class(architecture, name)
+    options = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with library_builds(cls.__name__), quiet_transformers():
+        model, info = cls.from_pretrained(folder, **options)
+    drawn = (n for n, p in model.named_parameters() if n.endswith("weight") and p.dim() > 1)
+    body = name if model.base_model is model else body_class(architecture, type(model.base_model).__name__)
+    return tuple(n for n in drawn if n in info["missing_keys"]), body
+
+
+def transformers_class(architecture: Architecture, name: str) -> type:
+    """A model class by its name, from transformers or from our own modelling file; from the checkpoint's folder only
+    where the user allowed its code.
+    """
+    if architecture.code and (trusted := trust.trusted_class(architecture.code, read_config(architecture.code), name)):
+        return trusted
+    if architecture.library == "leansurgeon":
+        module = importlib.import_module(f"leansurgeon.models.{architecture.modelling.removesuffix('.py')}")
+    else:
+        module = importlib.import_module("transformers")
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
+        raise UnsupportedModel(f"config.json names the class {name}, which is no model of {module.__name__}.")
+    if architecture.library == "transformers" and not belongs(cls, architecture):
+        raise UnsupportedModel(
+            f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
+            "Correct model_type or architectures there.",
+        )
+    return cls
+
+
+def belongs(cls: type, architecture: Architecture) -> bool:
+    """Whether a class of transformers is one of this family: any other would start with fresh weights, without an
+    error.
+    """
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    own = getattr(getattr(cls, "config_class", None), "model_type", None)
+    rooms = (f".{model_type_to_module_name(name)}." for name in architecture.model_types)
+    return own in architecture.model_types or (own is not None and any(room in cls.__module__ for room in rooms))
