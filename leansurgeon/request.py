@@ -56,6 +56,10 @@ def spell_number(value: Any) -> Any:
     return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)
 
 
+Columns = Annotated[
+    str | None,
+    Opt("Which columns of a table are what, where their names do not say.", "Data", metavar="text=A,label=B"),
+]
 Number = Annotated[str, BeforeValidator(spell_number)]  # 24, "2x", or one for each stage
 
 

@@ -90,6 +90,7 @@ def shrink(
     class_attention: bool = False,
     data: in_memory.Data | None = None,
     judge: in_memory.Data | None = None,
+    columns: str | None = None,
     samples: int | None = None,
     uncalibrated: bool = False,
     init: str = "transfer",
@@ -146,6 +147,7 @@ def shrink(
     how = Method(method, word(keep, "keep"), more_heads, heal, fit, balance, uncalibrated, longest)
     asked = command.ShrinkOptions(
         data=in_memory.data(data),
+        columns=columns,
         samples=samples,
         judge=in_memory.data(judge, "judge"),
         params=share(params),

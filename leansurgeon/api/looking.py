@@ -25,6 +25,7 @@ def kappa(
     model: Place | torch.nn.Module,
     data: in_memory.Data | None = None,
     *,
+    columns: str | None = None,
     samples: int = 256,
     probes: int = 16,
     precision: str = "fp32",
@@ -50,7 +51,7 @@ def kappa(
     from leansurgeon.commands import kappa as command
 
     with opened(model, tokenizer, tower, trust_remote_code) as name:
-        asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed}
+        asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed, "columns": columns}
         document = command.kappa(name, in_memory.data(data), speaker(progress), **asked, allow_pickle=allow_pickle)
     if in_memory.is_model(model):
         document["name"] = Path(name).name
@@ -62,6 +63,7 @@ def heads(
     model: Place | torch.nn.Module,
     data: in_memory.Data | None = None,
     *,
+    columns: str | None = None,
     samples: int | None = None,
     judge_samples: int | None = None,
     reduction: str = "sample",
@@ -105,7 +107,14 @@ def heads(
     say = speaker(progress)
     with opened(model, tokenizer, tower, trust_remote_code) as name:
         measured = command.heads(
-            name, in_memory.data(data), options, pruning, say, samples=samples, allow_pickle=allow_pickle
+            name,
+            in_memory.data(data),
+            options,
+            pruning,
+            say,
+            samples=samples,
+            columns=columns,
+            allow_pickle=allow_pickle,
         )
     if in_memory.is_model(model):
         measured.document["model"] = Path(name).name
@@ -139,6 +148,7 @@ def search(
     mlp_dim: Number | None = None,
     head_dim: int | str = "auto",
     data: in_memory.Data | None = None,
+    columns: str | None = None,
     samples: int | None = None,
     fit: int = 0,
     recipe: str | os.PathLike[str] | None = None,
@@ -176,6 +186,7 @@ def search(
     space = Space(word(heads, "heads"), word(layers, "layers"), word(mlp_dim, "mlp_dim"), str(head_dim))
     asked = command.SearchOptions(
         data=in_memory.data(data),
+        columns=columns,
         samples=samples,
         fit=fit,
         recipe=None if recipe is None else os.fspath(recipe),

@@ -16,6 +16,11 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import say
 from leansurgeon.rank import rank
 
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="text=A,label=B", help="Which columns of a table are what, where names do not say."),
+]
+
 
 def seed_list(text: str) -> list[int]:
     """`0,1,2` as numbers. Raises `UsageError`."""

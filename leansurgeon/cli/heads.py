@@ -19,9 +19,10 @@ def heads(
         str | None,
         typer.Option(
             help="Sample data: text files, a folder of images, task:NAME,key=value; for an encoder with a decoder text "
-            "or FILE.tsv with input<TAB>answer. Default: the data that a run was trained on."
+            "or pairs. Default: the data that a run was trained on."
         ),
     ] = None,
+    columns: common.Columns = None,
     samples: Annotated[int | None, typer.Option(min=2, help="Training samples that importance is taken from.")] = None,
     judge_samples: Annotated[int | None, typer.Option(min=2, help="Held-out samples to judge on, at most.")] = None,
     reduction: Annotated[
@@ -73,7 +74,8 @@ def heads(
     from leansurgeon.report.tables.heads import describe
 
     options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
-    measured = command.heads(model, data, options, pruning, common.say, samples=samples, allow_pickle=allow_pickle)
+    limits = {"samples": samples, "columns": columns, "allow_pickle": allow_pickle}
+    measured = command.heads(model, data, options, pruning, common.say, **limits)
     document = measured.document
     files = []
     if plots is not None:

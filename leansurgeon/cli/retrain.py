@@ -15,7 +15,7 @@ import typer
 
 from leansurgeon import clock
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import Public, PushTo, TrustRemoteCode, WhichTower, destination, mean, pushed, say
+from leansurgeon.cli.common import Columns, Public, PushTo, TrustRemoteCode, WhichTower, destination, mean, pushed, say
 from leansurgeon.errors import Terminated, UsageError
 
 
@@ -35,9 +35,7 @@ def retrain(
         ),
     ] = None,
     time: Annotated[str | None, typer.Option(help="How long the whole command may take: 20m, 90s, 2h.")] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="text=A,label=B", help="Columns of a table that --data names.")
-    ] = None,
+    columns: Columns = None,
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Let the embeddings start anew, for another tokenizer.")
     ] = False,

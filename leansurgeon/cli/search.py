@@ -42,6 +42,7 @@ def search(
             "Default: the data that a run was trained on."
         ),
     ] = None,
+    columns: common.Columns = None,
     calibration_samples: Annotated[int | None, typer.Option(min=2, help="Samples that the last rung fits on.")] = None,
     fit: Annotated[int, typer.Option(min=0, help="Local fitting steps for every layer on the last rung.")] = 0,
     recipe: Annotated[
@@ -94,6 +95,7 @@ def search(
     space = Space(heads, layers, mlp_dim, head_dim)
     asked = command.SearchOptions(
         data=data,
+        columns=columns,
         samples=calibration_samples,
         fit=fit,
         recipe=recipe,

@@ -36,6 +36,7 @@ def shrink(
             "several times, an even mixture. Default: what a run was trained on, else what the model makes itself.",
         ),
     ] = None,
+    columns: common.Columns = None,
     calibration_samples: Annotated[
         int | None, typer.Option(min=2, help="Samples to fit on; a quarter as many guard.")
     ] = None,
@@ -95,6 +96,7 @@ def shrink(
     how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
     asked = command.ShrinkOptions(
         data=calibrate,
+        columns=columns,
         samples=calibration_samples,
         judge=judge,
         params=params,

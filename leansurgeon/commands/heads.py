@@ -105,6 +105,7 @@ def heads(
     say: Say,
     *,
     samples: int | None = None,
+    columns: str | None = None,
     allow_pickle: bool = False,
 ) -> Measured:
     """Measure the heads of `model` on sample data, and prune where that is asked for. On a run's folder the document is
@@ -133,7 +134,7 @@ def heads(
             prune.check(opened, pruning.share)
             if has_two_stacks(opened):  # sample data cannot be run through both, block by block
                 pruning = replace(pruning, heal=False)
-        sample = data_to_measure(opened, data, model, "Importance", samples, options.seed, say)
+        sample = data_to_measure(opened, data, model, "Importance", samples, options.seed, say, columns)
         study = measured(opened, sample, options, say)
         document = {
             "schema_version": 1,

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     import torch
 
 Labelled = tuple[str, str | int]
-Data = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]] | Sequence[Labelled]
+Data = (
+    str
+    | os.PathLike[str]
+    | Sequence[str]
+    | Sequence[os.PathLike[str]]
+    | Sequence[Labelled]
+    | Sequence[Mapping[str, Any]]
+)
 
 
 def is_model(value: object) -> bool:
@@ -189,8 +196,9 @@ def folder_of(model: object, tokenizer: object | None, stack: ExitStack) -> str:
 
 
 def data(value: object, name: str = "data") -> str | None:
-    """The data as the commands take it: a path or name as it is, paths joined by commas, texts (or pairs of text and
-    label) as a file in the cache.
+    """The data as the commands take it: a path or name as it is, paths (also strings that are all files) joined by
+    commas; texts, pairs of text and label, and rows (mappings, a data set of `datasets`, a frame of pandas) as a file
+    in the cache.
 
     Raises `UsageError` for anything else.
     """
@@ -198,11 +206,18 @@ def data(value: object, name: str = "data") -> str | None:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):  # iterating over a frame gives the names of its columns
+        value = value.to_dict("records")
     if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
         raise wrong(value, name)
     items = list(value)
     if not items:
         raise UsageError(f"{name} is empty.", "Give a path, or some texts.")
+    words = [item for item in items if isinstance(item, str)]
+    if len(words) == len(items) and all(len(word) < 1_000 and os.path.isfile(word) for word in words):
+        return ",".join(words)
+    if all(isinstance(item, Mapping) for item in items):
+        return stored([dict(item) for item in items])
     if all(isinstance(item, os.PathLike) for item in items):
         return ",".join(os.fspath(item) for item in items)
     if all(isinstance(item, str) for item in items):
@@ -215,7 +230,7 @@ def data(value: object, name: str = "data") -> str | None:
 def wrong(value: object, name: str) -> UsageError:
     """The error for data of another kind."""
     return UsageError(
-        f"{name}={type(value).__name__}: give a path, a list of texts, a list of (text, label), or a list of paths.",
+        f"{name}={type(value).__name__}: give a path, or a list of paths, of texts, of (text, label), or of rows.",
         "Images lie in a folder, with a folder for every class.",
     )
 

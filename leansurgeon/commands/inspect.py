@@ -11,7 +11,7 @@ from leansurgeon.errors import UnsupportedModel, short
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
-from leansurgeon.request import Access, Opt
+from leansurgeon.request import Access, Columns, Opt
 from leansurgeon.shape import PARTS
 from leansurgeon.words import wrap
 
@@ -36,6 +36,7 @@ class InspectRequest(Access):
         str | None,
         Opt("Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway.", "Data"),
     ] = None
+    columns: Columns = None
     infer: Annotated[bool, Opt("Print the declaration that is inferred for its family, with what was proven.")] = False
     tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
 
@@ -132,7 +133,7 @@ def measure_or_read_kappa(source: Source, request: InspectRequest, say: Say) -> 
     from leansurgeon.training.runs.summary import read_if_whole
 
     if request.data:
-        sample = data_for_kappa(source, request.data, request.model, 0, say)
+        sample = data_for_kappa(source, request.data, request.model, 0, say, request.columns)
         from leansurgeon.measure.kappa.study import study
 
         return study(source, sample, say=say)

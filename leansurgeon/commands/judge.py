@@ -50,6 +50,7 @@ def judge(
     against: str | None = None,
     limit: int | None = None,
     seed: int = 0,
+    columns: str | None = None,
     allow_pickle: bool = False,
 ) -> Judged:
     """Judge a model and the one that it was cut from (or `against`) on `data` as `--calibrate` takes it, and on `tasks`
@@ -64,7 +65,7 @@ def judge(
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
-        comparisons = on_all(opened, origin, data, tasks, limit, seed, say)
+        comparisons = on_all(opened, origin, data, tasks, limit, seed, say, columns)
         language = opened.head in LANGUAGE
         if opened.record and against is None:
             judged.note(opened.folder, opened.record, comparisons, language=language)
@@ -93,7 +94,14 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
 
 
 def on_all(
-    opened: Source, origin: Source, data: str | None, tasks: str | None, limit: int | None, seed: int, say: Say
+    opened: Source,
+    origin: Source,
+    data: str | None,
+    tasks: str | None,
+    limit: int | None,
+    seed: int,
+    say: Say,
+    columns: str | None,
 ) -> dict[str, Comparison]:
     """Both models on the data and the tasks that were named."""
     comparisons = {}
@@ -101,7 +109,7 @@ def on_all(
         harness.named(tasks)
         harness.harness()
     if data:
-        sample = data_to_measure(prepares(origin, opened), data, origin.name, "Judging", None, seed, say)
+        sample = data_to_measure(prepares(origin, opened), data, origin.name, "Judging", None, seed, say, columns)
         say(f"Judging on {data} ...")
         comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total)
     if tasks:

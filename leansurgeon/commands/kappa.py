@@ -23,6 +23,7 @@ def kappa(
     probes: int = PROBES,
     precision: str = "fp32",
     seed: int = 0,
+    columns: str | None = None,
     allow_pickle: bool = False,
 ) -> KappaDocument:
     """Measure a model on held-out samples of `data`. None is what a run was trained on; then the document is also kept
@@ -38,7 +39,7 @@ def kappa(
     from leansurgeon.training.runs.sample_data import data_for_kappa
 
     opened = open_source(model, allow_pickle=allow_pickle)
-    sample = data_for_kappa(opened, data, model, seed, say)
+    sample = data_for_kappa(opened, data, model, seed, say, columns)
     from leansurgeon.measure.kappa.study import study
 
     document = study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)

@@ -46,6 +46,7 @@ class SearchOptions:
     """
 
     data: str | None = None
+    columns: str | None = None
     samples: int | None = None
     fit: int = 0
     recipe: str | None = None
@@ -213,7 +214,7 @@ def samples_of(begun: Opened, asked: SearchOptions, say: Say) -> Calibration:
     from leansurgeon.measure.device import chosen
 
     given = begun.source, asked.data, task, asked.samples, asked.seeds[0], say
-    return sample_data(*given, flag="--data", device=chosen(asked.device))
+    return sample_data(*given, flag="--data", device=chosen(asked.device), columns=asked.columns)
 
 
 def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int | None) -> Setting:
@@ -264,6 +265,7 @@ def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> st
         "--head-dim": None if wanted.head_dim == "auto" else wanted.head_dim,
         "--init": "fresh" if wanted.init == "fresh" and opened.weights is not None else None,
         "--calibrate": asked.data,
+        "--columns": asked.columns,
         "--calibration-samples": asked.samples,
         "--fit": (asked.fit or None) if not training else None,
         "--seed": asked.seeds[0] or None,

@@ -57,6 +57,7 @@ class ShrinkOptions:
     seed: int = 0
     out: Path | None = None
     workspace: Path = Path("runs")
+    columns: str | None = None
     dry_run: bool = False
     force: bool = False
     tower: str | None = None
@@ -137,7 +138,7 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
 
     def samples() -> Calibration:
         """The data to choose and heal on, opened once."""
-        return sample_data_of_all(opened, asked.sources, task, asked.samples, asked.seed, say, place)
+        return sample_data_of_all(opened, asked.sources, task, asked.samples, asked.seed, say, place, asked.columns)
 
     if asked.params:
         from leansurgeon.search.choose import by_parameters
@@ -159,7 +160,7 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
             data = samples()
         other = None
         if asked.judge and used:
-            other = sample_data(opened, asked.judge, None, None, asked.seed, say, "--judge", place)
+            other = sample_data(opened, asked.judge, None, None, asked.seed, say, "--judge", place, asked.columns)
         settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
         settings["others"] = others_of(asked.device, place)
         decided = decide_on_own(steps, opened, say, settings) if own else decide(steps, data, say, **settings)

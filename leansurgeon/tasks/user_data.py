@@ -119,7 +119,7 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
         return _of_hub(f"hub:{spec}")
     if any(character in spec for character in "*?[") or len(words) > 1 or spec in text_files.PACKAGED:
         return _of_files(_found(words), spec, words)
-    raise UsageError(f"There is no file or folder '{spec}'.", hint)
+    raise UsageError(f"{flag} {spec}: there is no file or folder of that name.", hint)
 
 
 def _of_folder(path: Path, spec: str) -> UserData:

@@ -191,3 +191,31 @@ def test_parts_by_name(tmp_path, names, train, held, test):
 
     assert (found.eval_names, found.test_names) == (paths(held), paths(test))
     assert not train or found.names == paths(train)
+
+
+def test_data_in_memory(tmp_path, monkeypatch):
+    """Strings that are all files are paths; rows are written as they are."""
+    from leansurgeon.commands import in_memory
+
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    for file in files:
+        (tmp_path / file).write_text("some words")
+    assert in_memory.data(files) == ",".join(files)
+    rows = [{"anchor": "a", "positive": "b", "negative": "c"}] * 2
+    found = recognise(in_memory.data(rows))
+    assert columns_of(found, None, EMBEDDER).texts == ("anchor", "positive", "negative")
+
+    class Frame:
+        """As much of a frame of pandas as is asked for: iterating over it gives the names of its columns."""
+
+        columns = ("text", "label")
+
+        def __iter__(self):
+            return iter(self.columns)
+
+        def to_dict(self, form):
+            return [{"text": "some words", "label": 1}] if form == "records" else {}
+
+    assert recognise(in_memory.data(Frame())).columns == ("text", "label")
+    assert recognise(in_memory.data([*files, "more words"])).columns == ("text",)

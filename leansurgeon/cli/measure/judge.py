@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, Columns, TrustRemoteCode, say
 
 
 def judge(
@@ -17,6 +17,7 @@ def judge(
         str | None,
         typer.Option(help="Text files, a folder of images, or task:NAME,key=value; as shrink --judge takes it."),
     ] = None,
+    columns: Columns = None,
     lm_eval: Annotated[
         str | None,
         typer.Option(help="Tasks of lm-evaluation-harness: names, or YAML files of your own (extra lm-eval)."),
@@ -40,6 +41,6 @@ def judge(
     """
     from leansurgeon.commands import judge as command
 
-    options = {"against": against, "limit": limit, "seed": seed, "allow_pickle": allow_pickle}
+    options = {"against": against, "limit": limit, "seed": seed, "columns": columns, "allow_pickle": allow_pickle}
     judged = command.judge(model, data, lm_eval, say, **options)
     print(json.dumps(judged.as_dict()) if as_json else judged.told())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, AsJson, ModelName, TrustRemoteCode, WhichTower, mean, say
+from leansurgeon.cli.common import AllowPickle, AsJson, Columns, ModelName, TrustRemoteCode, WhichTower, mean, say
 from leansurgeon.commands import kappa as command
 from leansurgeon.commands.kappa import PROBES, SAMPLES
 
@@ -21,6 +21,7 @@ def kappa(
             "Default: the data that a run was trained on."
         ),
     ] = None,
+    columns: Columns = None,
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples to measure on, at most.")] = SAMPLES,
     probes: Annotated[
         int, typer.Option(min=0, help="Directions in which each block's Jacobian is tried; 0 leaves it out.")
@@ -44,5 +45,5 @@ def kappa(
     from leansurgeon.report.tables.kappa import describe
 
     asked = {"samples": samples, "probes": probes, "precision": precision}
-    document = command.kappa(model, data, say, **asked, seed=seed, allow_pickle=allow_pickle)
+    document = command.kappa(model, data, say, **asked, seed=seed, columns=columns, allow_pickle=allow_pickle)
     print(json.dumps(document) if as_json else "\n".join(describe(document)))

@@ -45,6 +45,7 @@ def sample_data(
     say: Say,
     flag: str = "--calibrate",
     device: str = "cpu",
+    columns: str | None = None,
 ) -> Calibration:
     """What the user has `named` by the `flag`, else data of the `task`; what the model makes itself is made on the
     `device`. Raises `UsageError` for data that is not there or unfit.
@@ -62,9 +63,10 @@ def sample_data(
                 hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
             raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
     if named and has_two_stacks(opened):
-        return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag)
+        return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag, columns=columns)
     if named:
-        return calibration.open_calibration(named, opened, flag=flag, **settings)
+        return calibration.open_calibration(named, opened, flag=flag, columns=columns, **settings)
+    refuse_columns(columns)
     say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
     return calibration.from_task(task.name, task.options, opened, **settings)
 
@@ -77,6 +79,7 @@ def sample_data_of_all(
     seed: int,
     say: Say,
     device: str = "cpu",
+    columns: str | None = None,
 ) -> Calibration:
     """What the user has named, several sources evenly mixed; beside texts that are too few to be safe elsewhere, what
     the model makes itself. Raises what `sample_data` raises.
@@ -91,8 +94,8 @@ def sample_data_of_all(
     if not all(named):
         raise UsageError("--calibrate names no data.", "Give text files, a folder of images or task:NAME.")
     if not named:
-        return sample_data(opened, None, task, samples, seed, say)
-    parts = [sample_data(opened, name, None, samples, seed, say, device=device) for name in named]
+        return sample_data(opened, None, task, samples, seed, say, columns=columns)
+    parts = [sample_data(opened, name, None, samples, seed, say, device=device, columns=columns) for name in named]
     whole = mixed(parts)
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
     if has_own or has_two_stacks(opened) or not is_thin(whole):
@@ -133,7 +136,14 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
 
 
 def data_to_measure(
-    opened: Source, named: str | None, model: str, what: str, samples: int | None, seed: int, say: Say
+    opened: Source,
+    named: str | None,
+    model: str,
+    what: str,
+    samples: int | None,
+    seed: int,
+    say: Say,
+    columns: str | None = None,
 ) -> Calibration:
     """The same for `what` is measured, where the flag is --data; a model of two stacks gets pairs of texts.
 
@@ -150,15 +160,24 @@ def data_to_measure(
         )
     if has_two_stacks(opened):
         spec = named or f"task:{task.name}"
-        return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data")
+        return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data", columns=columns)
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named:
-        return calibration.open_calibration(named, opened, flag="--data", **settings)
+        return calibration.open_calibration(named, opened, flag="--data", columns=columns, **settings)
+    refuse_columns(columns)
     say(f"Sample data: task {task.name}, as in the run's recipe.")
     return calibration.from_task(task.name, task.options, opened, **settings)
 
 
-def data_for_kappa(opened: Source, data: str | None, model: str, seed: int, say: Say) -> Calibration:
+def refuse_columns(columns: str | None) -> None:
+    """Raise `UsageError` where columns are given and no data is named."""
+    if columns:
+        raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
+
+
+def data_for_kappa(
+    opened: Source, data: str | None, model: str, seed: int, say: Say, columns: str | None = None
+) -> Calibration:
     """The same for kappa: of what surgery would fit on, as little as can be is read.
 
     Raises `UsageError` for a preset, which has nothing to measure, and where there is no data.
@@ -170,4 +189,4 @@ def data_for_kappa(opened: Source, data: str | None, model: str, seed: int, say:
         )
     if not opened.learned:
         say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
-    return data_to_measure(opened, data, model, "Kappa", 2, seed, say)
+    return data_to_measure(opened, data, model, "Kappa", 2, seed, say, columns)
