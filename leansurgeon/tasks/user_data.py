@@ -56,7 +56,7 @@ LABELS = (
 FORMS = {  # which of them a model reads, in this order; each of its forms is said by `Columns.form`
     "sequence-classification": (("pair", (*PAIRS, ("question", "answer"))),),
     "seq2seq": (("chat", CHATS[3:]), ("answer", ANSWERS)),
-    "features": (("triplet", TRIPLETS), ("pair", PAIRS), ("answer", ANSWERS), ("chat", CHATS)),
+    "features": (("triplet", TRIPLETS), ("pair", PAIRS), ("chat", CHATS), ("answer", ANSWERS)),
     "causal-lm": (("chat", CHATS), ("answer", ANSWERS), ("triplet", TRIPLETS), ("pair", PAIRS)),
 }
 ROLES = frozenset((*TEXTS, *(name for sets in (PAIRS, TRIPLETS, ANSWERS, CHATS) for names in sets for name in names)))
