@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from leansurgeon import progress as screen
+from leansurgeon.commands import host
 from leansurgeon.commands.surface import own_errors
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
@@ -66,7 +67,7 @@ def access_to(request: Request) -> Iterator[None]:
 
 def function_of(command: Command) -> Callable[..., Any]:
     """The function of Python: it takes the fields of the request and `progress`, a model in memory where a field is for
-    a model, and raises leansurgeon's own errors.
+    a model, leaves the process as it was, and raises leansurgeon's own errors.
     """
     request, run = command.request, command.run
     keyword, either = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -91,6 +92,7 @@ def function_of(command: Command) -> Callable[..., Any]:
         with ExitStack() as stack:
             stack.enter_context(own_errors(signature.parameters))
             say = stack.enter_context(speaking(given.pop("progress", True)))
+            stack.enter_context(host.left_alone(say))
             for name in models:
                 if given.get(name) is not None:
                     given[name] = folder_of(given[name], given.get("tokenizer"), stack)

@@ -32,6 +32,7 @@ class Folder:
     folder: Path
 
     @cached_property
+    @public
     def model(self) -> torch.nn.Module:
         """The model, loaded once; `model.leansurgeon` is this result."""
         from leansurgeon.commands.load import load

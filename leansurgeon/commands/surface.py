@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 from leansurgeon import progress as talk
+from leansurgeon.commands import host
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full, refused_by_the_system
 from leansurgeon.progress import Say, silent
 
@@ -24,13 +25,17 @@ NAMES = {"calibrate": "data", "calibration_samples": "samples", "push": "repo"}
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """A function whose errors are leansurgeon's own, and name arguments where the command line names flags."""
+    """A function that leaves the process as it was, whose errors are leansurgeon's own and name arguments where the
+    command line names flags.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        with own_errors(signature.parameters), shown(signature, args, kwargs):
-            return function(*args, **kwargs)
+        with own_errors(signature.parameters):
+            wish = progress_of(signature, args, kwargs)
+            with shown(wish), host.left_alone(speaker(wish)):
+                return function(*args, **kwargs)
 
     return called
 
@@ -87,14 +92,18 @@ def speaker(progress: Progress) -> Say:
     return progress
 
 
-def shown(function: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]) -> AbstractContextManager:
-    """Where a call shows how far its work is: stderr, where its `progress` is True, or whoever is told line by line."""
+def progress_of(function: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]) -> Progress:
+    """The `progress` of a call; False for a function without one, and where the call itself will say what is wrong."""
     try:
         given = function.bind(*args, **kwargs)
-    except TypeError:  # the call itself says what is wrong
-        return nullcontext()
+    except TypeError:
+        return False
     given.apply_defaults()
-    wish = given.arguments.get("progress")
+    return given.arguments.get("progress", False)
+
+
+def shown(wish: Progress) -> AbstractContextManager:
+    """Where a call shows how far its work is: stderr, or whoever is told line by line."""
     if wish is True or callable(wish):
         return talk.shown_on(talk.command_screen(None if wish is True else wish))
     return nullcontext()

@@ -17,6 +17,7 @@ number has which name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -333,51 +334,55 @@ class Skeleton:
         return self.model.get_submodule(owners.pop()) if len(owners) == 1 else None
 
 
-class Unallocated(TorchFunctionMode):
-    """`torch.empty`, which layers make their parameters of, gives tensors without memory.
+TABLE = 1 << 18  # numbers of a large table of positions; most matrices of a large model have more
 
-    Accelerate lets parameters go only once they are made. That touches no memory, but leaves the heap full of holes as
-    large as most of the model, and what comes later spreads over them and stays resident wherever it has been.
+
+class Unallocated(TorchFunctionMode):
+    """`torch.empty`, which layers make their parameters of, gives tensors without memory, but for those of at most
+    `kept` numbers. In this thread only, while Accelerate's `init_empty_weights` changes nn.Module for the process. It
+    also lets parameters go only once they are made, and leaves the heap full of holes as large as most of the model.
     """
+
+    def __init__(self, kept: float) -> None:
+        self.kept = kept
 
     def __torch_function__(
         self, func: Callable, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty and kwargs.get("device") is None:
-            kwargs = kwargs | {"device": "meta"}
+            made = func(*args, **kwargs | {"device": "meta"})
+            return made if made.numel() > self.kept else func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 def hollow(make: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `make` gives, its parameters on the meta device, its buffers in memory."""
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        with Unallocated():
+    """The model that `make` gives, its parameters on the meta device, its buffers in memory. A table that starts as
+    `torch.empty`, or is computed where the parameters are (Swin's), wants memory: more is given until all have it.
+    """
+    for kept in (-1, TABLE, math.inf):
+        with Unallocated(kept):
             model = make()
-        # A table that starts as `torch.empty` wants its memory after all.
-        return make() if any(buffer.is_meta for buffer in model.buffers()) else model
+        if not any(buffer.is_meta for buffer in model.buffers()):
+            break
+    moved: dict[int, nn.Parameter] = {}  # tied ones stay one
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                new = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), new)
+    return model
 
 
 def built_without_memory(config: Config, architecture: Architecture) -> nn.Module:
     """The library's model with its parameters on the meta device and its computed tables in memory."""
     if architecture.library == "timm":
         with library_builds(config["architecture"]):
-            model = hollow(lambda: create_timm(config["architecture"], **architecture.flat(config)))
-        if any(buffer.is_meta for buffer in model.buffers()):
-            # Swin computes its tables on the device of its parameters; for them it is built whole for a moment.
-            real = dict(create_timm(config["architecture"], **architecture.flat(config)).named_buffers())
-            for name, _ in list(model.named_buffers()):
-                path, _, key = name.rpartition(".")
-                model.get_submodule(path)._buffers[key] = real[name]
-        return model.eval()
+            return hollow(lambda: create_timm(config["architecture"], **architecture.flat(config))).eval()
     cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers():
         model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
-    # Every parameter was made anew on its way to the meta device, which unties what the constructor had tied.
-    model.tie_weights()
     for module in model.modules():  # the stacks of an encoder and a decoder have configs of their own
         if hasattr(config_of := getattr(module, "config", None), "use_cache"):
             config_of.use_cache = False

@@ -89,15 +89,19 @@ def run_workers(processes: int, command: list[str]) -> bool:
 
     # A worker on a CPU gets its share of the cores, and not (as torchrun has it) one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         run(parse_args(["--standalone", f"--nproc_per_node={processes}", _SIGNALS, *command]))
     except ChildFailedError:
         return False
     except SignalException:
         raise Terminated from None
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
     return True
 
 

@@ -1,0 +1,105 @@
+"""The process belongs to whoever calls: one call works in it at a time, and leaves it as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from leansurgeon.progress import Say
+
+# Libraries below build, load and save by settings of the whole process (verbosity, default precision, environment), so
+# that two calls would meet there. A call may call another one.
+one = threading.RLock()
+
+
+def unlock() -> None:
+    """A forked process has none of the threads that may have held the lock."""
+    global one
+    one = threading.RLock()
+
+
+os.register_at_fork(after_in_child=unlock)
+
+
+@contextmanager
+def left_alone(say: Say) -> Iterator[None]:
+    """Wait until no other call works in this process; afterwards its environment, generators, precision and state of
+    Accelerate are what they were. `say` is told of a wait.
+    """
+    if not one.acquire(blocking=False):
+        say("Another call of leansurgeon is working in this process; waiting for it to end.")
+        one.acquire()
+    try:
+        with ExitStack() as stack:
+            for keep in (environment, generators, precision, accelerate):
+                stack.callback(keep())
+            yield
+    finally:
+        one.release()
+
+
+def environment() -> Callable[[], None]:
+    """Puts the environment variables back."""
+    before = dict(os.environ)
+
+    def put_back() -> None:
+        for key in [key for key in os.environ if key not in before]:
+            del os.environ[key]
+        os.environ.update({key: value for key, value in before.items() if os.environ.get(key) != value})
+
+    return put_back
+
+
+def generators() -> Callable[[], None]:
+    """Puts the generators of Python, numpy and torch back; of torch also those of GPUs that start meanwhile."""
+    stack, numpy, torch = ExitStack(), sys.modules.get("numpy"), sys.modules.get("torch")
+    stack.callback(random.setstate, random.getstate())
+    if numpy is not None:
+        stack.callback(numpy.random.set_state, numpy.random.get_state())
+    if torch is not None:
+        seed, gpus = torch.initial_seed(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(lambda: torch.cuda.set_rng_state_all(gpus) if gpus else torch.cuda.manual_seed_all(seed))
+    return stack.close
+
+
+def precision() -> Callable[[], None]:
+    """Puts back whether products may be rounded to TF32."""
+    if "torch" not in sys.modules:
+        return lambda: None
+    from leansurgeon.measure.costs.precision import allow, forbid_tf32
+
+    before = forbid_tf32()
+    allow(*before)
+    return lambda: allow(*before)
+
+
+def accelerate() -> Callable[[], None]:
+    """Puts Accelerate's state back, which all of its objects in this process share."""
+    if "accelerate.state" not in sys.modules:
+        return forget
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    before = [
+        (kind._shared_state, dict(kind._shared_state)) for kind in (AcceleratorState, PartialState, GradientState)
+    ]
+
+    def put_back() -> None:
+        for shared, values in before:
+            shared.clear()
+            shared.update(values)
+
+    return put_back
+
+
+def forget() -> None:
+    """Nothing stays of Accelerate's state where there was none."""
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()

@@ -1,0 +1,153 @@
+"""A call leaves the process that it works in as it was, and several calls do not meet."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+import leansurgeon
+from leansurgeon.commands import host
+from tests.support.models import strangers
+
+SHORT = {"train.duration": "2st", "train.batch": 4}
+QUIET = {"proof": False, "progress": False}
+
+
+@pytest.fixture
+def decoder(tmp_path):
+    """A small Llama with a tokenizer, and texts."""
+    return strangers.model(tmp_path / "source", "llama"), strangers.texts(tmp_path / "data")
+
+
+def draws() -> list[float]:
+    return [torch.rand(1).item(), np.random.rand(), random.random()]
+
+
+def seed() -> None:
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+
+
+def test_generators_environment_precision_and_accelerate_are_as_they_were(decoder, tmp_path, monkeypatch):
+    source, data = decoder
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    mine = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    torch.set_float32_matmul_precision("high")
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
+    try:
+        seed()
+        expected = draws()
+        seed()
+        before = dict(os.environ), *(dict(kind._shared_state) for kind in (AcceleratorState, PartialState))
+        precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        lean = leansurgeon.shrink(source, layers=2, data=data, out=tmp_path / "lean", **QUIET)
+        leansurgeon.heal(lean, data, set=SHORT, out=tmp_path / "run", progress=False)
+        assert lean.model is lean.model
+        assert draws() == expected
+        assert before == (dict(os.environ), *(dict(kind._shared_state) for kind in (AcceleratorState, PartialState)))
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == precision
+        assert mine.mixed_precision == "bf16" and GradientState().num_steps == 3
+        assert transformers.logging.get_verbosity() == logging.WARNING
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        transformers.logging.set_verbosity(level)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def test_calls_in_threads_all_work_and_layers_of_the_host_keep_their_memory(decoder):
+    source, _ = decoder
+    own = torch.nn.Module.register_parameter
+    transformers.logging.set_verbosity_warning()
+    left = threading.Event()
+    made: list[str] = []
+
+    def build() -> None:
+        """What the host does meanwhile."""
+        while not left.is_set():
+            made.append(torch.nn.Linear(2, 2).weight.device.type)
+
+    watch = threading.Thread(target=build)
+    watch.start()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            plans = list(pool.map(lambda n: leansurgeon.plan(source, layers=n, memory=True), (1, 2, 3, 2, 1, 3)))
+    finally:
+        left.set()
+        watch.join()
+    assert [found.after.shape.depth for found in plans] == [1, 2, 3, 2, 1, 3]
+    assert set(made) == {"cpu"} and torch.nn.Module.register_parameter is own
+    assert transformers.logging.get_verbosity() == logging.WARNING
+    transformers.logging.set_verbosity_error()
+
+
+def test_skeletons_are_built_in_one_thread_alone(decoder):
+    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
+    from leansurgeon.checkpoints.source import open_source
+
+    opened = open_source(str(decoder[0]))
+    devices = []
+
+    def hooked(module, args, kwargs):
+        devices.append(torch.nn.Linear(2, 2).weight.device.type)
+
+    real = transformers.LlamaForCausalLM.__init__
+
+    def slow(self, *args, **kwargs):
+        other = threading.Thread(target=hooked, args=(None, None, None))
+        other.start(), other.join()
+        real(self, *args, **kwargs)
+
+    transformers.LlamaForCausalLM.__init__ = slow
+    try:
+        model = built_without_memory(opened.config, opened.architecture)
+    finally:
+        transformers.LlamaForCausalLM.__init__ = real
+    assert devices == ["cpu"] and all(p.is_meta for p in model.parameters())
+    tied = built_without_memory(opened.config | {"tie_word_embeddings": True}, opened.architecture)
+    assert tied.lm_head.weight is tied.model.embed_tokens.weight
+
+
+def test_a_call_says_that_it_waits_for_another(decoder, tmp_path):
+    source, _ = decoder
+    heard = []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with host.left_alone(heard.append):
+            how = {"layers": 2, "uncalibrated": True, "proof": False}
+            waiting = pool.submit(leansurgeon.shrink, source, out=tmp_path / "lean", progress=heard.append, **how)
+            while not heard:
+                pass
+            assert not waiting.done() and "waiting" in heard[0]
+        assert waiting.result().after.depth == 2
+
+
+def test_a_fork_does_not_wait_for_threads_that_it_has_not_got(decoder):
+    script = (
+        "import os, threading, leansurgeon\n"
+        "from leansurgeon.commands import host\n"
+        "inside, go = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with host.left_alone(print):\n"
+        "        inside.set(), go.wait()\n"
+        "threading.Thread(target=hold, daemon=True).start(), inside.wait()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        f"    leansurgeon.plan({str(decoder[0])!r}, layers=2)\n"
+        "    os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), go.set()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "7", run.stderr
