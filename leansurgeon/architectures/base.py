@@ -95,6 +95,7 @@ class Architecture:
     decoupled: str | None = None
     # Tensors outside the blocks that published files carry and a class does not read: class ending -> prefixes.
     unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()  # patterns of names that the library passes over (multi-token prediction)
     renames: Mapping[str, str] = field(default_factory=dict)  # endings of old files -> endings of today
     depends_on_index: tuple[str, ...] = ()  # config keys under which a layer computes something else at another place
     tied: tuple[str, ...] = ()  # copies of the embedding that old files carry beside it; not counted twice

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, numbered
 from leansurgeon.errors import UnsupportedModel, plural, quoted
 
+AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers that predict further tokens, behind the others
+
 
 def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
     """Give every tensor of a file its role. Raises `UnsupportedModel` where config and weights disagree.
 
     `names` maps the file's tensor names to their shapes. A tensor that the declaration does not know outside the
-    blocks (a pooler, a classifier) gets the role `head`; one inside a block, or a block that is missing, is an
-    error.
+    blocks (a pooler, a classifier) gets the role `head`, or is left out where the library's class is known not to read
+    it; one inside a block, or a block that is missing, is an error.
     """
     shape = architecture.shape(config)
     stages = [architecture.blocks(i) for i in range(len(shape.stages))]
@@ -22,17 +25,27 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
     patterns = [numbered(prefix + b.layer) for b in stages]
     unused = _unused(architecture, config)
+    flat = architecture.flat(config)
+    ahead = next((flat[key] for key in AHEAD if isinstance(flat.get(key), int)), 0)
+    # An inferred declaration names all that the class reads; a file of the body alone may hold more (its pooler).
+    inferred = architecture.evidence and architecture.library != "timm" and prefix == architecture.prefixes[0]
     specs = []
     for name, size in names.items():
         spec = declared.get(name)
         number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
+        depth = shape.stages[number].depth
         # Nine digits are enough for a number of a layer, and Python reads no more than 4,300.
-        if spec is None and inside and int(inside[1][:9]) >= (depth := shape.stages[number].depth):
+        layer = int(inside[1][:9]) if inside else -1
+        if spec is None and (depth <= layer < depth + ahead or any(re.search(p, name) for p in architecture.ignored)):
+            continue
+        if spec is None and layer >= depth:
             raise UnsupportedModel(
                 f"The config says {plural(depth, 'layer')}, but the weights hold {quoted(name)}.",
                 "The config does not fit its weights.",
             )
         if spec is None and (name.endswith(BUFFERS) or name.startswith(unused)):
+            continue
+        if spec is None and inferred and not inside and name not in architecture.tied:
             continue
         if spec is None and inside:
             raise UnsupportedModel(

@@ -159,8 +159,7 @@ def check(config: Config, path: Path) -> None:
     if not trust.allowed():
         trust.refuse_kernels(config, path)
     trust.refuse_loaders(config, path)
-    if "quantization_config" in config:
-        quantised = config["quantization_config"]
+    if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(
             f"{path} is quantised ({quoted(method)}); surgery needs plain weights.",
@@ -194,9 +193,22 @@ def flat(value: Json) -> Iterator[Json]:
         yield value
 
 
+def is_built(config: Mapping[str, Any], size: int) -> bool:
+    """Whether a tensor of the model's class, built without memory, is so large on one side; True where it cannot be."""
+    from leansurgeon.architectures.infer.library import Library, Unbuildable, quietly
+
+    try:
+        with quietly():
+            model = Library.of(config).build(config, None, "meta")
+    except (Unbuildable, UnsupportedModel):
+        return True
+    return any(side >= size for parameter in model.parameters() for side in parameter.shape)
+
+
 def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
     """Raises `UnsupportedModel`, with both numbers, where the config asks for more layers than there are tensors,
-    or for something wider than the widest of them: before any library builds it.
+    or for something wider than the widest of them: before any library builds it. What the model's class does not build
+    (the text tower of an image classifier, the words of BEiT's pretraining) is not asked for.
     """
     shapes = list(shapes)
     widest = max((size for shape in shapes for size in shape), default=0)
@@ -208,8 +220,10 @@ def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) ->
                 raise UnsupportedModel(
                     f"{said}, and the weights hold {len(shapes):,} tensors.", "The config does not fit its weights."
                 )
-            unread = key == "vocab_size" and "image_size" in values  # BEiT's words are those of its pretraining
-            if key in (*WIDTHS, *HEADS) and not unread and max(numbers, default=0) > widest:
+            largest = max(numbers, default=0)
+            if key in (*WIDTHS, *HEADS) and largest > widest:
+                if "model_type" in config and (where or "image_size" in values) and not is_built(config, largest):
+                    continue
                 raise UnsupportedModel(
                     f"{said}, and the largest size of any tensor is {widest:,}.", "The config does not fit its weights."
                 )

@@ -37,14 +37,27 @@ def used_class(folder: Path | None, config: Config, architecture: Architecture, 
     """The class of the model as it is used: that of its body where the files lack weights of the head, or where
     modules.json makes embeddings of its states (not where it `trains`: what its files hold stays with it).
     """
+    return classes_of(folder, config, architecture, trains=trains)[1]
+
+
+def held_class(folder: Path | None, config: Config, architecture: Architecture) -> str:
+    """The class whose weights the files hold: that of the body where nothing of the head is there."""
+    return classes_of(folder, config, architecture)[0]
+
+
+def classes_of(
+    folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False
+) -> tuple[str, str]:
+    """`held_class` and `used_class`, which are the name in config.json where nothing speaks against it."""
     name = class_name(config)
     if folder is None or architecture.library == "timm" or not ("For" in name or "LMHead" in name):
-        return name
+        return name, name
     try:
-        lacking, body = random_weights(folder, config, architecture)
+        lacking, body, alone = random_weights(folder, config, architecture)
     except (LeanSurgeonError, OSError, RuntimeError, TypeError, ValueError):
-        return name  # whoever loads it says why it cannot be loaded
-    return body if lacking or (companions.is_embedder(folder) and not trains) else name
+        return name, name  # whoever loads it says why it cannot be loaded
+    used = body if lacking or (companions.is_embedder(folder) and not trains) else name
+    return body if lacking and alone else name, used
 
 
 def body_class(architecture: Architecture, plain: str) -> str:
@@ -54,21 +67,23 @@ def body_class(architecture: Architecture, plain: str) -> str:
     return auto_map(modelling_file(architecture), architecture.model_types[0])["AutoModel"].split(".")[-1]
 
 
-def random_weights(folder: Path, config: Config, architecture: Architecture) -> tuple[tuple[str, ...], str]:
+def random_weights(folder: Path, config: Config, architecture: Architecture) -> tuple[tuple[str, ...], str, bool]:
     """Matrices of the model's class that its files lack, by their names in memory: the library would draw them at
-    random. And the class of its body, which is its own where it has no head. Nothing but headers is read. timm's models
-    are complete, or refused when they are loaded.
+    random. The class of its body, which is its own where it has no head; and whether the files hold the body alone.
+    Nothing but headers is read. timm's models are complete, or refused when they are loaded.
     """
     name = class_name(config)
     if architecture.library == "timm":
-        return (), name
+        return (), name, False
     cls = transformers_class(architecture, name)
     options = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
     with library_builds(cls.__name__), quiet_transformers():
         model, info = cls.from_pretrained(folder, **options)
     drawn = (n for n, p in model.named_parameters() if n.endswith("weight") and p.dim() > 1)
     body = name if model.base_model is model else body_class(architecture, type(model.base_model).__name__)
-    return tuple(n for n in drawn if n in info["missing_keys"]), body
+    inside = {id(p) for p in model.base_model.parameters()}
+    alone = all(n in info["missing_keys"] for n, p in model.named_parameters() if id(p) not in inside)
+    return tuple(n for n in drawn if n in info["missing_keys"]), body, alone
 
 
 def transformers_class(architecture: Architecture, name: str) -> type:

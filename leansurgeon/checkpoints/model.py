@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, derive
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.infer.library import quietly
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
@@ -337,6 +338,54 @@ def load_transformers(
         extra.pop("num_labels", None)
     with library_builds(cls.__name__), quiet_transformers():  # a new head is reported as missing, which we say
         return cls.from_pretrained(folder, dtype=dtype, **extra)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where tensors of a file would go in the library's class: names that it lacks, has no place for, or has in another
+    size; and the parameters of the model, those that it would draw anew among them.
+    """
+
+    missing: Mapping[str, int]  # with their sizes
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    parameters: int
+
+
+def place(config: Config, architecture: Architecture, sizes: Mapping[str, tuple[int, ...]]) -> Placement | None:
+    """Load tensors of these sizes into the library's class without memory for them; None where it cannot be built so.
+
+    What a class passes over by itself (`_keys_to_ignore_on_load_unexpected`) is not among the unexpected.
+    """
+    try:
+        with quietly():
+            if architecture.library == "timm":
+                with torch.device("meta"):
+                    model = create_timm(config["architecture"], **architecture.flat(config))
+                there = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+                missing, unexpected = set(there) - set(sizes), tuple(sorted(set(sizes) - set(there)))
+                mismatched = tuple(sorted(n for n in sizes if n in there and there[n] != tuple(sizes[n])))
+            else:
+                cls = transformers_class(architecture, (config.get("architectures") or ["AutoModel"])[0])
+                state = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
+                model, info = cls.from_pretrained(
+                    None,
+                    config=cls.config_class.from_dict(config),
+                    state_dict=state,
+                    device_map="meta",
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )
+                missing, unexpected, mismatched = (
+                    tuple(sorted(name if isinstance(name, str) else name[0] for name in info[f"{what}_keys"]))
+                    for what in ("missing", "unexpected", "mismatched")
+                )
+    except Exception:  # libraries refuse in every way there is; the reload of the result says what is wrong
+        return None
+    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    parameters = {name: p for name, p in model.named_parameters() if name not in unsaved}
+    lacking = {name: parameters[name].numel() if name in parameters else 0 for name in missing}
+    return Placement(lacking, unexpected, mismatched, sum(p.numel() for p in parameters.values()))
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from leansurgeon import architectures
 from leansurgeon.architectures import infer, towers
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
-from leansurgeon.architectures.match import match
+from leansurgeon.architectures.match import AHEAD, match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.architectures.tensors import counted
 from leansurgeon.architectures.towers import writes_text
@@ -31,7 +31,7 @@ from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, used_clas
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
-from leansurgeon.checkpoints.weights import Weights
+from leansurgeon.checkpoints.weights import Weights, same_bytes
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean
 from leansurgeon.progress import downloads
 from leansurgeon.reading import modelcard
@@ -227,12 +227,18 @@ def from_folder(
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
     specs = match(architecture, config, weights.shapes)
+    if (other := own_output(specs, weights)) and architecture.tied_when == "tie_word_embeddings":
+        notes += (f"'{other}' differs from the embedding that it is said to be, so both are kept",)
+        for part in (config, architecture.flat(config)):
+            part |= {"tie_word_embeddings": False}
+        architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
+        specs = match(architecture, config, weights.shapes)
     refuse_whole_numbers(specs, weights)
-    unread = len(weights.entries) - len(specs)
-    if unread:
-        notes += (
-            f"{unread} tensors that {(config.get('architectures') or ['the model'])[0]} does not read are left out",
-        )
+    have = {spec.name for spec in specs}
+    if len(have) < len(weights.entries):
+        notes += (left_out([name for name in weights.entries if name not in have], config),)
+        flat = architecture.flat(config)
+        flat |= {key: 0 for key in AHEAD if flat.get(key)}  # the layers that it counts are among them
     return Source(
         name,
         kind,
@@ -248,6 +254,24 @@ def from_folder(
         record_trouble=trouble,
         seen=seen,
     )
+
+
+def left_out(names: Sequence[str], config: Config) -> str:
+    """What is said of tensors in the files that the model's class does not read."""
+    cls = (config.get("architectures") or ["the model"])[0]
+    said = "tensors that {} does not read are" if len(names) > 1 else "tensor that {} does not read is"
+    return f"{len(names):,} {said.format(cls)} left out, the first '{names[0]}'"
+
+
+def own_output(specs: Sequence[TensorSpec], weights: Weights) -> str | None:
+    """The output matrix of a file that is not the embedding which its config says it is: the library keeps both."""
+    tables = [weights.entries[spec.name] for spec in specs if spec.role == "embedding"]
+    for spec in specs:
+        entry = weights.entries[spec.name]
+        alike = [table for table in tables if table.shape == entry.shape and len(entry.shape) == 2]
+        if spec.role == "tied" and alike and not any(same_bytes(table, entry) for table in alike):
+            return spec.name
+    return None
 
 
 def read_from(path: Path) -> list[Path]:

@@ -54,6 +54,16 @@ class Weights:
                     )
                 entries |= header
             return cls(entries)
+        there = sorted(file.name for file in folder.glob("*.safetensors") if "adapter" not in file.name)
+        if len(there) == 1:
+            said = f"The weights in {folder} are named {quoted(there[0])}, a name that no library looks for."
+            raise UnsupportedModel(said, "Rename the file to model.safetensors.")
+        if there:
+            raise UnsupportedModel(
+                f"{folder} has {len(there)} files of weights ({quoted(there[0])} and others) and no {INDEX}, which "
+                "says what lies where.",
+                f"Fetch {INDEX} as well.",
+            )
         raise UnsupportedModel(
             f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."
         )
@@ -98,6 +108,22 @@ def bits(entry: Entry) -> np.ndarray:
         file.seek(entry.start)
         data = np.fromfile(file, RAW[entry.dtype], prod(entry.shape))
     return data.reshape(entry.shape)
+
+
+def same_bytes(a: Entry, b: Entry) -> bool:
+    """Whether two tensors are stored in the same bits."""
+    left = a.end - a.start
+    if a.dtype != b.dtype or left != b.end - b.start:
+        return False
+    with a.file.open("rb") as one, b.file.open("rb") as other:
+        one.seek(a.start)
+        other.seek(b.start)
+        while left:
+            size = min(CHUNK, left)
+            if one.read(size) != other.read(size):
+                return False
+            left -= size
+    return True
 
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:

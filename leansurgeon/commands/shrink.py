@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import plain
-from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.checkpoints.source import Source, left_out, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.progress import Say
@@ -28,7 +28,7 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import indivisible
 from leansurgeon.surgery.plan.planning import Plan, plan, without_data
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.shrink import Decided, carry_out, decide, unread
 from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.runs.sample_data import (
     BY_WEIGHTS,
@@ -151,6 +151,12 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
     steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
     if own and not steps.asks_data:
         steps, own = without_data(steps), False
+    if (used or own) and (names := unread(steps)):  # torch is needed in any case
+        specs = tuple(spec for spec in opened.specs if spec.name not in names)
+        opened = replace(opened, specs=specs, notes=(*opened.notes, left_out(names, opened.config)))
+        steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
+    for note in opened.notes:
+        say(f"{note[:1].upper()}{note[1:]}.")
     heads, layers = steps.after.column("heads"), steps.after.column("depth")
     folder = asked.out or asked.workspace / f"{opened.slug}-h{heads}-l{layers}"
     if unchanged and nothing_changes(steps, wanted, how):

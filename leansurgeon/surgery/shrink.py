@@ -4,13 +4,15 @@ absent or complete, and prove the result before it is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.towers import whole_runs
 from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
@@ -19,7 +21,7 @@ from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
-from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, UnsupportedModel, memory_is_short
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
@@ -28,6 +30,9 @@ from leansurgeon.surgery.plan.planning import Plan, keeping
 from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
 from leansurgeon.surgery.write.apply import apply
 from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Placement
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,47 @@ def decide(
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
     choice = Choice(outcome.layers, outcome.criterion, {"candidates": tried})
     return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
+
+
+def unread(steps: Plan) -> tuple[str, ...]:
+    """Tensors outside the blocks that the result's class would not read, found without memory for them, before anything
+    is computed. Raises `UnsupportedModel` where the result would not load as it should.
+    """
+    from leansurgeon.checkpoints.kind import body_class, class_name, held_class
+    from leansurgeon.checkpoints.model import place
+
+    specs, source = steps.result.specs, steps.source
+    held = held_class(source.folder, source.config, source.architecture)
+
+    def placed(specs: Sequence[TensorSpec], config: Config, family: Architecture) -> Placement | None:
+        """Where the tensors go in the class that the files hold."""
+        if held != class_name(source.config):
+            config = config | {"architectures": [body_class(family, held)]}
+        return place(config, family, {spec.name: spec.shape for spec in specs if spec.role != "tied"})
+
+    found = placed(specs, steps.target.config(steps.layers), steps.architecture)
+    if found is None:
+        return ()
+    outside = {spec.name for spec in specs if spec.layer is None}
+    wrong = [name for name in found.unexpected if name not in outside] + list(found.mismatched)
+    if found.missing and not wrong:
+        before = placed(source.specs, source.config, source.architecture)
+        wrong = [name for name in found.missing if before and name not in before.missing]
+    if wrong:
+        raise UnsupportedModel(
+            f"{steps.architecture.name} would not load the result: '{wrong[0]}' is missing there, has no place or "
+            f"another size ({len(wrong)} such tensors). Nothing was computed.",
+            "Please report this.",
+        )
+    count = steps.result.parameters.total + sum(found.missing.values())
+    count -= sum(spec.size for spec in specs if spec.name in found.unexpected and spec.counted)
+    if count != found.parameters:
+        raise UnsupportedModel(
+            f"{steps.architecture.name} would count {found.parameters:,} parameters of the result, and the plan "
+            f"{count:,}. Nothing was computed.",
+            "Please report this.",
+        )
+    return found.unexpected
 
 
 def no_room(device: str, *, kept: bool) -> OutOfMemory:

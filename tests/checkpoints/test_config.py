@@ -99,7 +99,8 @@ def test_a_size_that_the_weights_do_not_bear_out_is_refused_at_once(key, saved):
 
 def test_words_of_pictures_need_no_tensor():
     """A published BEiT that tells 1,000 classes: 8,192 words, of which it has none."""
-    check_sizes({"vocab_size": 8192, "image_size": 224, "hidden_size": 768}, [(768, 3072), (1000, 768)])
+    config = {"model_type": "beit", "architectures": ["BeitForImageClassification"], "num_hidden_layers": 1}
+    check_sizes(config | {"vocab_size": 8192, "image_size": 224, "hidden_size": 768}, [(768, 3072), (1000, 768)])
 
 
 @pytest.mark.parametrize("key, value", [("num_hidden_layers", 9_999), ("hidden_size", 33)])

@@ -327,6 +327,10 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     record["decided"]["calibration"] = own
     told = ["--calibrate", "task:digits,split_seed=3", "--calibration-samples", "8"]
     assert shlex.split(shrink_command(cut_of(SurgeryRecord.from_dict(record))))[-4:] == told
+    for seconds, typed in ((0.5, "0.5s"), (90.0, "90s"), (1200, "1200s")):
+        record["plan"]["method"] = {"heal_time": seconds}
+        words = shlex.split(shrink_command(cut_of(SurgeryRecord.from_dict(record))))
+        assert words[words.index("--heal-time") + 1] == typed
     record["plan"]["method"] = {"layers": "even; touch x", "keep": "$(touch y)", "more": "`z`"}
     said = shrink_command(cut_of(SurgeryRecord.from_dict(record)))
     assert said == shlex.join(shlex.split(said)) and {"even; touch x", "$(touch y)", "`z`"} <= set(shlex.split(said))

@@ -108,16 +108,21 @@ def stir(model):
     return model
 
 
+def save_folder(key, folder, model=None):
+    """A model folder of a small model of this family."""
+    folder.mkdir()
+    state = (model or stir(build(key))).state_dict()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(params=FAMILIES)
 def case(request, tmp_path):
     key = request.param
     model = stir(build(key))
-    folder = tmp_path / "source"
-    folder.mkdir()
-    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-    config = folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
-    (folder / "config.json").write_text(json.dumps(config))
-    return key, folder, model
+    return key, save_folder(key, tmp_path / "source", model), model
 
 
 def image(batch=2):

@@ -68,6 +68,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         causal=finding.causal,
         positions="relative",
         prefixes=prefixes,
+        ignored=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
         tied=tuple(n for n in library.tied(model) if n not in shapes),
         per_layer=tuple(dict.fromkeys(k for s in finding.stages for k in s.lists)),
         period=max(s.period for s in finding.stages),

@@ -265,10 +265,13 @@ def memory_names(library: Library, model: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def perturb(model: nn.Module, seed: int) -> None:
-    """Random values for every parameter, so that nothing is equal, zero or one by initialisation alone."""
+    """Random values for every parameter that is saved, so that nothing is equal, zero or one by initialisation alone;
+    what the library neither saves nor loads (Marian's positions) stays as it makes it.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
+    unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and name not in unsaved:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.1 * noise.to(parameter.dtype))
 

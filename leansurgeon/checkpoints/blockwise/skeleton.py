@@ -310,16 +310,16 @@ class Skeleton:
         return self.of_role(layer, "o")
 
     def mlp_down(self, layer: int) -> nn.Module:
-        """The second half of a block's MLP; what enters it is `(..., mlp_dim)`."""
+        """The second half of a block's MLP, of several (DaViT) the last; what enters it is `(..., mlp_dim)`."""
         downs = self.of_role(layer, "down")
         if self.experts(layer) is not None:
             raise UnsupportedModel(
                 f"A block of {self.architecture.name} has experts, which are kept as they are.",
                 "Layers can be dropped and heads added on sample data.",
             )
-        if len(downs) != 1:
-            raise UnsupportedModel(f"A block of {self.architecture.name} has {len(downs)} MLPs.")
-        return downs[0]
+        if not downs:
+            raise UnsupportedModel(f"A block of {self.architecture.name} has no MLP.")
+        return downs[-1]
 
     def of_role(self, layer: int, role: str) -> list[nn.Module]:
         """The modules that hold a block's matrices of a role; none where it has no such role."""

@@ -67,7 +67,8 @@ class Call:
 
 
 class Stream:
-    """Hidden states of `batches` before block `at` of a skeleton, which needs its outer weights for it.
+    """Hidden states of `batches` before block `at` of a skeleton, which needs its outer weights for it. Their last axis
+    are the channels, wherever the library's blocks have them (DaViT's are `(batch, channels, height, width)`).
 
     A batch is what the model is called with (`labels` are left out; timm takes `pixel_values`). Raises
     `UnsupportedModel` where blocks pass on more than one tensor.
@@ -80,6 +81,7 @@ class Stream:
         self.wraps: list[dict[int, Callable[[Tensor], Any]]] = []  # what a block returns of a batch, made from a tensor
         self.beside: list[Tensor] = []  # what blocks give besides hidden states
         self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
+        self.channels_first = False
         self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
         self.hidden: list[Tensor] = [self._record(batch) for batch in self.batches]
 
@@ -135,8 +137,16 @@ class Stream:
         """The output of a block, or of its copy, for a call and hidden states that are where it is."""
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         with self.skeleton.cast() if rounded else nullcontext():
-            out = call.on(block, hidden)
-        return out if isinstance(out, Tensor) else out[0]
+            out = call.on(block, self._given(hidden))
+        return self._kept(out if isinstance(out, Tensor) else out[0])
+
+    def _kept(self, state: Tensor) -> Tensor:
+        """A block's hidden states with the channels last."""
+        return state.movedim(1, -1) if self.channels_first and state.dim() > 3 else state
+
+    def _given(self, hidden: Tensor) -> Tensor:
+        """Hidden states as the library's blocks take them."""
+        return hidden.movedim(-1, 1) if self.channels_first and hidden.dim() > 3 else hidden
 
     def advance(self, outputs: list[Tensor]) -> None:
         """Take these outputs of block `at` as the way to the next block, and cross to its stage where one begins."""
@@ -173,6 +183,8 @@ class Stream:
             if not self.skeleton.shared and any(value is other for value in given for other in self.beside):
                 raise UnsupportedModel(self._passes_on(1 + len(self.beside)))
             calls.append(call)
+            width = self.skeleton.shape.stages[self.skeleton.shape.stage_of(layer)].width
+            self.channels_first |= hidden.dim() > 3 and hidden.shape[1] == width != hidden.shape[-1]
             if not layer:
                 first.append(hidden)
             elif hidden is not passed[-1]:
@@ -189,7 +201,7 @@ class Stream:
             raise UnsupportedModel(f"{self._name} calls {len(calls)} of its {self.skeleton.depth} blocks.")
         self.calls.append(calls)
         self.wraps.append(wraps)
-        return first[0].to(self.skeleton.home)
+        return self._kept(first[0]).to(self.skeleton.home)
 
     def _cross(self, batch: int, hidden: Tensor) -> Tensor:
         """From the output of block `at - 1` to the input of block `at`.
@@ -198,7 +210,7 @@ class Stream:
         arguments are noted anew.
         """
         states: list[Tensor] = []
-        hidden = hidden.to(self.skeleton.device)
+        hidden = self._given(hidden.to(self.skeleton.device))
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
@@ -211,14 +223,14 @@ class Stream:
             return self.wraps[batch][layer](hidden if layer == self.at - 1 else state)
 
         self._forward(self.batches[batch], stand_in)
-        return states[0].to(self.skeleton.home)
+        return self._kept(states[0]).to(self.skeleton.home)
 
     def head(self, batch: int, hidden: Tensor) -> Tensor:
         """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a
         block of the last stage.
         """
         last = self.skeleton.depth - 1
-        hidden = hidden.to(self.skeleton.device)
+        hidden = self._given(hidden.to(self.skeleton.device))
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: the last one gives the hidden states at hand."""

@@ -18,7 +18,7 @@ from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
-from leansurgeon.checkpoints.kind import class_name, used_class
+from leansurgeon.checkpoints.kind import classes_of
 from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
@@ -204,8 +204,8 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
         ours = str(config.get("architecture", "")).startswith("leansurgeon_")
         return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
     config = trust.with_known_classes(config, architecture)
-    name = class_name(config)
-    how: HowToLoad = {"class": name or "AutoModel", "body": used_class(folder, config, architecture) != name}
+    held, used = classes_of(folder, config, architecture)
+    how: HowToLoad = {"class": held or "AutoModel", "body": used != held}
     if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True
     elif stem:

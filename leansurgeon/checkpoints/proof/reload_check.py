@@ -177,7 +177,9 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     sums, outputs = run(model.base_model if how.get("body") else model, batches, kind, torch)
-    lacking = [p.numel() for name, p in model.named_parameters() if name in account["missing"]]
+    # Some parameters are constants that the library neither saves nor loads (Marian's positions).
+    unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
+    lacking = [p.numel() for name, p in model.named_parameters() if name in unsaved]
     counts = {"parameters": sum(p.numel() for p in model.parameters()), "missing_parameters": sum(lacking)}
     return account | counts | sums, outputs
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.planned import Planned
-from leansurgeon.reading.values import text, whole
+from leansurgeon.reading.values import text
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Cut:
         return text(self.record.source.name, "?")
 
     @property
-    def method(self) -> dict[str, str | int | bool]:
+    def method(self) -> dict[str, str | int | float | bool]:
         """The settings of the plan's method, as they can be typed."""
         settings = self.plan.method.items()
-        return {key: value if isinstance(value, bool) else text(value) or whole(value) or 0 for key, value in settings}
+        return {key: value if isinstance(value, int | float) else text(value) for key, value in settings}
 
     @cached_property
     def proven(self) -> str:

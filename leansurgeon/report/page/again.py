@@ -201,7 +201,7 @@ def shrink_command(cut: Cut) -> str:
     ]
     healed = "none" if method.get("heal") is False else method.get("heal")
     words += ["--heal", healed] if healed in ("none", "closed") else []
-    words += ["--heal-time", f"{method['heal_time']:g}s"] if method.get("heal_time") else []
+    words += ["--heal-time", f"{method['heal_time']:.9g}s"] if method.get("heal_time") else []
     words += ["--fit", str(method["fit"])] if method.get("fit") else []
     words += ["--class-attention"] if cut.plan.class_attention else []
     data = cut.record.decided.calibration

@@ -70,7 +70,7 @@ def make(ground: Ground, lesson: Lesson, site: BlockFit, kept: int, fixed: list[
         heads, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
         left = (solved("o", o, heads, before.head_dim),)
         made = replace(made, heads=heads, solved=left, heads_trimmed=replace(note, kept=tuple(heads)))
-    if after.mlp_dim < before.mlp_dim:
+    if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # units of several go by weight
         units, note = trim(work, down, 1, after.mlp_dim, 1)
         left = (*made.solved, solved("down", down, units, 1))
         made = replace(made, units=units, solved=left, units_trimmed=note)

@@ -203,6 +203,10 @@ class Train(Strict):
     def _numbers_fit(self) -> Train:
         if self.schedule.min_lr > self.optim.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optim.lr {self.optim.lr:g}")
+        if self.schedule.min_lr and self.schedule.name not in ("cosine", "linear"):
+            end = {"one-cycle": "final_div says where it ends", "triangle": "it ends at 0"}
+            why = end.get(self.schedule.name, "it stays at optim.lr")
+            raise ValueError(f"schedule.min_lr is of cosine and linear; of {self.schedule.name} {why}")
         if self.schedule.warmup_lr > self.optim.lr:
             raise ValueError(f"schedule.warmup_lr {self.schedule.warmup_lr:g} is above optim.lr {self.optim.lr:g}")
         ramp, timed = self.batch_ramp, parse_duration(self.duration).seconds is not None

@@ -71,14 +71,13 @@ class Distillation:
             )
         if settings.hidden:
             wanted = targets(student, self.teacher, settings.teacher)
-            self._student_states = [_Tap(block) for block in blocks(student)]
-            of_teacher = blocks(self.teacher)
-            self._teacher_states = [_Tap(of_teacher[index]) for index in wanted]
+            self._student_states = taps(student)
+            self._teacher_states = taps(self.teacher, wanted)
 
     def of_copy(self, student: Any) -> Distillation:
         """The same teacher for a copy of the student."""
         other = copy.copy(self)
-        other._student_states = [_Tap(block) for block in blocks(student)] if self.settings.hidden else []
+        other._student_states = taps(student) if self.settings.hidden else []
         return other
 
     def added(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
@@ -205,19 +204,31 @@ def state_error(state: torch.Tensor, target: torch.Tensor, mask_BT: torch.Tensor
 
 
 class _Tap:
-    """Keeps the last output of a block until it is taken, for as long as the block lives."""
+    """Keeps the last output of a block until it is taken, for as long as the block lives: of several tensors the first
+    that has the `width` (TNT's has its pixels, too).
+    """
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, width: int) -> None:
         self._state: torch.Tensor | None = None
+        self.width = width
         block.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._state = output[0] if isinstance(output, tuple) else output
+        parts = [part for part in output if isinstance(part, torch.Tensor)] if isinstance(output, tuple) else [output]
+        last = (part for part in parts if part.shape[-1] == self.width)
+        self._state = next(last, next((part for part in parts if self.width in part.shape[1:]), parts[0]))
 
     def taken(self) -> torch.Tensor:
         state, self._state = self._state, None
         assert state is not None, "the block did not run"
         return state
+
+
+def taps(loaded: Loaded, layers: Sequence[int] | None = None) -> list[_Tap]:
+    """What keeps the outputs of a model's blocks: of all, or of these layers."""
+    stages = loaded.architecture.shape(loaded.config).stages
+    widths, modules = [stage.width for stage in stages for _ in range(stage.depth)], blocks(loaded)
+    return [_Tap(modules[i], widths[i]) for i in (range(len(modules)) if layers is None else layers)]
 
 
 def blocks(loaded: Loaded) -> list[nn.Module]:

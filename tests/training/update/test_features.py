@@ -53,6 +53,14 @@ def test_one_cycle_is_that_of_torch(anneal, total, share):
         theirs.step()
 
 
+@pytest.mark.parametrize("name", ["one-cycle", "triangle", "constant"])
+def test_a_lowest_rate_that_a_schedule_does_not_read_is_refused(name):
+    with pytest.raises(ValueError, match=f"min_lr.*{name}"):
+        _train(schedule={"name": name, "warmup": 0.1, "min_lr": 1e-5})
+    made = plan.make(_train(duration="10st", schedule={"name": "cosine", "min_lr": 1e-5}), 64, 1)
+    assert made.lr(10) == pytest.approx(1e-5)
+
+
 def test_the_budget_triangle_is_the_published_formula():
     """Crammed BERT's budget-triangle2: min(0.25 + x (1 - 0.25)/(1 - 0.25), 1/0.25 - x/0.25) of the rate at x of 1."""
     shape = Schedule(name="triangle")

@@ -36,11 +36,13 @@ def example(
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    if main in ("pixel_values", "pixel_values_videos", "images"):
+    if "spatial_shapes" in takes and "pixel_attention_mask" in takes:
+        inputs |= patches(config, noise)
+    elif main in ("pixel_values", "pixel_values_videos", "images"):
         inputs[main] = noise(*image_size(config))
     elif main == "input_values":
-        patches = (config.get("max_length", 64), config.get("num_mel_bins", 16))
-        inputs[main] = noise(2, *((2000,) if "conv_dim" in config or "conv_kernel" in config else patches))
+        sound = (config.get("max_length", 64), config.get("num_mel_bins", 16))
+        inputs[main] = noise(2, *((2000,) if "conv_dim" in config or "conv_kernel" in config else sound))
     elif main == "input_features":
         inputs[main] = features(config, noise)
     elif main == "inputs_embeds":
@@ -58,8 +60,7 @@ def example(
     if isinstance(model, nn.Module) and several_kinds(model, config):
         inputs = several.joined(model, config, takes, ids(), noise)
     if "noise" in takes and "mask_ratio" in config:
-        patches = (config["image_size"] // config["patch_size"]) ** 2
-        inputs["noise"] = noise(2, patches)
+        inputs["noise"] = noise(2, (config["image_size"] // config["patch_size"]) ** 2)
     if config.get("is_encoder_decoder") and "decoder_input_ids" in takes:
         inputs["decoder_input_ids"] = ids()
     if "bbox" in takes:
@@ -81,6 +82,15 @@ def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
     channels = config.get("num_channels") or config.get("in_channels") or config.get("in_chans") or 3
     frames = [config["num_frames"]] if config.get("num_frames") else []
     return (2, *frames, channels, *sides[-2:])
+
+
+def patches(config: Mapping[str, Any], noise: Any) -> dict[str, Tensor]:
+    """Two pictures cut into flat patches, with their numbers of rows and columns (SigLIP 2)."""
+    part = config.get("vision_config") or config
+    side = int((part.get("num_patches") or 16) ** 0.5)
+    pixels = noise(2, side * side, (part.get("num_channels") or 3) * part["patch_size"] ** 2)
+    shapes = torch.tensor([[side, side]] * 2)
+    return {"pixel_values": pixels, "pixel_attention_mask": torch.ones(2, side * side).long(), "spatial_shapes": shapes}
 
 
 def features(config: Mapping[str, Any], noise: Any) -> Tensor:
