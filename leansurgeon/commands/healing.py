@@ -16,7 +16,7 @@ from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import Summary
+from leansurgeon.training.runs.summary import OnTest, Summary, Task
 
 Made = TypeVar("Made", TrainingRecipe, ExperimentRecipe)
 
@@ -125,10 +125,14 @@ def instead(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def did_it_help(summary: Summary, folder: Path) -> str | None:
-    """What a healing brought, in one sentence; None where there is nothing to compare with."""
-    before, best, task = summary.before, summary.best or summary.final, summary.task
+    """What a healing brought, in one sentence, by samples that chose nothing where there are such; None where there is
+    nothing to compare with.
+    """
+    best, task, test = summary.best or summary.final, summary.task, summary.test
     kept_start = best is not None and best.step == 0
-    after = summary.final if kept_start else best
+    before, after = summary.before, summary.final if kept_start else best
+    if test and test.before and (test.best or test.last):
+        before, after = test.before, test.best or test.last
     if before is None or after is None or before.metric is None or after.metric is None:
         return None
 
@@ -137,7 +141,30 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
     change = f"{task.metric_label} {shown(before.metric)} before and {shown(after.metric)} after"
-    if not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric:
+    better = (
+        not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric
+    )
+    if test and test.before:
+        sure = gained(test, higher=task.higher_is_better)
+        change += f", on {test.samples:,} held-out samples{gain(test, task)}"
+        if better and not sure:
+            return f"Not shown to help: {change}. Give it more --time, or more data."
+    if better:
         return f"It healed: {change}."
     where = f"The model as it was is in {folder}{', and was kept as the best' if kept_start else ''}"
     return f"It did not help: {change}. {where}; give it more --time, or more data."
+
+
+def gained(test: OnTest, *, higher: bool) -> bool:
+    """Whether the whole interval of a gain is on the better side of nothing."""
+    low, high = test.gain_low, test.gain_high
+    return low is not None and high is not None and (low > 0 if higher else high < 0)
+
+
+def gain(test: OnTest, task: Task) -> str:
+    """The interval of a gain in words; empty where it is not known."""
+    if test.gain_low is None or test.gain_high is None:
+        return ""
+    times, unit = (100, " points") if task.percent else (1, "" if task.higher_is_better else " nats a token")
+    digits = ".2f" if task.percent else ".4f"
+    return f" (difference {times * test.gain_low:+{digits}} to {times * test.gain_high:+{digits}}{unit}, 95 %)"

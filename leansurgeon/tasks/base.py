@@ -7,7 +7,7 @@ nowhere: the padding of a batch's last samples on several processes, the unmaske
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -20,6 +20,8 @@ from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from leansurgeon.tasks.splits import Split
 
 IGNORED = -100
 SPLITS = ("train", "eval")
@@ -131,7 +133,8 @@ class Task(ABC):
     def describe(self) -> Description:
         """Sizes, what is particular to the task, source and licence of the data: goes into `summary.json`."""
         sizes = {f"{split}_samples": self.size(split) for split in dict.fromkeys((*SPLITS, *self.splits))}
-        return {**sizes, **self._particulars(), "source": self.source, "licence": self.licence}
+        split = {"split": self.identity} if self.identity else {}
+        return {**sizes, **split, **self._particulars(), "source": self.source, "licence": self.licence}
 
     def size(self, split: str) -> int:
         """Number of samples of a split."""
@@ -140,8 +143,20 @@ class Task(ABC):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits: "train", "eval", and "test" where a third one is published, to be read at the end."""
+        """Names of the splits: "train", "eval", and "test" where there is a third one, to be read at the end."""
         return tuple(self._info.get("sizes", SPLITS))
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The rule of the split and a digest of the samples of each side (`splits.Split.identity`); empty where the
+        task brings its own split.
+        """
+        return dict(self._info.get("split", {}))
+
+    @property
+    def held_out(self) -> str | None:
+        """What a person is told of the split; None where the task brings its own."""
+        return self._info.get("held_out")
 
     def metric_value(self, sums: Sums) -> Metrics:
         """All metrics of a whole split by name, the one under `metric.key` among them, from the sums of its scores."""
@@ -187,9 +202,8 @@ class Task(ABC):
     def _checked(self, split: str) -> str:
         if self._folder is None:
             raise RuntimeError(f"task '{self.name}' is used before prepare()")
-        known = self._info.get("sizes", SPLITS)
-        if split not in known:
-            raise UsageError(f"Task '{self.name}' has no split '{split}'.", f"Splits: {', '.join(known)}.")
+        if split not in self.splits:
+            raise UsageError(f"Task '{self.name}' has no split '{split}'.", f"Splits: {', '.join(self.splits)}.")
         return split
 
     def _indices(self, split: str, indices: np.ndarray) -> np.ndarray:
@@ -218,6 +232,11 @@ class Shortened(Task):
             limit, there = self._limit(split), super().size(split)
             if limit is not None and limit > there:
                 raise UsageError(f"{called} holds {there:,} {kind} where {split}_samples asks for {limit:,}.")
+
+
+def found(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk.Info:
+    """What a cache entry keeps of a split of samples of this kind."""
+    return {"split": split.identity(), "held_out": split.sentence(kind, labels)}
 
 
 def classification_score(

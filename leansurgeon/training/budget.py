@@ -21,6 +21,7 @@ from leansurgeon.training.plan import Plan
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.state import Run
 
+TEST = "test"  # the split, read at the end where a task has one
 LOOK = 0.02  # of the time, for one evaluation at most
 LEAST = 16  # samples of an evaluation, whatever they cost
 MEASURES = 0.05  # of the time, for measures after the last step
@@ -57,6 +58,8 @@ def fit(run: Run, began: float | None) -> None:
     looking = run.task.size("eval") * cost.evaluated
     last = looking + 2 * written(run) / DISK + cost.step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
+    if TEST in run.task.splits and run.recipe.train.eval.test:
+        last += 2 * run.task.size(TEST) * cost.evaluated  # by the best weights, and by the first or the last ones
     run.clock = time.perf_counter()
     seconds = max(spent + cost.step / 2, whole - startup - last)
     if run.history.expected_steps is None:
@@ -67,6 +70,13 @@ def fit(run: Run, began: float | None) -> None:
     for told in (beyond(whole, startup, cost.step, looking + last), gentler(plan)):
         if told:
             run.progress.say(told)
+
+
+def judges_start(run: Run) -> bool:
+    """Whether the weights that a training began with are judged on its test split, too: where it is of one's own data,
+    to say what the training brought.
+    """
+    return bool(run.task.identity) and run.recipe.train.eval.at_start
 
 
 def beyond(whole: float, startup: float, step: float, rest: float) -> str | None:

@@ -5,13 +5,14 @@ part of a training; `evaluate_model` says what a model is worth as it stands, on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from leansurgeon.checkpoints.proof import paired
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
 from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.base import Sums
@@ -36,18 +37,31 @@ _ONE_LABEL_PER_SAMPLE = ("image-classification", "sequence-classification")
 
 
 class Evaluation(NamedTuple):
-    """Mean loss (per sample, or per token for language models), the task's metric, how many samples were seen, and all
-    metrics by name.
+    """Mean loss (per sample, or per token for language models), the task's metric, how many samples were seen, all
+    metrics by name, and the metric's sum and count of every batch.
     """
 
     loss: float
     metric: float
     samples: int
     metrics: dict[str, float] = {}  # noqa: RUF012 (never changed)
+    parts: Sequence[tuple[float, float]] = ()
+
+    def interval(self) -> tuple[float, float] | None:
+        """Where the metric lies with 95 %; None where the samples do not say, or it is no mean of them."""
+        parts, counts = zip(*self.parts, strict=True)
+        mean, scale = sum(parts) / max(sum(counts), 1), float
+        if not math.isclose(self.metric, mean, rel_tol=1e-4, abs_tol=1e-9):
+            scale = math.exp  # of a perplexity
+        around = paired.interval(parts, counts)
+        if around is None or around[1] > 700 or not math.isclose(self.metric, scale(mean), rel_tol=1e-4, abs_tol=1e-9):
+            return None
+        return scale(around[0]), scale(around[1])
 
     def scores(self, step: int | None = None) -> Scores:
         """As a summary keeps it; `step` is that after which it came."""
-        return Scores(self.loss, self.metric, self.metrics, step)
+        low, high = self.interval() or (None, None)
+        return Scores(self.loss, self.metric, self.metrics, step, low, high)
 
 
 def evaluate(
@@ -75,6 +89,7 @@ def evaluate(
     size, processes = task.size(split), accelerator.num_processes
     hands = order.eval_batches(size, batch, processes, accelerator.process_index)
     turns = math.ceil(math.ceil(size / batch) / processes)
+    parts = torch.zeros(turns, processes, 2, dtype=kind, device=device)
     idle = order.eval_batches(1, 1, 1, 0) if shards.are_in(scored) else []
     rows = [(0, row) for row in [*hands, *idle][:turns]]
     training = scored.training
@@ -89,7 +104,9 @@ def evaluate(
                 score = scored(inputs)
                 if turn >= len(hands):
                     break
-                totals[:4] += torch.stack([part.to(kind) for part in score[:4]])
+                found = torch.stack([part.to(kind) for part in score[:4]])
+                totals[:4] += found
+                parts[turn, accelerator.process_index] = found[2:]
                 if score.extra is not None:
                     extra = score.extra.to(kind) if extra is None else extra + score.extra.to(kind)
                 totals[4] += inputs["labels"].shape[0]
@@ -105,7 +122,9 @@ def evaluate(
         shards.give_back(scored)
     *sums, samples = engine.all_reduced(totals, accelerator).tolist()
     _check_count(task, size, int(samples), sums[3], sums[1])
-    return _evaluation(task, Sums(*sums, _extra(extra, task, accelerator, kind)), int(samples))
+    found = _evaluation(task, Sums(*sums, _extra(extra, task, accelerator, kind)), int(samples))
+    every = engine.all_reduced(parts.flatten(), accelerator).reshape(-1, 2).tolist()
+    return found._replace(parts=[(part, count) for part, count in every if count])
 
 
 def _evaluation(task: Task, sums: Sums, samples: int) -> Evaluation:

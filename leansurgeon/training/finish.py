@@ -17,23 +17,27 @@ from typing import Any
 import torch
 
 from leansurgeon import checkpoints
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.proof import paired
 from leansurgeon.errors import plural
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training import budget, judge
+from leansurgeon.training import budget, judge, starting
+from leansurgeon.training.budget import TEST, judges_start
 from leansurgeon.training.cards import cards
-from leansurgeon.training.evaluate import evaluate, still_falling
+from leansurgeon.training.evaluate import Evaluation, evaluate, still_falling
 from leansurgeon.training.processes import engine
 from leansurgeon.training.processes.signals import Enough, Wish, until
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary
+from leansurgeon.training.runs.summary import OnTest, Part, Summary
 from leansurgeon.training.state import Run
+from leansurgeon.training.update.distill import FEATURES
 from leansurgeon.training.update.step import Scored
 from leansurgeon.training.watch import measures, speed
 from leansurgeon.version import __version__
 
-TEST = "test"  # the split, where a task publishes one
+BATCHES = 32  # of a test split at least, where it has as many samples
 LONGEST = 600.0  # seconds, or as long as the training took: after that nobody waits for a measure
 
 
@@ -90,36 +94,60 @@ def measured(run: Run, seconds: float) -> JsonObject:
 
 
 def _tested(run: Run) -> OnTest:
-    """What the last weights and the best, those that the evaluation split chose, reach on the test split: read once,
-    when the training is over, and nothing is chosen by it. Both models are written by then.
+    """What the best weights, those that the evaluation split chose, reach on the test split: read once, when the
+    training is over, and nothing is chosen by it. Of a published split the last weights, too; of one's own data those
+    that the training began with, to say what it brought. The models are written by then.
     """
-    last = _on_test(run, run.judged)
-    result = OnTest(run.task.size(TEST), last, last)
-    best = run.history.best
-    if best is not None and best.step != run.history.done:
-        kept = run.recipe.train.checkpoint.keep_best
-        result = replace(result, best=_on_test(run, _best(run)) if kept else None)
-    chosen, metric = result.best or last, run.task.metric
+    best, done, own = run.history.best, run.history.done, bool(run.task.identity)
+    kept = best is not None and best.step != done and run.recipe.train.checkpoint.keep_best
+    before = (
+        _on_test(run, _scored(run, starting.loaded(run.recipe, run.loaded.folder, run.task)))
+        if judges_start(run)
+        else None
+    )
+    last = None if own and kept else _on_test(run, run.judged)
+    chosen = (
+        last if last and not kept else before if before and best.step == 0 else _on_test(run, _scored(run, _best(run)))
+    )
+    missed = best is not None and best.step != done and not kept
+    result = OnTest(
+        run.task.size(TEST), last and last.scores(), None if missed else chosen.scores(), before and before.scores()
+    )
+    if before and (gain := paired.interval(*_differences(before, chosen))):
+        result = replace(result, gain_low=gain[0], gain_high=gain[1])
+    metric = run.task.metric
     shown = f"{100 * chosen.metric:.2f} %" if metric.percent else f"{chosen.metric:.4g}"
-    which = "best by validation" if result.best else "last step"
+    which = "best by validation" if kept else "last step"
     run.progress.say(f"test split, {plural(result.samples, 'sample')}: {metric.label} {shown} ({which})")
-    run.note(type="test", step=run.history.done, **result.as_dict(), metric_key=metric.key)
+    run.note(type="test", step=done, **result.as_dict(), metric_key=metric.key)
     return result
 
 
-def _on_test(run: Run, scored: Scored) -> Scores:
+def _differences(before: Evaluation, after: Evaluation) -> tuple[list[float], list[float]]:
+    """By how much the metric's sum of each batch changed, and its labels."""
+    both = list(zip(before.parts, after.parts, strict=True))
+    return [new - old for (old, _), (new, _) in both], [count for _, (_, count) in both]
+
+
+def _on_test(run: Run, scored: Scored) -> Evaluation:
+    """In batches so small that there are some dozens, by whose differences an interval is known."""
     train, accelerator = run.recipe.train, run.trainer.accelerator
-    options = {"batch": train.eval.batch, "check": run.stops.raise_if_asked, "workers": train.workers}
-    return evaluate(scored, run.task, accelerator, split=TEST, **options).scores()
+    batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * accelerator.num_processes)))
+    options = {"batch": batch, "check": run.stops.raise_if_asked, "workers": train.workers}
+    return evaluate(scored, run.task, accelerator, split=TEST, **options)
 
 
-def _best(run: Run) -> Scored:
+def _best(run: Run) -> Loaded:
     """The best model, read back from the run folder."""
-    train = run.recipe.train
-    torch.manual_seed(train.seed)
-    loaded = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
-    scored = Scored(loaded, run.task, precision=train.precision, sparse_prediction=train.sparse_prediction)
-    return scored.to(run.trainer.accelerator.device)
+    torch.manual_seed(run.recipe.train.seed)
+    return checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
+
+
+def _scored(run: Run, loaded: Loaded) -> Scored:
+    train, teacher = run.recipe.train, run.judged.teacher
+    options = {"precision": train.precision, "sparse_prediction": train.sparse_prediction}
+    teacher = teacher.of_copy(loaded) if teacher and run.task.head == FEATURES else None
+    return Scored(loaded, run.task, distillation=teacher, **options).to(run.trainer.accelerator.device)
 
 
 def _publish(run: Run, made: Summary) -> None:

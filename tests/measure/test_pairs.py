@@ -13,6 +13,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.pairs import IGNORED, open_pairs
 from leansurgeon.measure.heads.judge import Labelled
+from tests.support.content import side_of
 from tests.support.models.word_models import WORDS
 
 # Special tokens as the two families number them, and what stands around every sentence.
@@ -74,9 +75,10 @@ def test_every_pair_costs_what_it_costs_alone_in_the_library(model, lines, tmp_p
     data = opened(folder, tmp_path / "pairs.tsv", text)
     judge = Labelled(checkpoints.load(folder), data.task)
     judge.loaded.model.eval()
+    lengths = [{int(real.sum()) for real in batch["attention_mask"]} for batch in data.fit]
+    assert max(map(len, lengths)) > 1  # some are padded
     with torch.no_grad():
         for batch in data.fit:
-            assert len({int(real.sum()) for real in batch["attention_mask"]}) > 1  # some are padded
             theirs = library.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
             real = torch.nn.functional.pad(batch["labels"] != IGNORED, (1, -1), value=True)
             assert torch.equal(batch["decoder_input_ids"][real], theirs[real])
@@ -95,9 +97,11 @@ def test_parts_share_no_pair_and_hold_what_the_file_says(model, lines, tmp_path)
     data = opened(folder, tmp_path / "pairs.tsv", text)
     parts = [rows(part) for part in (data.fit, data.guard, data.heldout)]
     expected = sorted((tuple(tokenizer(a)["input_ids"]), tuple(tokenizer(b)["input_ids"])) for a, b in said)
-    assert sorted([*parts[0], *parts[1], *parts[2]]) == expected and len(parts[2]) == 12  # a fifth is held out
-    other = opened(folder, tmp_path / "pairs.tsv", text, seed=1)
-    assert sorted(rows(other.heldout)) != sorted(parts[2])
+    assert sorted([*parts[0], *parts[1], *parts[2]]) == expected
+    sides = [side_of(a, b) for a, b in said]
+    assert [len(part) for part in parts] == [sides.count(side) for side in ("train", "eval", "test")]
+    other = opened(folder, tmp_path / "pairs.tsv", "\n".join(text.split("\n")[::-1]), seed=1)
+    assert sorted(rows(other.heldout)) == sorted(parts[2])
 
 
 def test_hidden_spans_fill_the_gaps_and_are_a_seventh(model, family, lines, tmp_path):

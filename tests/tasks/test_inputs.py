@@ -63,12 +63,12 @@ def test_trained_windows_begin_so_too_and_together_are_the_text(begun, tmp_path)
     task = tasks.make("causal-lm", options)
     task.prepare(tmp_path, source, workers=1, say=print)
     ids = np.concatenate(
-        [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"] for split in ("train", "eval")]
+        [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"] for split in task.splits]
     )
     assert ids.shape[1] == 16 and (ids[:, 0] == begin).all() and (ids[:, 1:] != begin).all()
     tokenizer, files = AutoTokenizer.from_pretrained(source), sorted(text.rglob("*.*"))
     words = sum(len(tokenizer(file.read_text(), add_special_tokens=False)["input_ids"]) for file in files)
-    assert words - 2 * 15 <= ids[:, 1:].size <= words + 2 * len(files)
+    assert words - 3 * 15 <= ids[:, 1:].size <= words + 3 * len(files)
 
 
 def test_windows_of_a_tokenizer_that_begins_no_text_hold_text_alone(tmp_path):

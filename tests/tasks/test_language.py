@@ -53,7 +53,7 @@ def test_the_packaged_text_is_the_novel_and_nothing_else():
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
 def test_the_windows_together_are_the_text(cache, kind):
-    task = prepared(cache, tokenizer=kind, random_windows=False)
+    task = prepared(cache, tokenizer=kind, random_windows=False, eval_fraction=0.1)
     text = ""
     for split in ("train", "eval"):
         ids = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
@@ -161,7 +161,7 @@ def test_masks_follow_from_seed_epoch_and_index(cache):
 
 def test_the_ends_of_documents_are_never_hidden(tmp_path):
     for i in range(200):
-        (tmp_path / f"{i:03}.txt").write_text("ab\ncd\n" * 4)
+        (tmp_path / f"{i:03}.txt").write_text("ab\ncd\n" * 3 + f"cd {i}\n")
     task = prepared(tmp_path / "cache", "masked-lm", data=str(tmp_path / "*.txt"), mask_prob=0.9, seq_len=32)
     batch = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)
     ends = task.tokenizer().eos_token_id
@@ -218,12 +218,13 @@ def test_the_models_own_tokenizer(tmp_path, cache):
 
 
 def test_held_out_files_and_several_documents(tmp_path):
-    for name, text in (("a", "aaaa\n"), ("b", "bbbb\n"), ("c", "cabc\n")):
+    for name, text in (("a", "aaaa\n"), ("b", "bbbb\n"), ("c", "cabc\n"), ("d", "dddd\n")):
         (tmp_path / f"{name}.txt").write_text(text * 40)
     files = [str(tmp_path / "[ab].txt"), str(tmp_path / "a.txt")]  # a file named twice counts once
-    task = prepared(tmp_path / "cache", data=files, eval_data=str(tmp_path / "c.txt"), seq_len=8)
-    assert task.describe()["characters"] == {"train": 400, "eval": 200}
-    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt"
+    held = {"eval_data": str(tmp_path / "c.txt"), "test_data": str(tmp_path / "d.txt")}
+    task = prepared(tmp_path / "cache", data=files, **held, seq_len=8)
+    assert task.describe()["characters"] == {"train": 400, "eval": 200, "test": 200}
+    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt, d.txt"
     # The vocabulary comes from the training text: "c" is unknown.
     unknown = task.tokenizer().unk_token_id
     counts = Counter(task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"].flatten().tolist())
@@ -251,7 +252,12 @@ def test_bad_input_is_one_sentence(tmp_path):
         ({"data": str(tmp_path / "nothing")}, None, r"nothing' is a folder in which no file ends in \.csv\b.*\.txt\b"),
         ({"data": str(tmp_path / "latin.txt")}, None, r"latin\.txt\b.*\bUTF-8\b.*\bbyte 3\b"),
         ({"data": str(tmp_path / "empty.txt")}, None, "empty.txt holds no text"),
-        ({"data": str(tmp_path / "short.txt")}, None, r"\btrain\b.*\b4[01] tokens\b.*\bseq_len 64\b"),
+        ({"data": str(tmp_path / "short.txt")}, None, r"\b1 different sample\b.*\bhold any out\b"),
+        (
+            {"data": str(tmp_path / "short.txt"), "eval_fraction": 0.3},
+            None,
+            r"\btrain\b.*\b4[01] tokens\b.*\bseq_len 64\b",
+        ),
         ({"tokenizer": "model"}, None, "no model folder"),
         ({"tokenizer": "model", "seq_len": 32}, tmp_path / "model", r"\bno tokenizer\b"),
         ({}, tmp_path / "model", r"\bseq_len\b.*\b64\b.*\b32 positions\b"),
@@ -307,7 +313,9 @@ def test_rows_of_tables_are_documents(tmp_path, suffix):
             i for row in rows for i in [*tokenizer(row, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
         ]
         assert tokens_of(task, split).tolist() == expected
-    few = prepared(tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, documents=10)
+    few = prepared(
+        tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, documents=10, eval_fraction=0.1
+    )
     assert len(tokens_of(few, "train")) == sum(len(row) + 1 for row in STORIES[:9])
     other = write_stories(tmp_path / f"held{suffix}", STORIES[:5])
     held = prepared(tmp_path / "cache", "masked-lm", data=data, eval_data=other, tokenizer="wordpiece", seq_len=16)
@@ -318,7 +326,7 @@ def test_token_ids_pass_as_they_are(tmp_path):
     vocab.make("byte", None, []).save_pretrained(tmp_path / "tokenizer")
     rows = [np.random.default_rng(i).integers(5, 200, 32).tolist() for i in range(20)]
     data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False}
+    options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False, "eval_fraction": 0.1}
     task = prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
     assert torch.equal(task.batch("train", np.arange(18), seed=0, epoch=0)["input_ids"], torch.tensor(rows[:18]))
     with pytest.raises(UsageError, match=r"\btoken ids\b"):

@@ -11,6 +11,7 @@ import pytest
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks import hub
+from tests.support.content import side_of
 
 NEEDED = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
 NEEDED |= {name: {"data": "x"} for name in ("imagenet", "folder", "images", "lra-retrieval")}
@@ -86,18 +87,34 @@ def test_a_folder_of_texts_is_read_file_by_file(tmp_path):
 
 SIZES, ORIGIN = ["train_samples", "eval_samples"], ["source", "licence"]
 TOKENS = ["tokenizer", "vocab_size", "seq_len"]
+HELD = ["test_samples", "split"]
+LINES = [f"This is sentence number {i}, which is long enough to be counted." for i in range(60)]
+ROWS = [f"some words {i}" for i in range(40)]
 THEIRS = "as the files' owner says"
+
+
+def cut(texts: list[str]) -> tuple[int, int]:
+    """How many train and choose by content."""
+    sides = [side_of(text) for text in texts]
+    return sides.count("train"), sides.count("eval")
+
+
 TOLD = [
     ("digits", {}, [], (1437, 360, "Optical recognition of handwritten digits (Alp", "CC BY 4.0")),
     ("d-retrieval", {"train": 20, "eval": 10}, [], (20, 10, "generalised D-retrieval, generated: D 4, 16 ", "made by")),
     (
         "causal-lm",
-        {"data": "a.txt", "tokenizer": "char", "seq_len": 16, "random_windows": False},
+        {"data": "a.txt", "tokenizer": "char", "seq_len": 16, "random_windows": False, "eval_fraction": 0.1},
         ["train_tokens", "eval_tokens", "characters", *TOKENS],
         (215, 24, "a.txt", THEIRS),  # (3,446 + 1) // 16 and (383 + 1) // 16: characters and the end of a document
     ),
-    ("sentences", {"data": "a.txt", "tokenizer": "char"}, TOKENS, (54, 6, "a.txt", THEIRS)),
-    ("text-classification", {"train": "t.csv", "tokenizer": "byte"}, ["labels", *TOKENS], (36, 4, "t.csv", THEIRS)),
+    ("sentences", {"data": "a.txt", "tokenizer": "char"}, [*HELD, *TOKENS], (*cut(LINES), "a.txt", THEIRS)),
+    (
+        "text-classification",
+        {"train": "t.csv", "tokenizer": "byte"},
+        [*HELD, "labels", *TOKENS],
+        (*cut(ROWS), "t.csv", THEIRS),
+    ),
 ]
 
 
@@ -105,9 +122,8 @@ TOLD = [
 def test_what_a_task_says_of_its_data(name, options, between, expected, tmp_path, monkeypatch):
     """Sizes first, source and licence last, in this order; also after a way through another process."""
     monkeypatch.chdir(tmp_path)
-    lines = [f"This is sentence number {i}, which is long enough to be counted." for i in range(60)]
-    (tmp_path / "a.txt").write_text("\n".join(lines))
-    (tmp_path / "t.csv").write_text("\n".join(["text,label", *(f"some words {i},{i % 2}" for i in range(40))]))
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *(f"{row},{i % 2}" for i, row in enumerate(ROWS))]))
     task = tasks.make(name, options)
     task.prepare(tmp_path / "cache", None, workers=1, say=print)
     told = task.describe()

@@ -58,7 +58,7 @@ def test_all_formats_hold_the_same_rows(tmp_path, suffix):
     # Quotation marks mean themselves between tabs, so that no line end can be quoted there.
     rows = [row | {"text": row["text"].replace("\n", " ")} for row in ROWS] if suffix == ".tsv" else ROWS
     train, evaluation = write(tmp_path / f"train{suffix}", rows), write(tmp_path / f"eval{suffix}", rows[:9])
-    task = prepared(tmp_path / "cache", train=train, eval=evaluation)
+    task = prepared(tmp_path / "cache", train=train, eval=evaluation, hold_out=False)
     assert (task.size("train"), task.size("eval")) == (60, 9)
     batch = everything(task)
     assert batch["labels"].tolist() == [i % 3 for i in range(60)]  # 0, 3, 6 are numbered 0, 1, 2
@@ -77,7 +77,14 @@ def test_tokens_are_those_of_the_models_tokenizer(tmp_path):
     train = write(tmp_path / "train.jsonl", ROWS)
     for pad in ("longest", "max"):
         task = prepared(
-            tmp_path / "cache", tmp_path / "model", train=train, eval=train, tokenizer="model", seq_len=20, pad=pad
+            tmp_path / "cache",
+            tmp_path / "model",
+            train=train,
+            eval=train,
+            hold_out=False,
+            tokenizer="model",
+            seq_len=20,
+            pad=pad,
         )
         assert task.model_overrides()["num_labels"] == 3
         texts = [row["text"] for row in ROWS]
@@ -99,9 +106,8 @@ def test_pairs_are_marked_where_the_model_wants_it(tmp_path, marked):
         made = BertTokenizer(vocab=made.get_vocab())
     made.save_pretrained(tmp_path / "model")
     train = write(tmp_path / "train.csv", ROWS)
-    task = prepared(
-        tmp_path / "c", tmp_path / "model", train=train, eval=train, text_pair="other", tokenizer="model", pad="max"
-    )
+    options = {"train": train, "eval": train, "hold_out": False, "text_pair": "other", "pad": "max"}
+    task = prepared(tmp_path / "c", tmp_path / "model", tokenizer="model", **options)
     texts, others = [row["text"] for row in ROWS], [row["other"] for row in ROWS]
     reference = AutoTokenizer.from_pretrained(tmp_path / "model")(
         texts, others, max_length=128, padding="max_length", return_tensors="pt"
@@ -112,33 +118,22 @@ def test_pairs_are_marked_where_the_model_wants_it(tmp_path, marked):
     assert all(torch.equal(batch[name], reference[name]) for name in reference)
 
 
-def test_rows_are_held_out_by_seed(tmp_path):
-    train = write(tmp_path / "train.csv", ROWS)
-    held = {}
-    for seed in (0, 1):
-        task = prepared(tmp_path / "cache", train=train, eval_fraction=0.2, split_seed=seed)
-        assert (task.size("train"), task.size("eval")) == (48, 12)
-        parts = [
-            {bytes(row.byte().numpy()).rstrip(b"\0") for row in everything(task, s)["input_ids"]}
-            for s in ("train", "eval")
-        ]
-        assert len(parts[0] | parts[1]) == 60
-        held[seed] = parts[1]
-    assert held[0] != held[1]
-
-
 def test_named_labels_are_numbered_by_the_alphabet(tmp_path):
     rows = [{"text": "x", "label": name} for name in ("spam", "ham", "spam", "eggs")]
     path = write(tmp_path / "rows.csv", rows)
-    task = prepared(tmp_path / "cache", train=path, eval=path)
+    task = prepared(tmp_path / "cache", train=path, eval=path, hold_out=False)
     assert everything(task)["labels"].tolist() == [2, 1, 2, 0]
     flags = write(tmp_path / "flags.jsonl", [{"text": "x", "label": flag} for flag in (True, False, True)])
-    assert everything(prepared(tmp_path / "cache", train=flags, eval=flags))["labels"].tolist() == [1, 0, 1]
+    assert everything(prepared(tmp_path / "cache", train=flags, eval=flags, hold_out=False))["labels"].tolist() == [
+        1,
+        0,
+        1,
+    ]
 
 
 def test_a_sample_is_the_same_in_every_batch(tmp_path):
     path = write(tmp_path / "rows.csv", ROWS)
-    task = prepared(tmp_path / "cache", train=path, eval=path, pad="max")
+    task = prepared(tmp_path / "cache", train=path, eval=path, hold_out=False, pad="max")
     whole, some = everything(task), task.batch("train", np.array([9, 4]), seed=3, epoch=2)
     assert all(torch.equal(some[name], whole[name][[9, 4]]) for name in whole)
 
@@ -170,7 +165,7 @@ def test_bad_rows_are_one_sentence(tmp_path):
     ]
     for path, message in cases:
         with pytest.raises(UsageError, match=message) as caught:
-            prepared(tmp_path / "cache", train=path, eval=good)
+            prepared(tmp_path / "cache", train=path, eval=good, hold_out=False)
         assert "\n" not in str(caught.value), path
     with pytest.raises(UsageError, match=r"\bevaluation\b.*'9'"):
         prepared(tmp_path / "cache", train=good, eval=file("p.csv", "text,label\nx,9\n"))

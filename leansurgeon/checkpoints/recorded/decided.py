@@ -17,7 +17,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 @dataclass(frozen=True)
 class SampleData(Part):
     """The sample data that decided: what can be typed behind --calibrate, what it is, its digest, its samples by part,
-    its sources where it has several, and how many samples were asked for.
+    its sources where it has several, how many samples were asked for, and the rule and the digests of its split.
     """
 
     name: str
@@ -26,6 +26,7 @@ class SampleData(Part):
     samples: Mapping[str, int]
     sources: tuple[SampleData, ...] = ()
     asked: int | None = None
+    split: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- which layers ----------------------------------------------------------------------------------

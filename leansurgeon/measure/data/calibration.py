@@ -2,14 +2,15 @@
 
 `--calibrate` names it: text files (or `austen`) for a language model, a folder of images, or any task with its options
 (`task:digits`, `task:imagenet,data=/images`). The samples fall into three parts without a sample in common: `fit`, from
-which statistics are taken; `guard`, which decides whether a step is kept; `heldout`, which only the proof sees. Where
-the data has a split of its own for evaluation, `heldout` comes from there.
+which statistics are taken; `guard`, which decides whether a step is kept; `heldout`, which only the proof sees. They
+are of the task's splits "train", "eval" and "test", as in a training; where there is no third one, `guard` is of
+"train" and `heldout` of "eval".
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ class Calibration:
     sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
     guards: tuple[int, ...] = ()  # and which source every batch of the guard is of
     beside: Calibration | None = field(default=None, repr=False, compare=False)  # to be mixed in where it is too little
+    split: Mapping[str, str] = field(default_factory=dict, compare=False)  # rule and digests (`splits.Split.identity`)
 
     def mask(self, batch: Batch) -> Tensor | None:
         """(batch, tokens) bool, True at real tokens; None where all are."""
@@ -95,7 +97,7 @@ class Calibration:
 
         samples = {part: sum(map(rows_of, getattr(self, part))) for part in WORDS}
         sources = tuple(source.recorded() for source in self.sources)
-        return SampleData(self.name, self.says, self.digest, samples, sources, self.asked)
+        return SampleData(self.name, self.says, self.digest, samples, sources, self.asked, self.split)
 
 
 def open_calibration(
@@ -150,7 +152,7 @@ def from_task(
     seed: int = 0,
     say: Say = silent,
 ) -> Calibration:
-    """Calibration from a task's training data, held-out samples from its evaluation data."""
+    """Calibration from a task's data, split as a training on it would."""
     refuse_two_inputs(source)
     task = tasks.make(name, options)
     check_head(task, source)
@@ -164,11 +166,15 @@ def from_task(
         lines = "attention_mask" in probe
         usual = LINES if lines else TOKENS.each(lambda _, count: max(4, count // tokens))
     wanted = for_samples(usual, samples)
-    rows = choose(task.size("train"), task.size("eval"), wanted, seed, f"task {name}")
+    if task.held_out:
+        say(task.held_out)
+    third = "test" in task.splits
+    splits = Parts("train", "eval" if third else "train", "test" if third else "eval")
+    rows = choose(splits.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
     size = 64 if not tokens else 32 if lines else max(1, 2_048 // tokens)
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
-        split = "eval" if part == "heldout" else "train"
+        split = splits[part]
         if tokens and lines:  # padding costs as much as tokens
             chosen = chosen[np.argsort(task.lengths(split)[chosen], kind="stable")]
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
@@ -182,7 +188,7 @@ def from_task(
     source_of = task.describe().get("source", name)
     windows = tokens and not lines
     says = f"{source_of}: {counts} ({f'windows of {tokens} tokens' if windows else 'samples'})"
-    made = of_parts(spell_task(name, options), says, parts, task, samples)
+    made = replace(of_parts(spell_task(name, options), says, parts, task, samples), split=task.identity)
     if scores(task, source):
         return made
     bare = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
@@ -270,18 +276,20 @@ def check_kind(task: Task, source: Source) -> None:
         raise UsageError(f"Task {task.name} has {vocabulary:,} tokens, and {source.name} knows {have:,}.")
 
 
-def choose(train: int, held: int, wanted: Parts[int], seed: int, what: str) -> Parts[np.ndarray]:
-    """Sample numbers of every part: fit and guard from the training split, heldout from the evaluation split."""
-    if train < 2 or held < 1:
-        raise UsageError(
-            f"The {what} has {train} training and {held} evaluation samples; calibration needs at least 2 and 1.",
-            "Give more data.",
-        )
-    guard = min(wanted.guard, max(1, train // 5))
-    fit = min(wanted.fit, train - guard)
-    order = np.random.default_rng([seed, 1]).permutation(train)
-    judge = np.random.default_rng([seed, 2]).permutation(held)[: wanted.heldout]
-    return Parts(np.sort(order[:fit]), np.sort(order[fit : fit + guard]), np.sort(judge))
+def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart: bool) -> Parts[np.ndarray]:
+    """Sample numbers of every part, of so many as `there` are. Parts that are not `apart` share the training split: the
+    guard is of that, too. Held-out samples that stand apart are the first ones, whatever the seed.
+    """
+    if there.fit < 2 - apart or min(there) < 1:
+        least = f"{there.fit} training and {min(there.guard, there.heldout)} evaluation samples"
+        raise UsageError(f"The {what} has {least}; calibration needs at least 2 and 1.", "Give more data.")
+    order, other = (np.random.default_rng([seed, i]).permutation(n) for i, n in ((1, there.fit), (2, there.heldout)))
+    if apart:
+        guards = np.random.default_rng([seed, 2]).permutation(there.guard)[: wanted.guard]
+        return Parts(*map(np.sort, (order[: wanted.fit], guards)), np.arange(min(wanted.heldout, there.heldout)))
+    guard = min(wanted.guard, max(1, there.fit // 5))
+    fit = min(wanted.fit, there.fit - guard)
+    return Parts(*map(np.sort, (order[:fit], order[fit : fit + guard], other[: wanted.heldout])))
 
 
 def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:

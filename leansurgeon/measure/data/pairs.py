@@ -20,7 +20,9 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, of_parts
 from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.base import IGNORED, token_score
+from leansurgeon.tasks.splits import SIDES, hash_text, split_by_content
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.user_data import HINT, Columns, columns_of, is_role, recognise
@@ -55,6 +57,7 @@ def open_pairs(
     seed: int = 0,
     flag: str = "--data",
     columns: str | None = None,
+    say: Say = silent,
 ) -> Calibration:
     """The pairs that SPEC names, the value of a command's `flag`. Raises `UsageError` where there are none, or for
     another kind of model.
@@ -79,23 +82,23 @@ def open_pairs(
         texts = corpus.find(list(data.names), roles.texts)
         given, names = len(roles.texts) > 1, texts.names
         said = texts.answers() if given else texts.texts()
-    pairs = list(encoded(said, tokenizer) if given else hidden_pairs(said, tokenizer, rng))
+    made = list(encoded(said, tokenizer) if given else hidden_pairs(said, tokenizer, rng))
+    split = split_by_content(np.array([number for number, _ in made], dtype=np.uint64))
+    say(split.sentence("pairs" if given else "sentences"))
+    sides = Parts(*(split.rows[side] for side in SIDES))
     wanted = replace(COUNTS, fit=samples or COUNTS.fit)
-    held = min(wanted.heldout, len(pairs) // 5)
-    rows = choose(len(pairs) - held, held, wanted, seed, "text")
-    order = rng.permutation(len(pairs))
+    rows = choose(sides.each(lambda _, side: len(side)), wanted, seed, "text", apart=True)
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id"))
     pad = tokenizer.pad_token_id or 0
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
-        of = order[:held] if part == "heldout" else order[held:]
-        taken = sorted((pairs[of[i]] for i in chosen), key=lambda pair: len(pair[0]))
+        taken = sorted((made[i][1] for i in sides[part][chosen]), key=lambda pair: len(pair[0]))
         return [batch_of([taken[i] for i in at], pad, int(start or 0)) for at in chunks(np.arange(len(taken)), ROWS)]
 
     parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
     says = f"{', '.join(names)}: {told(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
-    return of_parts(kind, says, parts, Seq2Seq())
+    return replace(of_parts(kind, says, parts, Seq2Seq()), split=split.identity())
 
 
 def written_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
@@ -108,17 +111,18 @@ def written_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
             yield before, after
 
 
-def encoded(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Pair]:
-    """Tokens of inputs and answers, each pair once: repeated, it would be calibrated and judged on."""
+def encoded(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, Pair]]:
+    """What stands for the content of each pair of input and answer (each once), and its tokens."""
     for before, after in dict.fromkeys(said):
         ids = tokenizer(before, truncation=True, max_length=INPUT_TOKENS)["input_ids"]
-        yield ids, tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
+        answer = tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
+        yield hash_text(before, after), (ids, answer)
 
 
 def hidden_pairs(
     sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator
-) -> Iterator[Pair]:
-    """Sentences with hidden spans, in the way of the tokenizer's family."""
+) -> Iterator[tuple[int, Pair]]:
+    """The same of sentences with hidden spans, in the way of the tokenizer's family."""
     sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(100)])
     names_spans = sentinels[0] is not None and sentinels[0] != tokenizer.unk_token_id
     if not names_spans and tokenizer.mask_token_id is None:
@@ -136,9 +140,9 @@ def hidden_pairs(
             continue
         hidden = [(inner[at], inner[at] + SPAN) for at in starts]
         if names_spans:
-            yield name_spans(ids, hidden, sentinels, tokenizer.eos_token_id)
+            yield hash_text(sentence), name_spans(ids, hidden, sentinels, tokenizer.eos_token_id)
         else:
-            yield replaced(ids, hidden, lambda _: tokenizer.mask_token_id), ids
+            yield hash_text(sentence), (replaced(ids, hidden, lambda _: tokenizer.mask_token_id), ids)
 
 
 def spans(tokens: int, rng: np.random.Generator) -> list[int]:

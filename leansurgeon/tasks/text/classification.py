@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
-from leansurgeon.tasks import base, chance, ragged, user_data
+from leansurgeon.tasks import base, ragged, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Options(base.Options):
-    """`train` and `eval`: files or globs; without `eval`, `eval_fraction` of the rows is held out, chosen by
-    `split_seed`.
+    """`train`, `eval` and `test`: files or globs; what is not named is cut from `train` by content, but with
+    `hold_out: false` (then `eval` is needed).
 
     Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len. `classes` are
     names in the order of the model's outputs, where that is not the alphabetical one; a label is one of them, or its
@@ -32,12 +33,12 @@ class Options(base.Options):
 
     train: str | list[str]
     eval: str | list[str] | None = None
+    test: str | list[str] | None = None
+    hold_out: bool = True
     text: str = "text"
     text_pair: str | None = None
     label: str | list[str] = "label"
     classes: list[str] | None = Field(None, min_length=2)
-    eval_fraction: float = Field(0.1, gt=0, lt=1)
-    split_seed: int = Field(0, ge=0)
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
@@ -64,26 +65,26 @@ class TextClassification(Tokenized):
         """Read, split and tokenise the tables into the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
-        files = text_files.find(o.train)
-        eval_files = text_files.find(o.eval) if o.eval is not None else None
+        named = {"train": o.train, "eval": o.eval, "test": o.test}
+        files = {side: text_files.find(names) for side, names in named.items() if names is not None}
         key = {
-            "version": 3,  # 2 stopped at rows without a label
+            "version": 4,  # 2 stopped at rows without a label, 3 held out at random
             "tokenizer": self._tokenizer_key(model_dir),
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
             **({"classes": o.classes} if o.classes else {}),
-            "train": [disk.file_key(path) for path in files],
-            "eval": [o.eval_fraction, o.split_seed]
-            if eval_files is None
-            else [disk.file_key(path) for path in eval_files],
+            "split": splits.RULE if o.hold_out else None,
+            **{side: [disk.file_key(path) for path in paths] for side, paths in files.items()},
         }
 
         def build(folder: Path) -> disk.Info:
-            train, counted = _read(files, o)
-            if eval_files is None:
-                rows = _hold_out(train, o.eval_fraction, o.split_seed)
-            else:
-                rows = {"train": train, "eval": _read(eval_files, o)[0]}
+            read = {side: _read(paths, o) for side, paths in files.items()}
+            rows, found = {side: part for side, (part, _) in read.items()}, {"read": read["train"][1]}
+            if o.hold_out:
+                rows, more = _split(rows)
+                found |= more
+            elif "eval" not in rows:
+                raise UsageError("hold_out is false, and no rows to evaluate on are named.", "Name them: task.eval.")
             given = _numbered(rows, o.classes) if o.classes else None
             names = o.classes or _label_names(rows)
             numbers = given or {name: i for i, name in enumerate(names)}
@@ -92,10 +93,10 @@ class TextClassification(Tokenized):
                 split: Rows(part.texts, part.pairs, np.array([numbers[label] for label in part.labels], dtype=np.int32))
                 for split, part in rows.items()
             }
-            return self._store(folder, numbered, model_dir) | {"labels": names, "read": counted}
+            return self._store(folder, numbered, model_dir) | {"labels": names} | found
 
         self._open(disk.entry(cache, "texts", key, build))
-        self.source = ", ".join(path.name for path in files + (eval_files or []))
+        self.source = ", ".join(path.name for paths in files.values() for path in paths)
 
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
@@ -175,7 +176,7 @@ def _label_names(rows: dict[str, Rows]) -> list[str]:
     names = set(rows["train"].labels)
     if len(names) < 2:
         raise UsageError(f"The training rows have one label only, '{names.pop()}': there is nothing to learn.")
-    foreign = sorted(set(rows["eval"].labels) - names)
+    foreign = sorted({label for part in rows.values() for label in part.labels} - names)
     if foreign:
         raise UsageError(f"The evaluation rows have the label '{foreign[0]}', which no training row has.")
     try:
@@ -208,13 +209,17 @@ def matched(labels: list[str], classes: list[str]) -> dict[str, int] | None:
     return None
 
 
-def _hold_out(rows: Rows, fraction: float, seed: int) -> dict[str, Rows]:
-    parts = chance.held_out(len(rows.texts), fraction, seed)
-    if not len(parts["train"]):
-        raise UsageError(f"{len(rows.texts)} row is too few to hold any out.")
-    return {
-        split: Rows(*(column and [column[i] for i in chosen] for column in rows)) for split, chosen in parts.items()
+def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
+    """The rows by side, from those that the data names ("train" among them), and what is kept of the split."""
+    columns = zip(*named.values(), strict=True)
+    rows = Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
+    ids = np.array([*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))], dtype=np.uint64)
+    given = np.repeat([splits.SIDES.index(side) for side in named], [len(part.texts) for part in named.values()])
+    split = splits.split_by_content(ids, rows.labels, given)
+    parts = {
+        side: Rows(*(column and [column[i] for i in chosen] for column in rows)) for side, chosen in split.rows.items()
     }
+    return parts, base.found(split, "rows", rows.labels)
 
 
 def store_tokens(

@@ -7,19 +7,23 @@ A document is a text, or a list of token ids where the data set was tokenised by
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks import hub, user_data
+from leansurgeon.tasks import hub, splits, user_data
 from leansurgeon.tasks.text import files as text_files
 
 BY_HAND = "Download its parquet files on another machine and name them with the task's option `data`."
+FEW = 20  # blocks of a text; one that has fewer is parted into smaller ones
 Document = str | list[int]
 LEAST = 20  # characters of a sentence; shorter lines of a text file are headings and numbers
 
@@ -52,7 +56,7 @@ class Corpus:
         tabular = any(tables.is_table(path) for path in self.files)
         return stamps + (list(self.columns) if tabular else []) + ([self.first] if self.first else [])
 
-    def split(self, held: float) -> tuple[_Part, _Part]:
+    def split_last(self, held: float) -> tuple[_Part, _Part]:
         """All but, and the last part of about this fraction: of each text file, and of the rows of all tables."""
         return _Part(self, held, False), _Part(self, held, True)
 
@@ -125,6 +129,71 @@ class _Part:
         yield from islice(corpus.all_rows(), at, None) if self.last else islice(corpus.all_rows(), at)
 
 
+@dataclass(frozen=True)
+class _Side:
+    """The blocks `rows` of some corpora, to be gone through more than once; neighbours in a document are one text."""
+
+    corpora: tuple[Corpus, ...]
+    shortest: int
+    rows: np.ndarray
+
+    def __iter__(self) -> Iterator[Document]:
+        wanted, number = set(self.rows.tolist()), 0
+        for corpus in self.corpora:
+            for document in corpus.whole():
+                run: list[Document] = []
+                for block in _blocks(document, self.shortest):
+                    if number in wanted:
+                        run.append(block)
+                    elif run:
+                        yield _joined(run)
+                        run = []
+                    number += 1
+                if run:
+                    yield _joined(run)
+
+
+def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[str, Iterable[Document]]]:
+    """The split of corpora, which are named by the sides that the data gives them ("train" among them), by blocks of
+    text or whole lists of tokens; and the documents of each side. A "test" that is cut comes block by block, in the
+    order of hashes. Raises UsageError where there is too little text.
+    """
+    listed, shortest, count = tuple(corpora.values()), splits.SHORTEST, 0
+    while True:
+        ids, given, size = array("Q"), array("b"), 0
+        for side, corpus in corpora.items():
+            for document in corpus.whole():
+                size += len(document)
+                for block in _blocks(document, shortest):
+                    ids.append(splits.hash_text(block) if isinstance(block, str) else splits.hash_tokens(block))
+                    given.append(splits.SIDES.index(side))
+        if len(ids) >= FEW or len(ids) <= count:
+            break
+        shortest, count = max(1, size // (4 * FEW)), len(ids)  # a small text, in smaller blocks
+    split = splits.split_by_content(np.array(ids), None, np.array(given), most=splits.BLOCKS)
+    if shortest < splits.SHORTEST:
+        split = replace(split, rule=splits.OWN)
+    sides: dict[str, Iterable[Document]] = {side: _Side(listed, shortest, split.rows[side]) for side in splits.SIDES}
+    if "test" not in corpora:
+        sides["test"] = _in_order(listed, shortest, split.rows["test"])
+    return split, sides
+
+
+def _in_order(corpora: tuple[Corpus, ...], shortest: int, rows: np.ndarray) -> list[Document]:
+    numbered = enumerate(b for corpus in corpora for document in corpus.whole() for b in _blocks(document, shortest))
+    wanted = set(rows.tolist())
+    kept = {number: block for number, block in numbered if number in wanted}
+    return [kept[row] for row in rows.tolist()]
+
+
+def _blocks(document: Document, shortest: int) -> Iterable[Document]:
+    return splits.blocks(document, shortest) if isinstance(document, str) else (document,)
+
+
+def _joined(run: list[Document]) -> Document:
+    return "".join(run) if isinstance(run[0], str) else run[0]
+
+
 def find(
     names: str | Sequence[str],
     columns: str | Sequence[str],
@@ -149,6 +218,17 @@ def find(
     if first is not None and not all(map(tables.is_table, files)):
         raise UsageError("The option `documents` counts rows of tables, and a text file has none.")
     return Corpus(files, None, read, first, chat, render)
+
+
+def find_named(options: Any, **how: Any) -> dict[str, Corpus]:
+    """The corpora of a language task by the sides that its options name: `data`, `eval_data`, `test_data`; `how` is
+    passed on to `find`.
+    """
+    corpora = {"train": find(options.data, options.text, first=options.documents, **how)}
+    for side, names, split in (("eval", options.eval_data, "validation"), ("test", options.test_data, "test")):
+        if names is not None:
+            corpora[side] = find(names, options.text, split=split, **how)
+    return corpora
 
 
 def sentences(text: str) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, chance
+from leansurgeon.tasks import base, chance, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import corpus, masking, vocab
 from leansurgeon.tasks.text import files as text_files
@@ -34,10 +34,11 @@ _EVAL_SEED = 0
 
 
 class Options(base.Options):
-    """`data` and `eval_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column `text`, or
-    a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation"). Without
-    eval_data the last `eval_fraction` of each text file, and of the rows of tables, is held out. `documents`: use only
-    so many rows of `data`, the first. Several columns of texts are read one below the other, or, with `chat`, as what a
+    """`data`, `eval_data`, `test_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column
+    `text`, or a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation",
+    `test_data` its "test"). What is not named is cut from `data` by content; with `eval_fraction` the last part of each
+    text file, and of the rows of tables, is for evaluation instead, and nothing for a test. `documents`: use only so
+    many rows of `data`, the first. Several columns of texts are read one below the other, or, with `chat`, as what a
     user says and an assistant answers. A column of lists is taken as token ids of the chosen tokenizer, or as a chat;
     chats are written by the template of a tokenizer that has one.
 
@@ -47,7 +48,8 @@ class Options(base.Options):
 
     data: str | list[str] = "austen"
     eval_data: str | list[str] | None = None
-    eval_fraction: float = Field(0.1, gt=0, lt=1)
+    test_data: str | list[str] | None = None
+    eval_fraction: float | None = Field(None, gt=0, lt=1)
     text: str | list[str] = "text"
     chat: bool = False
     documents: int | None = Field(None, ge=2)
@@ -77,36 +79,39 @@ class CausalLM(Tokenized):
         """Tokenise the documents and pack them into one long array in the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
-        how = {"chat": o.chat, "render": self._template(model_dir)}
-        data = corpus.find(o.data, o.text, first=o.documents, **how)
-        other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation", **how)
-        names = data.names + ([] if other is None else other.names)
+        corpora = corpus.find_named(o, chat=o.chat, render=self._template(model_dir))
+        data, names = corpora["train"], [name for one in corpora.values() for name in one.names]
         key = {
             # 2 took quotation marks in .tsv files for quotes; what was made of other files is as it should be.
             "version": 3 if any(name.endswith(".tsv") for name in names) else 2,
             "tokenizer": self._tokenizer_key(model_dir),
             "train": data.key(),
-            "eval": o.eval_fraction if other is None else other.key(),
+            "eval": o.eval_fraction or [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
         }
 
         def build(folder: Path) -> disk.Info:
-            train, evaluation = data.split(o.eval_fraction) if other is None else (data.whole(), other.whole())
+            if o.eval_fraction:
+                sides, found = dict(zip(base.SPLITS, data.split_last(o.eval_fraction), strict=True)), {}
+            else:
+                split, sides = corpus.split_documents(corpora)
+                found = base.found(split, "blocks of text")
             say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
-            tokenizer = self._make_tokenizer(folder, train, model_dir)
-            return _pack(folder, tokenizer, {"train": train, "eval": evaluation}, say)
+            tokenizer = self._make_tokenizer(folder, sides["train"], model_dir)
+            return _pack(folder, tokenizer, sides, say) | found
 
         self._open(disk.entry(cache, "text", key, build))
         self._begin = vocab.beginning(self.tokenizer())
         packaged = names == [text_files.PACKAGED["austen"].name]
         self.source = "Jane Austen, Persuasion (1818)" if packaged else ", ".join(names)
         self.licence = "public domain" if packaged else type(self).licence
-        for split in base.SPLITS:
+        for split in self.splits:
             if self.size(split) < 1:
                 tokens = self._info["tokens"][split]
                 raise UsageError(
                     f"The {split} text has {tokens:,} tokens, too few for one window of seq_len {o.seq_len}"
                     f"{' at every offset' if split == 'train' and o.random_windows else ''}.",
-                    "Give more text, a shorter seq_len or another eval_fraction.",
+                    f"Give more text{', ' if o.eval_fraction else ' or '}a shorter seq_len"
+                    f"{' or another eval_fraction' if o.eval_fraction else ''}.",
                 )
 
     def size(self, split: str) -> int:
@@ -114,6 +119,10 @@ class CausalLM(Tokenized):
         split, width = self._checked(split), self._width
         offsets = width - 1 if split == "train" and self.options.random_windows else 0
         return max(0, self._info["tokens"][split] - offsets) // width
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(side for side in splits.SIDES if side in self._info["tokens"])
 
     @property
     def _width(self) -> int:
@@ -144,7 +153,7 @@ class CausalLM(Tokenized):
 
     def _particulars(self) -> base.Description:
         """Tokens and characters of the data."""
-        tokens = {f"{split}_tokens": self._info["tokens"][split] for split in base.SPLITS}
+        tokens = {f"{split}_tokens": self._info["tokens"][split] for split in self.splits}
         return {**tokens, "characters": self._info["characters"], **super()._particulars()}
 
     def _windows(self, split: str, indices_B: np.ndarray, seed: int, epoch: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import base, chance
+from leansurgeon.tasks import base, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import classification, corpus, vocab
 from leansurgeon.tasks.text.tokenized import Tokenized
@@ -26,14 +26,13 @@ TARGET = "_target"  # (B, D) of a batch: the teacher's embeddings
 
 
 class Options(base.Options):
-    """`data` and `eval_data` as in the language tasks; without eval_data, `eval_fraction` of the sentences is held out,
-    chosen by `split_seed`. Sentences are cut at `seq_len` tokens.
+    """`data`, `eval_data` and `test_data` as in the language tasks; what is not named is cut from `data`, sentence by
+    sentence. They are cut at `seq_len` tokens.
     """
 
     data: str | list[str] = "austen"
     eval_data: str | list[str] | None = None
-    eval_fraction: float = Field(0.1, gt=0, lt=1)
-    split_seed: int = Field(0, ge=0)
+    test_data: str | list[str] | None = None
     text: str | list[str] = "text"
     documents: int | None = Field(None, ge=2)
     seq_len: int = Field(128, ge=4)
@@ -53,34 +52,30 @@ class Sentences(classification.TextClassification):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
-        data = corpus.find(o.data, o.text, first=o.documents)
-        other = None if o.eval_data is None else corpus.find(o.eval_data, o.text, split="validation")
+        corpora = corpus.find_named(o)
         key = {
-            "version": 2,  # 1 left out short rows of tables
+            "version": 3,  # 1 left out short rows of tables, 2 held out at random
             "tokenizer": self._tokenizer_key(model_dir),
-            "train": data.key(),
-            "eval": [o.eval_fraction, o.split_seed] if other is None else other.key(),
+            "split": [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
             "seq_len": o.seq_len,
         }
 
         def build(folder: Path) -> disk.Info:
-            lines = data.texts()
-            if other is None:
-                lines, held = hold_out(lines, o.eval_fraction, o.split_seed)
-            else:
-                known = set(lines)
-                held = [line for line in other.texts() if line not in known]
-            rows = {
-                split: classification.Rows(texts, None, np.zeros(len(texts), dtype=np.int32))
-                for split, texts in (("train", lines), ("eval", held))
-            }
-            if empty := [split for split, part in rows.items() if not part.texts]:
+            lines = {side: one.texts() for side, one in corpora.items()}
+            if empty := [side for side, some in lines.items() if not some]:
                 raise UsageError(f"The {empty[0]} data has no sentence of more than {corpus.LEAST} characters.")
-            say(f"{self.name}: tokenising {len(lines) + len(held):,} sentences ({o.tokenizer})")
-            return self._store(folder, rows, model_dir)
+            every = [line for some in lines.values() for line in some]
+            given = np.repeat([splits.SIDES.index(side) for side in lines], [len(some) for some in lines.values()])
+            split = splits.split_by_content(np.array([*map(splits.hash_text, every)], dtype=np.uint64), None, given)
+            rows = {
+                side: classification.Rows([every[i] for i in chosen], None, np.zeros(len(chosen), dtype=np.int32))
+                for side, chosen in split.rows.items()
+            }
+            say(f"{self.name}: tokenising {len(every):,} sentences ({o.tokenizer})")
+            return self._store(folder, rows, model_dir) | base.found(split, "sentences")
 
         self._open(disk.entry(cache, "sentences", key, build))
-        self.source = ", ".join(data.names + ([] if other is None else other.names))
+        self.source = ", ".join(name for one in corpora.values() for name in one.names)
 
     def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
         """`logits` are the student's embeddings (B, D), and the teacher's stand in the batch."""
@@ -103,11 +98,3 @@ def cosine_score(embeddings: Tensor, batch: dict[str, Tensor]) -> base.Score:
     count = valid_B.sum().float()
     kept_B = torch.where(valid_B, cosines_B, 0)
     return base.Score(count - kept_B.sum(), count, kept_B.detach().sum(), count)
-
-
-def hold_out(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
-    """All but, and a random choice of about this fraction, both in their order. Raises UsageError for one line."""
-    parts = chance.held_out(len(lines), fraction, seed)
-    if not len(parts["train"]):
-        raise UsageError(f"The data has {len(lines)} sentence(s), too few to hold any out.")
-    return [lines[i] for i in parts["train"]], [lines[i] for i in parts["eval"]]

@@ -148,7 +148,7 @@ class Checkpoint(Strict):
 
 class Eval(Strict):
     """When to evaluate besides the end, and with how many samples at a time (without effect on results). `test`: read
-    the test split once, at the very end, where the task publishes one; nothing is chosen by it. `samples`: at most so
+    the test split once, at the very end, where the task has one; nothing is chosen by it. `samples`: at most so
     many, evenly spread; not given, a training by the clock takes as many as it has time for, others take all.
     """
 

@@ -63,7 +63,7 @@ def sample_data(
                 hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
             raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
     if named and has_two_stacks(opened):
-        return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag, columns=columns)
+        return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag, columns=columns, say=say)
     if named:
         return calibration.open_calibration(named, opened, flag=flag, columns=columns, **settings)
     refuse_columns(columns)
@@ -160,7 +160,7 @@ def data_to_measure(
         )
     if has_two_stacks(opened):
         spec = named or f"task:{task.name}"
-        return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data", columns=columns)
+        return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data", columns=columns, say=say)
     settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
     if named:
         return calibration.open_calibration(named, opened, flag="--data", columns=columns, **settings)

@@ -68,6 +68,11 @@ class Scored(nn.Module):
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
         self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
 
+    @property
+    def teacher(self) -> Distillation | None:
+        """What it learns from, if anything."""
+        return self._distillation[0]
+
     def forward(self, batch: Batch) -> Score:
         learning = self.training
         distillation = self._distillation[0] if learning else None
