@@ -236,7 +236,8 @@ def blocks(loaded: Loaded) -> list[nn.Module]:
     names = dict(loaded.model.named_modules())
     modules = []
     for number, stage in enumerate(loaded.architecture.shape(loaded.config).stages):
-        template = loaded.architecture.blocks(number).projection[0]
+        place = loaded.architecture.blocks(number)
+        template = (*place.projection, place.layer.rstrip("."))[0]  # not every family knows its projections
         head, _, tail = template.partition("{i}")
         for layer in range(stage.depth):
             ending = f"{head}{layer}"
