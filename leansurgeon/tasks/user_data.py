@@ -127,6 +127,8 @@ def _of_folder(path: Path, spec: str) -> UserData:
     files = [f for f in below if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
     suffixes = {file.suffix.lower() for file in files}
     images = [file for file in files if file.suffix.lower() in image_places.SUFFIXES]
+    if images and (listed := image_places.tables_of_images(path)):
+        return UserData("classes", spec, (str(path),), tables.columns(listed["train"][0]))
     if images:
         flat = all(file.parent == path for file in images)
         return UserData("images" if flat else "classes", spec, (str(path),))
@@ -148,6 +150,8 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root
         raise UsageError(f"'{spec}' names single images.", "Give the folder that they lie in.")
     if any(file.suffix.lower() == ".tar" for file in files):
         return UserData("classes", spec, (spec,))
+    if len(files) == 1 and image_places.image_column(files[0]):
+        return UserData("classes", spec, (str(files[0]),), tables.columns(files[0]))
     tabular = all(map(tables.is_table, files))
     parts = image_places.parts_by_name(files, root, mixed=tabular)
     train, more = parts.get("train", files), {}
@@ -208,8 +212,16 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
         found = Columns("text", (column,), labels)
     if kind == "sequence-classification" and not labels:
         free = [column for column in data.columns if column not in found.texts]
-        found = replace(found, labels=_labels_among(data, free))
+        found = replace(found, labels=labels_among(data, free))
     return found
+
+
+def label_of_images(data: UserData, given: str | None) -> str | None:
+    """The column that `given` says holds the classes of images. Raises `UsageError` where it says anything else."""
+    roles = _given_roles(given, data.columns)
+    if roles and [role for role, _ in roles] != ["label"]:
+        raise UsageError(f"--columns {given}: {data.spec} holds images; say label=COLUMN alone.", _listed(data.columns))
+    return roles[0][1] if roles else None
 
 
 def spell(*roles: tuple[str, str]) -> str:
@@ -280,7 +292,7 @@ def _words(text: str) -> float:
     return max(len(text.split()), sum(ord(character) > 0x2E80 for character in text) / 2)
 
 
-def _labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
+def labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
     """The column that is called a label, unless it is nearly unique and no score; else all that hold nothing but 0 and
     1, or the one whose few different values come again and again. None where there is none, or more than one.
     """

@@ -62,7 +62,7 @@ def choose_task(
     if reads_images != has_images:
         needs, has = ("images", "text") if reads_images else ("text", "images")
         raise UsageError(f"{source.slug} takes {needs}, and {data.spec} holds {has}.", user_data.HINT)
-    if columns and data.kind not in ("table", "hub"):
+    if columns and not data.columns:
         raise UsageError(f"--columns {columns}: {data.spec} is no table.", "Leave --columns out.")
     if kind == "image-classification" and data.kind == "images" and not measured:
         raise UsageError(
@@ -70,7 +70,7 @@ def choose_task(
             "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
         )
     if reads_images:
-        return of_images(source, kind, data)
+        return of_images(source, kind, data, columns)
     tokenizer = tokenizer_options(source, kind, new_tokenizer)
     chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
     if kind == "sequence-classification":
@@ -205,10 +205,12 @@ def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] 
     return None, (f"The data has {has} and the model {many} classes: it gets a new head.",), True
 
 
-def of_images(source: Source, kind: str, data: UserData) -> Chosen:
+def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> Chosen:
     """A folder of images, prepared as the model's own processor prepares them."""
     wanted = images.folder_options(source)
     options: dict[str, Any] = {"data": data.names[0], **wanted.as_options()}
+    if given := user_data.label_of_images(data, columns):
+        options["label"] = given
     says: tuple[str, ...] = ()
     if not wanted.says_normalisation:
         says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)

@@ -57,6 +57,10 @@ def build(
             index, names = _folders(places, names)
         elif place.kind == "flat":
             index = _flat(places)
+        elif place.kind == "listed":
+            found, labels, names = image_tables.listed(places[0], label, names, say)
+            many_files = len(found)
+            index = Index(found, list(range(many_files)), [0] * many_files, [_WHOLE] * many_files, labels)
         elif place.kind == "tar":
             index = _shards(places)
         else:

@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.reading import files
+from leansurgeon.reading import files, tables
 from leansurgeon.tasks import hub
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", 
 TRAIN = ("train", "training")
 EVAL = ("val", "validation", "valid", "eval", "dev", "development")
 TEST = ("test", "testing")
+_FILE_COLUMNS = ("filename", "file", "filepath", "path", "image", "imageid", "imagename", "imagepath", "img", "id")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ImagePlaces:
     loaded hub data set.
     """
 
-    kind: str  # "folder", "flat", "tar", "parquet" or "hub"
+    kind: str  # "folder", "flat", "listed" (a table that names files), "tar", "parquet" or "hub"
     places: dict[str, list[Any]]
 
     def key(self) -> dict[str, Any]:
@@ -61,6 +63,57 @@ def parts_by_name(files: Sequence[Path], root: Path | None = None, *, mixed: boo
     return parts if "train" in parts or not unnamed else {"train": unnamed, **parts}
 
 
+def tables_of_images(place: Path) -> dict[str, list[Path]]:
+    """The tables that name image files and what is known of them, by part: `place` itself, those in the folder `place`
+    (in class folders only metadata.csv and the like), or in its folders for the parts. Empty where there are none.
+    """
+    if not place.is_dir():
+        return {"train": [place]} if image_column(place) else {}
+    below = [Path(path) for path in listing(str(place)).folders]
+    in_parts = [table for folder in below if part_of(folder.name) for table in sorted(folder.glob("metadata.*"))]
+    in_classes = len([folder for folder in below if not part_of(folder.name) and listing(str(folder)).images]) > 1
+    found = [table for table in sorted(place.iterdir()) if table.stem == "metadata" or not in_classes]
+    found = [table for table in found or in_parts if image_column(table)] or [t for t in in_parts if image_column(t)]
+    parts = parts_by_name(found, place, mixed=True) or {"train": found}
+    if not found or "train" not in parts:
+        return {}
+    known = set(tables.columns(parts["train"][0]))  # a test of which nobody gave the labels is none
+    return {part: named[:1] for part, named in parts.items() if known <= set(tables.columns(named[0]))}
+
+
+def image_column(table: Path) -> str | None:
+    """The column of a table that names images; None where none does, or there is no other column."""
+    if not tables.is_table(table) or table.suffix.lower() == ".parquet" or len(names := tables.columns(table)) < 2:
+        return None
+    by_name = None
+    for column in names:
+        values = [str(value) for _, (value,) in islice(tables.read(table, [column]), 20)]
+        called = re.sub(r"[\W_]+", "", column.lower()) in _FILE_COLUMNS
+        if values and (called or all(Path(value).suffix.lower() in SUFFIXES for value in values)):
+            by_name = by_name or images_beside(table)
+            if sum(image_of(value, table, by_name) is not None for value in values) > len(values) / 2:
+                return column
+    return None
+
+
+def images_beside(table: Path) -> dict[str, str]:
+    """Paths of the images in the folder of a table and in the folders in that, by name and by name without its ending;
+    of images that are called alike those in a folder for the part that the table is called.
+    """
+    here, part = listing(str(table.parent)), part_of(table.stem)
+    folders = sorted(here.folders, key=lambda folder: part is not None and part_of(os.path.basename(folder)) == part)
+    images = [*here.images, *(image for folder in folders for image in listing(folder).images)]
+    return {key: path for path in images for key in (os.path.basename(path), Path(path).stem)}
+
+
+def image_of(value: str, table: Path, by_name: dict[str, str]) -> str | None:
+    """The image that a cell names: a path from the table's folder, or what `images_beside` has; None where none is."""
+    path = table.parent / value
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        return str(path)
+    return by_name.get(os.path.basename(value))
+
+
 def find(data: str, eval_data: str | None) -> ImagePlaces:
     """Folders, shards, parquet files or hub data set that `data` (and `eval_data`) name.
 
@@ -70,6 +123,8 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
     if hub.parse(data):
         return _find_hub(data)
     train = _expand(data)
+    if eval_data is None and len(train) == 1 and (listed := tables_of_images(train[0])):
+        return ImagePlaces("listed", listed)
     if eval_data is not None:
         other = _expand(eval_data)
         kind, places = _kind_of(train, data), {"train": train, "eval": other}

@@ -1,0 +1,73 @@
+"""Images that a table names: metadata.csv beside them, and train.csv with folders of images as on Kaggle."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leansurgeon import tasks
+from leansurgeon.tasks.user_data import recognise
+
+NAMES = ["cat", "dog", "emu"]
+
+
+def draw(path, number):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), 3 * number, dtype=np.uint8)).save(path)
+
+
+def write(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def make(root, layout):
+    """Thirty images, of which number i is of class i % 3 and 3 * i bright; returns what is named as data."""
+    root.mkdir()
+    labelled = [(i, NAMES[i % 3]) for i in range(30)]
+    if layout.startswith("metadata"):
+        for i, _ in labelled:
+            draw(root / f"{i}.png", i)
+        write(root / layout, [{"file_name": f"{i}.png", "label": name} for i, name in labelled])
+    elif layout == "parts":
+        for i, _ in labelled:
+            draw(root / ("train" if i < 24 else "validation") / f"{i}.png", i)
+        for part, some in (("train", labelled[:24]), ("validation", labelled[24:])):
+            write(root / part / "metadata.csv", [{"file_name": f"{i}.png", "label": name} for i, name in some])
+    else:  # kaggle: names without an ending, and other images of the same names
+        for i, _ in labelled:
+            draw(root / "train" / f"{i}.jpg", i)
+            draw(root / "test" / f"{i}.jpg", 80)
+        write(root / "train.csv", [{"id": i, "breed": name} for i, name in labelled] + [{"id": 99, "breed": "cat"}])
+        write(root / "sample_submission.csv", [{"id": i, "breed": "cat"} for i in range(30)])
+        write(root / "test.csv", [{"id": i} for i in range(30)])
+    return str(root / "train.csv") if layout == "file" else str(root)
+
+
+@pytest.mark.parametrize("layout", ["metadata.csv", "metadata.jsonl", "parts", "kaggle", "file"])
+def test_images_and_their_classes_are_those_of_the_table(tmp_path, layout):
+    data = make(tmp_path / "data", layout)
+    found = recognise(data)
+    assert (found.kind, len(found.columns)) == ("classes", 2)
+    options = {"data": found.names[0], "image_size": 8, "augment": False, "mean": [0.0] * 3, "std": [1.0] * 3}
+    task = tasks.make("folder", options)
+    lines = []
+    task.prepare(tmp_path / "cache", None, workers=1, say=lines.append)
+    seen = set()
+    for split in ("train", "eval"):
+        batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+        for pixels, label in zip(batch["pixel_values"], batch["labels"], strict=True):
+            number = round(float(pixels.mean()) * 255 / 3)
+            assert int(label) == number % 3
+            seen.add(number)
+    assert len(seen) >= 24 and seen <= set(range(30))
+    assert any("1 rows name no image" in line for line in lines) == (layout in ("kaggle", "file"))
