@@ -71,3 +71,24 @@ def test_images_and_their_classes_are_those_of_the_table(tmp_path, layout):
             seen.add(number)
     assert len(seen) >= 24 and seen <= set(range(30))
     assert any("1 rows name no image" in line for line in lines) == (layout in ("kaggle", "file"))
+
+
+def test_a_folder_called_train_beside_other_classes_is_a_class_and_a_test_is_read_last(tmp_path):
+    for name in ("train", "bus", "car"):
+        for i in range(6):
+            draw(tmp_path / "traffic" / name / f"{i}.png", i)
+    for part in ("Training", "Testing"):
+        for name in NAMES:
+            for i in range(6):
+                draw(tmp_path / "parts" / part / name / f"{i}.png", i + 40 * (part == "Testing"))
+    options = {"image_size": 8, "augment": False, "mean": [0.0] * 3, "std": [1.0] * 3}
+    for data, sizes in (("traffic", (18, 0)), ("parts", (18, 18))):
+        task = tasks.make("folder", {"data": str(tmp_path / data), **options})
+        task.prepare(tmp_path / "cache", None, workers=1, say=print)
+        there = {split: task.size(split) for split in ("train", "eval")}
+        assert sum(there.values()) == sizes[0] and there["eval"]
+        labels = [task.batch(s, np.arange(n), seed=0, epoch=0)["labels"].tolist() for s, n in there.items()]
+        assert {label for some in labels for label in some} == {0, 1, 2}
+        if sizes[1]:
+            batch = task.batch("test", np.arange(sizes[1]), seed=0, epoch=0)
+            assert task.size("test") == sizes[1] and float(batch["pixel_values"].min()) * 255 >= 119

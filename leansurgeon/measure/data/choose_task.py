@@ -78,7 +78,8 @@ def choose_task(
             return of_table(source, data, chosen, tokenizer)
         kind = "features"
     options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
-    options |= {"eval_data": list(data.eval_names)} if data.eval_names else {}
+    named = {"eval_data": data.eval_names, "test_data": data.test_names}
+    options |= {key: list(names) for key, names in named.items() if names}
     if chosen:
         options["text"] = one_or_list(chosen.texts)
         options |= {"chat": True} if chosen.form == "chat" and len(chosen.texts) > 1 and kind in LANGUAGE else {}
@@ -159,7 +160,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     if not chosen.labels:
         raise user_data.missing_label(data, chosen.texts)
     options = {"train": list(data.names), "text": chosen.texts[0], "label": one_or_list(chosen.labels)}
-    options |= {"eval": list(data.eval_names)} if data.eval_names else {}
+    options |= {key: list(names) for key, names in (("eval", data.eval_names), ("test", data.test_names)) if names}
     options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
     options |= {"seq_len": window(source, LINE)} | tokenizer
     labels = labels_of(data.names, chosen.labels)

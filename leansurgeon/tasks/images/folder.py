@@ -129,9 +129,9 @@ class ImageFolder(base.Task):
     def _chosen(self) -> dict[str, np.ndarray | None]:
         """Which samples of the index are the split's: all (None), or a choice that follows from `split_seed` alone."""
         o, sizes = self.options, self._info["sizes"]
-        rows: dict[str, np.ndarray | None] = {"train": None, "eval": None}
+        rows: dict[str, np.ndarray | None] = {"train": None, "eval": None, "test": None}
         if "eval" not in sizes:
-            rows = chance.held_out(sizes["train"], o.eval_fraction, o.split_seed)
+            rows |= chance.held_out(sizes["train"], o.eval_fraction, o.split_seed)
             if not len(rows["train"]):
                 raise UsageError(f"{o.data} holds {sizes['train']} image, too few to hold any out.")
         for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
