@@ -86,6 +86,7 @@ class Architecture:
     norm: str
     causal: bool = False  # tokens see only those before them, whatever head stands on the model
     positions: str = "learned"  # "learned", "rope", "rope-2d" (head_dim is a multiple of four) or "none"
+    skipped_positions: int = 0  # as `Takes` has them, of families that nobody declared
     rotates_when: str = ""  # a config key that switches rotary positions on, where `positions` does not say so
     prefixes: tuple[str, ...] = ("",)
     sizes: Mapping[str, str | Callable[[Config], int]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.kind import SUFFIX, class_name, transformers_class, used_class
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.checkpoints.source import complete, tower_of
+from leansurgeon.checkpoints.source import complete, tower_of, with_pad_token
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
@@ -336,6 +336,8 @@ def load_transformers(
     if overrides.get("id2label"):
         extra |= {"id2label": overrides["id2label"], "label2id": {v: k for k, v in overrides["id2label"].items()}}
         extra.pop("num_labels", None)
+    if (padded := with_pad_token(config, folder, name)) is not config:
+        extra["pad_token_id"] = padded["pad_token_id"]
     with library_builds(cls.__name__), quiet_transformers():  # a new head is reported as missing, which we say
         return cls.from_pretrained(folder, dtype=dtype, **extra)
 

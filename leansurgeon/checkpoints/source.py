@@ -121,6 +121,11 @@ class Source:
         return self.preset.policy if self.preset else None
 
     @property
+    def pad_note(self) -> tuple[str, ...]:
+        """What to say where texts are filled up with a token that config.json does not name."""
+        return tuple(note for note in self.notes if note.startswith(NO_PAD))
+
+    @property
     def slug(self) -> str:
         """A name that may stand in a folder name."""
         return self.name.rstrip("/").split("/")[-1] if self.kind != "preset" else self.name.replace("/", "-")
@@ -193,6 +198,9 @@ def from_preset(preset: Preset, changes: Config) -> Source:
     return Source(preset.name, "preset", config, architecture, specs, preset=preset)
 
 
+NO_PAD = "config.json names no pad token"
+
+
 def from_folder(
     path: Path,
     *,
@@ -223,6 +231,9 @@ def from_folder(
         notes += ("converted from the published Crammed BERT layout",)
     check_sizes(config, weights.shapes.values())
     config = complete(config, weights.shapes)
+    filled = with_pad_token(config, original)
+    if filled is not config:
+        config, notes = filled, (*notes, f"{NO_PAD}: texts are filled up with {filled['pad_token_id']}")
     architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
@@ -360,6 +371,30 @@ def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None
     built, said = timm_config(config["architecture"], given), config.get("pretrained_cfg") or config
     pixels = {key: said[key] for key in ("mean", "std", "interpolation", "crop_pct") if said.get(key)}
     return built | {"pretrained_cfg": built["pretrained_cfg"] | pixels}
+
+
+def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Config:
+    """The config of a decoder that tells classes of texts apart, by the class `name` or its own, with the token that
+    fills up texts: the class finds the last token of a text by it, and takes no two texts without. It is the
+    tokenizer's, or where that has none what ends a text.
+    """
+    name = name or (config.get("architectures") or [""])[0]
+    if not name.endswith("ForSequenceClassification") or config.get("pad_token_id") is not None:
+        return config
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type]().pad_token_id is not None:
+        return config  # the library knows one
+    try:
+        own: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception:  # no tokenizer, or a damaged one, which whoever reads texts will say
+        own = None
+    ends = config.get("eos_token_id")
+    ids = [*([own.pad_token_id, own.eos_token_id] if own else []), ends[0] if isinstance(ends, list) and ends else ends]
+    pad = next((number for number in ids if isinstance(number, int)), None)
+    return config if pad is None else config | {"pad_token_id": pad}
 
 
 def timm_config(name: str, args: Config | None = None) -> Config:

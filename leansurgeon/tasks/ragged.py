@@ -10,12 +10,16 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-def padded(flat: np.ndarray, starts: np.ndarray, indices_B: np.ndarray, width: int, pad: int) -> np.ndarray:
-    """(B, width) int64 rows of the sequences `indices_B`, each filled up with `pad`, none longer than width."""
+def padded(
+    flat: np.ndarray, starts: np.ndarray, indices_B: np.ndarray, width: int, pad: int, *, left: bool = False
+) -> np.ndarray:
+    """(B, width) int64 rows of the sequences `indices_B`, each filled up with `pad` behind it or to its `left`, none
+    longer than width.
+    """
     rows_BT = np.full((len(indices_B), width), pad, dtype=np.int64)
     for row, index in zip(rows_BT, indices_B, strict=True):
         sequence = flat[starts[index] : starts[index + 1]]
-        row[: len(sequence)] = sequence
+        row[width - len(sequence) if left else 0 :][: len(sequence)] = sequence
     return rows_BT
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.infer import roles
@@ -67,6 +68,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         norm=first.norm,
         causal=finding.causal,
         positions="relative",
+        skipped_positions=skipped_positions(model),
         prefixes=prefixes,
         ignored=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
         tied=tuple(n for n in library.tied(model) if n not in shapes),
@@ -88,6 +90,13 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         heads_unsplittable=f"was inferred, and its heads cannot be divided: {halves}" if halves else "",
         heads_divide_width=any(s.heads_divide_width for s in finding.stages),
     )
+
+
+def skipped_positions(model: Any) -> int:
+    """Rows of the table of positions that no token ever has: MPNet's positions begin behind that of padding."""
+    tables = (module for name, module in model.named_modules() if "position" in name.rpartition(".")[2])
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
+    return max((place + 1 for place in paddings if isinstance(place, int)), default=0)
 
 
 def evidence_of(finding: Finding, widened: bool) -> JsonObject:

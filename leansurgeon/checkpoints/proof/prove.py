@@ -22,6 +22,7 @@ from leansurgeon.checkpoints.kind import classes_of
 from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
+from leansurgeon.checkpoints.source import with_pad_token
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
 from leansurgeon.version import PACKAGE
 
@@ -31,7 +32,7 @@ EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact 
 Families = tuple[Architecture | None, Architecture | None]
 HowToLoad = TypedDict(
     "HowToLoad",
-    {"class": str, "module": str, "trust": bool, "tokens": int, "two_texts": bool, "body": bool},
+    {"class": str, "module": str, "trust": bool, "tokens": int, "two_texts": bool, "body": bool, "pad": int | None},
     total=False,
 )
 
@@ -206,6 +207,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
     config = trust.with_known_classes(config, architecture)
     held, used = classes_of(folder, config, architecture)
     how: HowToLoad = {"class": held or "AutoModel", "body": used != held}
+    how["pad"] = with_pad_token(config, folder, held).get("pad_token_id")
     if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True
     elif stem:

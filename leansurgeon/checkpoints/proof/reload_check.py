@@ -3,9 +3,9 @@
 Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how JSON] [--root FOLDER] [--inputs FILE]
 [--kind KIND]. `how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it
 from, or that registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens`
-of a model that takes one length only, with `two_texts` one that reads two, and with `body` one whose head is not in its
-files or not meant. Nothing else of leansurgeon is imported, so a result is seen as a user of plain transformers or timm
-sees it.
+of a model that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its
+files or not meant, and the `pad` token where config.json names none. Nothing else of leansurgeon is imported, so a
+result is seen as a user of plain transformers or timm sees it.
 
 One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
@@ -66,6 +66,8 @@ def load_transformers(folder: Path, config: dict, how: dict):
         "loaded_with": f"{home.__name__}.{cls.__name__}.from_pretrained"
         + (", trust_remote_code=True" if trusted else ""),
     }
+    if getattr(model.config, "pad_token_id", None) is None and how.get("pad") is not None:
+        model.config.pad_token_id = how["pad"]
     return model.eval(), account
 
 

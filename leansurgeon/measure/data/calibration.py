@@ -29,13 +29,14 @@ from leansurgeon.measure.data.choose_task import (
     has_two_stacks,
     only_length,
     takes_images,
-    window,
+    text_length,
 )
 from leansurgeon.measure.data.parts import WORDS, Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
 from leansurgeon.tasks import Task, user_data
 from leansurgeon.tasks.base import IGNORED
+from leansurgeon.tasks.text import vocab
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,28 +157,32 @@ def from_task(
     refuse_two_inputs(source)
     task = tasks.make(name, options)
     check_head(task, source)
+    for note in source.pad_note:
+        say(f"{source.name}: {note}.")
     task.prepare(cache, source.folder, workers=1, say=say)
     check_kind(task, source)
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
     usual = images_wanted(probe)
-    if tokens:
-        lines = "attention_mask" in probe
-        usual = LINES if lines else TOKENS.each(lambda _, count: max(4, count // tokens))
+    lines = hasattr(task, "lengths")
+    if lines:  # so many of the usual length, or fewer of longer ones
+        longer = max(1.0, float(task.lengths("train").mean()) / LINE)
+        usual = LINES.each(lambda _, count: max(4, int(count / longer)))
+    elif tokens:
+        usual = TOKENS.each(lambda _, count: max(4, count // tokens))
     wanted = for_samples(usual, samples)
     if task.held_out:
         say(task.held_out)
     third = "test" in task.splits
     splits = Parts("train", "eval" if third else "train", "test" if third else "eval")
     rows = choose(splits.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
-    size = 64 if not tokens else 32 if lines else max(1, 2_048 // tokens)
+    size = max(1, 2_048 // tokens) if tokens else 64
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
         split = splits[part]
-        if tokens and lines:  # padding costs as much as tokens
-            chosen = chosen[np.argsort(task.lengths(split)[chosen], kind="stable")]
-        batches = (task.batch(split, c, seed=seed, epoch=0) for c in chunks(chosen, size))
+        some = by_length(chosen, task.lengths(split)[chosen]) if lines else chunks(chosen, size)
+        batches = (task.batch(split, c, seed=seed, epoch=0) for c in some)
         # Keys with "_" are a task's own book-keeping for its metric.
         kept = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
         for batch in kept:  # samples differ in length
@@ -292,6 +297,19 @@ def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart
     return Parts(*map(np.sort, (order[:fit], order[fit : fit + guard], other[: wanted.heldout])))
 
 
+def by_length(rows: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Row numbers of samples of about the same length, since padding costs as much as tokens: 32, or of long ones as
+    many as have the tokens of 32 usual ones.
+    """
+    order = np.argsort(lengths, kind="stable")
+    while len(order):
+        size = 32
+        while size > 1 and lengths[order[:size]][-1] * size > 32 * LINE:
+            size //= 2
+        yield rows[order[:size]]
+        order = order[size:]
+
+
 def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Row numbers in pieces of `size`."""
     for start in range(0, len(rows), size):
@@ -301,13 +319,11 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
     """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
-        # Any token does under the mask; on the right, where it does not move the positions of real ones.
-        ends = (tokenizer.eos_token, tokenizer.sep_token, tokenizer.unk_token)
-        tokenizer.pad_token = next((t for t in ends if t is not None), None) or tokenizer.convert_ids_to_tokens(0)
-        tokenizer.padding_side = "right"
+        tokenizer.padding_side = "right"  # where it does not move the positions of real tokens
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(vocab.pad_id(tokenizer, source.config.get("pad_token_id")))
     only = only_length(source)
     how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
-    whole = tokenizer(texts, truncation=True, max_length=only or min(LINE, window(source)))
+    whole = tokenizer(texts, truncation=True, max_length=text_length(source))
     # A model without a table of token types may add them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]

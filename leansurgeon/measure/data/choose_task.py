@@ -19,7 +19,7 @@ from leansurgeon.tasks.text.classification import matched
 from leansurgeon.tasks.user_data import Columns, UserData
 
 WINDOW = 512  # tokens of a sample of running text
-LINE = 128  # of a sentence, or of a text to classify
+LINE = 128  # tokens of a sentence that is long
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
 LANGUAGE = ("causal-lm", "masked-lm")
 OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
@@ -83,7 +83,7 @@ def choose_task(
     if chosen:
         options["text"] = one_or_list(chosen.texts)
         options |= {"chat": True} if chosen.form == "chat" and len(chosen.texts) > 1 and kind in LANGUAGE else {}
-    options |= {"seq_len": window(source, tokens if kind != "features" else LINE)}
+    options |= {"seq_len": text_length(source) if kind == "features" else window(source, tokens)}
     if kind == "features" and only_length(source):
         options["pad"] = "max"
     options |= tokenizer
@@ -100,6 +100,13 @@ def window(source: Source, usual: int = WINDOW) -> int:
     """Tokens in one window of text: as many as usual, as the model has positions for, or the one length it takes."""
     only, most = inputs.room(source.config, source.architecture)
     return only or min(usual, most or usual)
+
+
+def text_length(source: Source) -> int:
+    """Tokens at which texts that are read one by one are cut: as the tokenizer says, or the model has positions for."""
+    only, most = inputs.room(source.config, source.architecture)
+    said = vocab.most_tokens(source.folder)
+    return only or min((length for length in (most, said) if length), default=WINDOW)
 
 
 def only_length(source: Source) -> int | None:
@@ -162,7 +169,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     options = {"train": list(data.names), "text": chosen.texts[0], "label": one_or_list(chosen.labels)}
     options |= {key: list(names) for key, names in (("eval", data.eval_names), ("test", data.test_names)) if names}
     options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
-    options |= {"seq_len": window(source, LINE)} | tokenizer
+    options |= {"seq_len": text_length(source)} | tokenizer
     labels = labels_of(data.names, chosen.labels)
     names, says, new = classes_of(source, labels, "labels")
     return Chosen(

@@ -42,7 +42,8 @@ def room(config: Config, architecture: Architecture) -> tuple[int | None, int | 
     limit.
     """
     flat = architecture.flat(config)
-    return architecture.takes.only_tokens(flat), architecture.takes.most_tokens(flat)
+    most = architecture.takes.most_tokens(flat)
+    return architecture.takes.only_tokens(flat), most and most - architecture.skipped_positions
 
 
 def check_tokens(tokens: int, config: Config, architecture: Architecture) -> None:

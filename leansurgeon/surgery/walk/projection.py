@@ -13,7 +13,8 @@ from time import perf_counter
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.measure.data.calibration import LINES, TOKENS, window
+from leansurgeon.measure.data.calibration import LINES, TOKENS
+from leansurgeon.measure.data.choose_task import window
 from leansurgeon.surgery.refit.heal import RIDGES
 from leansurgeon.surgery.refit.span_fit import EPOCHS, PHASES, STEP_TOKENS
 from leansurgeon.surgery.walk.budget import TRIAL, Effort, Tokens, refitted

@@ -69,7 +69,7 @@ class TextClassification(Tokenized):
         files = {side: text_files.find(names) for side, names in named.items() if names is not None}
         key = {
             "version": 4,  # 2 stopped at rows without a label, 3 held out at random
-            "tokenizer": self._tokenizer_key(model_dir),
+            "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
             **({"classes": o.classes} if o.classes else {}),
@@ -96,19 +96,33 @@ class TextClassification(Tokenized):
             return self._store(folder, numbered, model_dir) | {"labels": names} | found
 
         self._open(disk.entry(cache, "texts", key, build))
+        self._say_cut(say)
         self.source = ", ".join(path.name for paths in files.values() for path in paths)
+
+    def _pad_of(self, model_dir: Path | None) -> int | None:
+        """The token by which the model finds the end of a text, where it says one and reads by its own tokenizer."""
+        return vocab.said_in(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
+
+    def _say_cut(self, say: Callable[[str], None]) -> None:
+        """Say how many texts are longer than what is read of them."""
+        if cut := self._info["cut"]:
+            total, most = sum(self._info["sizes"].values()), self.options.seq_len
+            say(f"{self.name}: {cut:,} of {total:,} texts are longer than {most:,} tokens, and are cut there.")
 
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
-        marked = []
+        marked, cut = [], 0
         for split, (texts, pairs, labels) in rows.items():
-            marked.append(store_tokens(folder, split, texts, pairs, tokenizer, self.options.seq_len))
+            kinds, longer = store_tokens(folder, split, texts, pairs, tokenizer, self.options.seq_len)
+            marked, cut = [*marked, kinds], cut + longer
             np.save(folder / f"{split}-labels.npy", labels)
         return {
             "sizes": {split: len(part.texts) for split, part in rows.items()},
             "vocab": len(tokenizer),
-            "pad": tokenizer.pad_token_id or 0,
+            "pad": vocab.pad_id(tokenizer, self._pad_of(model_dir)),
+            "left": tokenizer.padding_side == "left",
+            "cut": cut,
             "token_types": any(marked),
         }
 
@@ -126,13 +140,18 @@ class TextClassification(Tokenized):
         width = self.options.seq_len
         if self.options.pad == "longest":
             width = min(width, -(-int(lengths_B.max(initial=1)) // 8) * 8)
+        real_BT, left = np.arange(width) < lengths_B[:, None], self._info["left"]
         arrays = {
-            "input_ids": ragged.padded(self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"]),
-            "attention_mask": (np.arange(width) < lengths_B[:, None]).astype(np.int64),
+            "input_ids": ragged.padded(
+                self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"], left=left
+            ),
+            "attention_mask": (real_BT[:, ::-1] if left else real_BT).astype(np.int64),
             "labels": self._array(f"{split}-labels")[indices].astype(np.int64),
         }
         if self._info["token_types"]:
-            arrays["token_type_ids"] = ragged.padded(self._array(f"{split}-types"), starts, indices, width, 0)
+            arrays["token_type_ids"] = ragged.padded(
+                self._array(f"{split}-types"), starts, indices, width, 0, left=left
+            )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def model_overrides(self) -> base.Overrides:
@@ -229,13 +248,15 @@ def store_tokens(
     pairs: list[str] | None,
     tokenizer: PreTrainedTokenizerBase,
     seq_len: int,
-) -> bool:
-    """Write tokens, their starts and kinds of one split; true when the second text of a pair is marked as such."""
+) -> tuple[bool, int]:
+    """Write tokens, their starts and kinds of one split. Returns whether the second text of a pair is marked as such,
+    and how many samples were cut.
+    """
     dtype = vocab.dtype_for(len(tokenizer))
     typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
     tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
     types = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8)
-    lengths, marked = [], False
+    lengths, marked, cut = [], False, 0
     for first in range(0, len(texts), 1000):
         part = slice(first, first + 1000)
         encoded = tokenizer(
@@ -249,10 +270,14 @@ def store_tokens(
         for ids in encoded["input_ids"]:
             tokens.append(np.array(ids, dtype=dtype))
             lengths.append(len(ids))
+        if full := [first + i for i, ids in enumerate(encoded["input_ids"]) if len(ids) == seq_len]:
+            second = [pairs[i] for i in full] if pairs else None
+            whole = tokenizer([texts[i] for i in full], second, verbose=False)["input_ids"]
+            cut += sum(len(ids) > seq_len for ids in whole)
         for kinds in encoded.get("token_type_ids") or []:
             types.append(np.array(kinds, dtype=np.uint8))
             marked = marked or any(kinds)
     tokens.close()
     types.close()
     np.save(folder / f"{split}-starts.npy", ragged.starts_of(np.array(lengths)))
-    return marked
+    return marked, cut

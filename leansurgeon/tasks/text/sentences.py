@@ -55,7 +55,7 @@ class Sentences(classification.TextClassification):
         corpora = corpus.find_named(o)
         key = {
             "version": 3,  # 1 left out short rows of tables, 2 held out at random
-            "tokenizer": self._tokenizer_key(model_dir),
+            "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "split": [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
             "seq_len": o.seq_len,
         }
@@ -75,6 +75,7 @@ class Sentences(classification.TextClassification):
             return self._store(folder, rows, model_dir) | base.found(split, "sentences")
 
         self._open(disk.entry(cache, "sentences", key, build))
+        self._say_cut(say)
         self.source = ", ".join(name for one in corpora.values() for name in one.names)
 
     def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:

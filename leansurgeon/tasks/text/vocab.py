@@ -128,6 +128,32 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [begin] if begin is not None and tokenizer("a", verbose=False)["input_ids"][:1] == [begin] else []
 
 
+def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None) -> int:
+    """The token that fills up texts: that of the model's config.json (decoders find the last token of a text, and
+    RoBERTa its positions, by that one), else the tokenizer's, else what ends a text.
+    """
+    ids = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return next((number for number in ids if isinstance(number, int)), 0)
+
+
+def said_in(folder: Path | None, name: str, *keys: str) -> Any:
+    """What a JSON file of a model's folder says under the first of these keys that it has; None where it says
+    nothing.
+    """
+    path = None if folder is None else folder / name
+    document = (jsonfile.read_object_if_whole(path) if path and path.is_file() else None) or {}
+    return next((document[key] for key in keys if document.get(key) is not None), None)
+
+
+def most_tokens(folder: Path | None) -> int | None:
+    """The length at which the tokenizer of a folder cuts texts, as sentence-transformers or its own file says it."""
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        said = said_in(folder, name, key)
+        if isinstance(said, int | float) and 0 < said < 10**9:  # transformers writes 10^30 where there is none
+            return int(said)
+    return None
+
+
 def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
     """A long text in pieces of at most about `size` characters, cut behind line ends where there are any."""
     start = 0

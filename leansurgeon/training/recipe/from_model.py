@@ -55,13 +55,15 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
         )
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, new_tokenizer=asked.new_tokenizer)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
-    for sentence in chosen.says:
+    for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in source.pad_note)):
         say(sentence)
     if chosen.new_head:
         taught_by = teacher.Teacher(None, "its head is new")
     task = tasks.make(chosen.name, options)
     task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
     tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
+    if tokens and hasattr(task, "lengths") and task.options.pad == "longest":
+        tokens = int(task.lengths("train").max())
     train = settings(source, kind, task.size("train"), tokens, taught_by, asked, new_head=chosen.new_head)
     raw = {
         "version": 1,
