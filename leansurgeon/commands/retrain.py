@@ -10,6 +10,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.rank import is_worker, rank
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.training.processes import environment
 from leansurgeon.training.processes.launch import check_gpus
 from leansurgeon.training.recipe.asked import Asked
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -83,6 +84,7 @@ def prepare(model: Path | None, how: Asked, asked: Running, say: Say, *, start: 
     Raises `UsageError` for what excludes each other, or is not there.
     """
     asked.check()
+    environment.group_size()
     folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(asked.workspace)
     settings = healing.recipe_of(folder, how, say)
     if asked.seed is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.publish.leftovers import sweep
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
-from leansurgeon.rank import cores, rank
+from leansurgeon.rank import HERE, cores, number, rank
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
@@ -119,7 +118,7 @@ def ready(
 
 
 def _warn_of_crowd(run: Run) -> None:
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.council.processes))
+    here = number(HERE) or run.council.processes
     crowd = run.recipe.train.workers * here
     if crowd > cores():
         shared, fewer = plural(cores(), "core"), cores() // here

@@ -8,6 +8,8 @@ token counts).
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from leansurgeon.errors import UsageError, plural
+from leansurgeon import rank
+from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.measure.costs.precision import forbid_tf32
 from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes import environment
@@ -37,7 +40,7 @@ def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
 
-    wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    wanted, store = environment.group_size(), None
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     # Without a word Accelerate would let every process that torchrun starts on a machine without GPUs train alone.
     cpu = cpu or (wanted > 1 and not torch.accelerator.is_available())
@@ -46,22 +49,68 @@ def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -
     GradientState._reset_state()
     aside = environment.set_aside()
     forbid_tf32()  # "precision: fp32" means it
-    accelerator = Accelerator(
-        mixed_precision="no",
-        cpu=cpu,
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
-        ],
-    )
+    if wanted > 1 and not torch.distributed.is_initialized():
+        store = met(say)
+    alone = {} if wanted > 1 else {name: os.environ.pop(name) for name in rank.said()}  # one needs nobody to meet
+    try:
+        accelerator = Accelerator(
+            mixed_precision="no",
+            cpu=cpu,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+            ],
+        )
+    finally:
+        os.environ.update(alone)
+    del store
     if accelerator.num_processes != wanted:
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
     told = environment.sentence(aside, environment.in_force(train, accelerator.device.type) if train else [])
     if told and accelerator.is_main_process:
         say(told)
     return accelerator
+
+
+def met(say: Say) -> object:
+    """Wait for the other processes, in a thread, so that a signal ends the wait; what they met at is for the caller to
+    hold until Accelerate meets there, too. Whoever is not there soon is named.
+
+    Raises `LeanSurgeonError` where they cannot meet.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    made: list[object] = []
+
+    def wait() -> None:
+        try:
+            made.append(next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT)))
+        except Exception as error:  # torch has a class for every way in which a network fails
+            made.append(error)
+
+    there = rank.said()
+    size, mine, host, port = (there[name] for name in (rank.SIZE, rank.RANK, rank.HOST, rank.PORT))
+    how = " ".join(f"{name}={value}" for name, value in there.items())
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    # A launcher that is there starts all of them within some seconds; without one the variables may be left over.
+    thread.join(10.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.5)
+    if thread.is_alive():
+        text = f"Process {mine} of {size} waits for the others at {host}:{port}, as the environment says ({how})."
+        text += f" For one process: Ctrl-C, and unset {' '.join(there)}."
+        say(text) if mine == "0" else print(text, file=sys.stderr, flush=True)
+    while thread.is_alive():
+        thread.join(0.2)
+    if isinstance(error := made[0], Exception):
+        used = "EADDRINUSE" in str(error)
+        why = f"port {port} is in use on this machine" if used else str(error).strip().split("\n")[0].rstrip(".")
+        raise LeanSurgeonError(
+            f"Process {mine} of {size} cannot meet the others at {host}:{port} ({how}): {why}.",
+            f"For one process: unset {' '.join(there)}. For several: another {rank.PORT}, or torchrun --standalone.",
+        ) from error
+    return made[0]
 
 
 def check_parallel(train: Train, processes: int, say: Say) -> bool:

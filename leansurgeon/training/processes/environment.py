@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 
+from leansurgeon import rank
+from leansurgeon.errors import UsageError
 from leansurgeon.training.recipe.settings import Train
 
 _ASIDE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
@@ -36,6 +38,13 @@ _OTHER_COMPILE = (
     _ON_WITH_ANY_WORD,
     "TORCH_COMPILE_OVERRIDE_BACKENDS",
 )
+
+
+def group_size() -> int:
+    """How many processes train together, as the environment says. Raises `UsageError` for what cannot be."""
+    if trouble := rank.contradiction():
+        raise UsageError(trouble, f"For one process: unset {' '.join(rank.said())}. For several: --gpus, or torchrun.")
+    return rank.processes()
 
 
 def set_aside() -> list[str]:

@@ -187,6 +187,8 @@ SAYS = {  # error, who says it of: process 0; 1 on the same machine; 8, the firs
 @pytest.mark.parametrize("case", SAYS)
 def test_who_says_an_error(case, monkeypatch):
     error, expected = SAYS[case]
+    for name, value in {"WORLD_SIZE": "16", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     for (rank, local), says in zip([("0", "0"), ("1", "1"), ("8", "0")], expected, strict=True):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", local)

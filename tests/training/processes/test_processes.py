@@ -72,7 +72,9 @@ def test_more_gpus_than_there_are(monkeypatch):
 
 def test_a_worker_never_starts_workers(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setenv("RANK", "0")
+    group = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in group.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("leansurgeon.training.together.train", lambda *a, **k: seen.append(a) or {})
     monkeypatch.setattr(launch, "run_workers", lambda *a: pytest.fail("nested"))
     together.train_on(4, recipe(), tmp_path, tmp_path / "run")

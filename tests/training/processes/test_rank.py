@@ -7,26 +7,51 @@ from pathlib import Path
 import pytest
 
 import leansurgeon
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import command_screen
-from leansurgeon.rank import is_first_here, is_worker, rank
+from leansurgeon.rank import is_first_here, is_worker, rank, said
+from leansurgeon.training.processes import environment
 
 PACKAGE = Path(leansurgeon.__file__).parent
 
 
+GROUP = {"WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
 @pytest.mark.parametrize(
     ("said", "local", "number", "worker", "first"),
-    [(None, None, 0, False, False), ("0", "0", 0, True, True), ("3", "0", 3, True, True), ("2", "1", 2, True, False)],
+    [(None, None, 0, False, True), ("0", "0", 0, True, True), ("3", "0", 3, True, True), ("2", "1", 2, True, False)],
 )
 def test_the_environment_says_which_process_this_is(monkeypatch, said, local, number, worker, first):
-    for name, value in (("RANK", said), ("LOCAL_RANK", local)):
+    for name, value in ({"RANK": said, "LOCAL_RANK": local} | (GROUP if said else {})).items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     assert (rank(), is_worker(), is_first_here()) == (number, worker, first)
     assert command_screen().quiet == (number > 0)
 
 
-def test_what_is_no_number_is_the_first_process(monkeypatch):
-    monkeypatch.setenv("RANK", "")
-    assert rank() == 0
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, ["WORLD_SIZE=2", "RANK", "MASTER_ADDR", "MASTER_PORT"]),
+        ({"LOCAL_RANK": "1"}, ["LOCAL_RANK=1", "1 by its WORLD_SIZE"]),
+        ({"RANK": "3"}, ["RANK=3"]),
+        ({"WORLD_SIZE": ""}, ["WORLD_SIZE=''"]),
+        ({"WORLD_SIZE": "0"}, ["WORLD_SIZE='0'"]),
+        (GROUP | {"RANK": "two"}, ["RANK='two'"]),
+        (GROUP | {"RANK": "4"}, ["RANK=4", "4 by its WORLD_SIZE"]),
+        (GROUP | {"RANK": "-1"}, ["RANK='-1'"]),
+        (GROUP | {"RANK": "1", "MASTER_PORT": "0"}, ["MASTER_PORT='0'"]),
+        (GROUP | {"RANK": "1", "MASTER_ADDR": ""}, ["MASTER_ADDR"]),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_of_a_lone_process(change, named, monkeypatch):
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    assert rank() == 0 and not is_worker()
+    with pytest.raises(UsageError) as refused:
+        environment.group_size()
+    assert all(word in refused.value.message for word in named)
+    assert f"unset {' '.join(said())}" in refused.value.hint
 
 
 def test_nobody_else_reads_it():
