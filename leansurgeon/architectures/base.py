@@ -126,7 +126,6 @@ class Architecture:
     takes: Takes = field(default_factory=Takes)
     # What multiplies q . k before the softmax; None where the library takes 1/sqrt(head_dim).
     score_scale: Callable[[Config], float | None] = scale_by_key
-    norm_offset: float = 0.0  # what the library adds to a norm's weight to have its gain
     # Whether every block is full attention of all tokens with all tokens and an MLP on each of them, so that its
     # operations follow from its tensors.
     plain: bool = True

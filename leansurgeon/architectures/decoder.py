@@ -85,7 +85,6 @@ GEMMA = derive(
     name="gemma",
     model_types=("gemma",),
     block=(*ATTENTION, *OPTIONAL_BIASES, *MLP, *NORMS),
-    norm_offset=1.0,
 )
 SMOLLM3 = derive(
     LLAMA,

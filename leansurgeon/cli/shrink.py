@@ -46,7 +46,7 @@ def shrink(
     method: Annotated[
         str,
         typer.Option(
-            help="Layers by auto, even, first-of-each, last-of-each, influence, angular, leave-one-out, greedy or fuse."
+            help="Layers by auto, even, first-of-each, last-of-each, influence, angular, leave-one-out or greedy."
         ),
     ] = "auto",
     keep: Annotated[str | None, typer.Option(help="The layers that stay: 0,2,4-9 (from 0).")] = None,

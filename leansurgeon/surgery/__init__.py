@@ -5,9 +5,9 @@ priced by `plan.costs`; it reads no weights and carries the result as `checkpoin
 data has decided (`shrink.decide`), which `shrink.carry_out` writes and proves.
 
     plan/    what is wanted; `operators/` says what each operator promises, and in which order they go
-    layer/   mathematics of one layer: `canonical` (one form for every layout), splitting, trimming, balancing, fusing
+    layer/   mathematics of one layer: `canonical` (one form for every layout), splitting, trimming, balancing
     refit/   least squares and local fits of filled blocks; `block` holds the handles
-    walk/    with sample data: `ground` (plan, teacher, samples), `student` (one candidate), `make_layer`, `make_fused`,
+    walk/    with sample data: `ground` (plan, teacher, samples), `student` (one candidate), `make_layer`,
              `choose_layers`, `judge`; `calibrated` lets candidates compete, block by block
     write/   `apply` streams tensors to the output; `uncalibrated` splits heads by weights alone; `undo`
     check/   `doctor` puts a family's declaration to the test; `compare` scores other starting points

@@ -75,7 +75,7 @@ def test_where_nothing_is_known_nothing_is_said(after, compared):
 def test_the_words_of_the_tables_are_explained_where_they_stand():
     names = ["angular", "angular, second", "angular, two blocks", "block 3-8", "influence"]
     told = in_words.criteria(names)
-    assert [told.count(f"{word}:") for word in ("angular", "block", "influence", "fuse")] == [1, 1, 1, 0]
+    assert [told.count(f"{word}:") for word in ("angular", "block", "influence", "greedy")] == [1, 1, 1, 0]
     assert in_words.criteria(["as listed"]) == "" == in_words.exactness([])
     assert in_words.exactness(["near", "near", "exact"]).count(":") == 2
 

@@ -146,7 +146,6 @@ CASES: dict[str, Case] = {
     ),
     "calibrated-llama": Case(f"shrink {{llama}} --layers 3 --mlp-dim 24 --calibrate {{text}} {DATA} --no-proof -o out"),
     "split-bert": Case(f"shrink {{bert}} --heads 8 --head-dim split --calibrate {{text}} {DATA} --no-proof -o out"),
-    "fuse-gpt2": Case(f"shrink {{gpt2}} --layers 2 --method fuse --calibrate {{text}} {DATA} --no-proof -o out"),
     "influence-vit": Case(
         f"shrink {{vit}} --layers 2 --method influence --calibrate task:digits {DATA} -o out --dry-run --json"
     ),

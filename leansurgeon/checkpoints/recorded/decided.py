@@ -58,7 +58,6 @@ class Tried(Part):
     criterion: str
     attention: bool
     later: bool
-    fused: tuple[int, ...]
     score: GuardScore = field(metadata=INSIDE)
     left_out: bool = False
     data: str = "all"
@@ -157,7 +156,6 @@ class MadeLayer(Part):
     layer: int
     source: int
     until: int
-    fused: tuple[int, ...] = ()
     split: Split | None = None
     heads: Trim | None = None
     mlp: Trim | None = None

@@ -69,10 +69,8 @@ def changed(layers: Sequence[MadeLayer]) -> str:
 
 
 def made(layer: MadeLayer) -> str:
-    """How a layer came about: heads and units that stay, heads split, layers fused, steps of fitting."""
+    """How a layer came about: heads and units that stay, heads split, steps of fitting."""
     ways = []
-    if layer.fused:
-        ways.append("fused " + "+".join(map(str, layer.fused)))
     if layer.heads:
         ways.append(f"heads {ranges(layer.heads.kept)}")
     if layer.split:

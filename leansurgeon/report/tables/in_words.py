@@ -24,7 +24,6 @@ CRITERIA = {
     "influence": "the layers that change their input least go",
     "block": "these neighbours go",
     "evenly": "what stays is evenly spaced",
-    "fuse": "neighbours become one layer",
     "greedy": "the layer that is missed least goes, one after another",
     "leave-one-out": "the layers that are missed least, each by itself, go",
 }

@@ -1,1 +1,1 @@
-"""The mathematics of one layer, on tensors alone: split, trim, balance, fuse."""
+"""The mathematics of one layer, on tensors alone: split, trim, balance."""

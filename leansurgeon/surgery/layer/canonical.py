@@ -14,7 +14,6 @@ scales, tables of relative positions and all else stay in `rest` as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -177,16 +176,11 @@ def unpack(source: Source, layer: int) -> Layer:
     if source.weights is None:
         raise UnsupportedModel(f"{source.name} has no weights to read.", "A preset is an architecture only.")
     specs = [s for s in source.specs if s.layer == layer]
-    return unpack_arrays({s.name: source.weights.float32(s.name) for s in specs}, source, specs)
-
-
-def unpack_arrays(tensors: Mapping[str, Array], source: Source, specs: list[TensorSpec]) -> Layer:
-    """The same from arrays that are at hand, by file name; `specs` are those of one layer."""
     stage = source.shape.stages[specs[0].stage]
     pieces_by_name: dict[str, Array] = {}
     rest: dict[str, Array] = {}
     for spec in specs:
-        values = np.asarray(tensors[spec.name], np.float32)
+        values = source.weights.float32(spec.name)
         pieces = to_pieces(spec, values, stage)
         if pieces is None:
             rest[within_block(spec, source.architecture)] = values

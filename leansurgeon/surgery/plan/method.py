@@ -25,7 +25,6 @@ LAYERS = {
     "angular": True,
     "leave-one-out": True,
     "greedy": True,
-    "fuse": True,
 }
 HEALS = ("none", "closed", "local")
 INITS = ("transfer", "fresh", "fresh-attention", "naive")

@@ -86,8 +86,6 @@ def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: floa
             total += tokens.guard
         total += tokens.fit if j < last else 0.0
         total += made_anew(plan, way.kept[j], tokens)
-        if way.kept[j] in way.fused:
-            total += 2 * (2 * tokens.first + tokens.fit + tokens.guard)
     return total
 
 

@@ -35,7 +35,7 @@ from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
 from leansurgeon.surgery.plan.operators import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import check_finite, outputs_of
-from leansurgeon.surgery.walk import choose_layers, make_fused, projection
+from leansurgeon.surgery.walk import choose_layers, projection
 from leansurgeon.surgery.walk.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
 from leansurgeon.surgery.walk.changes import divides_heads, is_near
@@ -190,8 +190,6 @@ def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
     before, after = ground.plan.before, ground.plan.after
     criterion, period = ground.options.criterion, ground.source.architecture.period
     batches, masks = view.batches["guard"], view.masks["guard"]
-    if criterion == "fuse":
-        return make_fused.candidates(ground, view)
     if criterion in ("greedy", "leave-one-out"):
         with ground.unbounded():
             kept, rounds = choose_layers.by_output(

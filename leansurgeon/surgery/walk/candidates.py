@@ -22,13 +22,10 @@ class Candidate(Part):
     criterion: str
     attention: bool = False  # the attention's output at cuts, too
     later: bool = False  # the MLP's output in every layer behind the first cut, too
-    fused: tuple[int, ...] = ()  # kept layers that take the next one, which goes, into themselves
 
     def tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
         """The candidate as the record has it, with its score on `data`."""
-        return Tried(
-            self.kept, self.criterion, self.attention, self.later, self.fused, score, left_out=left_out, data=data
-        )
+        return Tried(self.kept, self.criterion, self.attention, self.later, score, left_out=left_out, data=data)
 
 
 def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:

@@ -15,13 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.kind import body_class, class_name
-from leansurgeon.checkpoints.reshaped import Reshaped
-from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
@@ -30,7 +27,6 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.device import free_memory
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
@@ -87,7 +83,6 @@ class View:
     batches: Mapping[str, list[Batch]]
     masks: Mapping[str, list[Tensor | None]]
     answers: Mapping[str, list[Tensor | None]]  # of what a decoder beside an encoder reads; else the same
-    kept: dict[int, dict[str, Stream]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> View:
@@ -106,12 +101,6 @@ class View:
     def streams(self, skeleton: Skeleton) -> Streams:
         """New streams of all parts before the first block of a skeleton."""
         return {part: Stream(skeleton, batches) for part, batches in self.batches.items()}
-
-    def standing(self, skeleton: Skeleton) -> Streams:
-        """Streams of a skeleton for those who only call its blocks and never move; made once."""
-        if id(skeleton) not in self.kept:
-            self.kept[id(skeleton)] = self.streams(skeleton)
-        return self.kept[id(skeleton)]
 
 
 @dataclass(frozen=True)
@@ -239,7 +228,7 @@ class Ground:
     def work(self) -> float:
         """Block-tokens of what was done so far, embeddings and heads left out; a training step counts three times."""
         skeletons = [self.teacher, *self.results.values()]
-        skeletons += [vars(self)[name] for name in ("workshop", "wide") if name in vars(self)]
+        skeletons += [vars(self)["workshop"]] if "workshop" in vars(self) else []
         return self.earlier + sum(skeleton.work for skeleton in skeletons)
 
     @cached_property
@@ -361,34 +350,3 @@ class Ground:
     def workshop(self) -> Skeleton:
         """The source once more, its blocks for those who change them."""
         return self.beside(self.source.config, self.source.architecture)
-
-    @cached_property
-    def wide_model(self) -> Reshaped:
-        """The model with twice the heads, key/value heads and units in every layer, for two layers in one.
-
-        Raises `UnsupportedModel` where no family holds it.
-        """
-        source, arch = self.source, self.source.architecture
-        doubled = (
-            replace(s, heads=2 * s.heads, kv_heads=2 * s.kv_heads, mlp_dim=2 * s.mlp_dim) for s in source.shape.stages
-        )
-        shape = Shape(tuple(doubled))
-        if not arch.holds(source.shape, shape):
-            if arch.decoupled is None:
-                raise UnsupportedModel(
-                    f"Layers cannot be fused: no {arch.name} can hold twice the heads of the same size.",
-                    "Use another --method.",
-                )
-            arch = architectures.decoupled(arch)
-        return Reshaped(source, arch, shape)
-
-    @cached_property
-    def wide(self) -> Skeleton:
-        """A skeleton of `wide_model`, its blocks empty."""
-        return self.beside(self.wide_model.config(), self.wide_model.architecture)
-
-    @cached_property
-    def wide_source(self) -> Source:
-        """`wide_model` as a source of that shape, without its weights."""
-        model = self.wide_model
-        return replace(self.source, config=model.config(), architecture=model.architecture, specs=model.specs)

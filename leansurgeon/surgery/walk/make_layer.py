@@ -40,15 +40,14 @@ class Solved:
 @dataclass(frozen=True)
 class Made:
     """What becomes of a source layer: the heads and units that stay (None: all, or as the weights say), projections
-    that were solved for, tensors of the result by name, and what was decided: the layers that were `fused`, the heads
-    that were divided, and how the output of heads and units made up for those that went.
+    that were solved for, tensors of the result by name, and what was decided: the heads that were divided, and how the
+    output of heads and units made up for those that went.
     """
 
     heads: list[int] | None = None
     units: list[int] | None = None
     solved: tuple[Solved, ...] = ()
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
-    fused: tuple[int, ...] = ()
     split: Split | None = None
     heads_trimmed: Trim | None = None
     units_trimmed: Trim | None = None

@@ -22,7 +22,6 @@ from leansurgeon.surgery.walk.changes import behind_gap, course, ends
 from leansurgeon.surgery.walk.ground import Ground, Lesson, View
 from leansurgeon.surgery.walk.grow import marks
 from leansurgeon.surgery.walk.kept import Edits, Step
-from leansurgeon.surgery.walk.make_fused import make_fused
 from leansurgeon.surgery.walk.make_layer import Made, make
 from leansurgeon.surgery.write.apply import Transfer
 from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
@@ -156,10 +155,10 @@ class Student:
         exact = self.view.seen == "all" and self.ground.is_exact
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
         decided = MadeLayer(self.at, kept, lesson.layer)
-        if kept in self.candidate.fused or near:
+        if near:
             made = self.make(lesson, site, kept)
             trimmed = {"heads": made.heads_trimmed, "mlp": made.units_trimmed}
-            decided = replace(decided, fused=made.fused, split=made.split, **trimmed)
+            decided = replace(decided, split=made.split, **trimmed)
         healed = self.heals(cut, near)
         guard = None  # what the block gives of the guard, once that is known
         if healed:
@@ -224,10 +223,6 @@ class Student:
 
     def make(self, lesson: Lesson, site: BlockFit, kept: int) -> Made:
         """Fill the block with what becomes of a source layer."""
-        if kept in self.candidate.fused:
-            made = make_fused(self.ground, self.view, site, kept)
-            self.skeleton.fill(self.at, made.tensors)
-            return made
         made = make(self.ground, lesson, site, kept, self.measured_heads(kept))
         if made.heads is not None:
             self.transfer.index(self.ground.spec(kept, "o")).choose_heads(np.array(made.heads))

@@ -32,7 +32,7 @@ from leansurgeon.checkpoints.recorded.decided import (
 from leansurgeon.checkpoints.recorded.part import Part, kinds
 
 DATA = SampleData("a.txt,b.txt", "2 files", "ab" * 32, {"fit": 8, "guard": 2}, (SampleData("a.txt", "", "cd", {}),), 8)
-TRIED = Tried((0, 2), "even", True, False, (), GuardScore(0.5, 0.25, 2.0, 0.25, pieces=2), left_out=True, data="part")
+TRIED = Tried((0, 2), "even", True, False, GuardScore(0.5, 0.25, 2.0, 0.25, pieces=2), left_out=True, data="part")
 REFIT = ProjectionRefit(True, 0.1, 0.5, 0.25, 0.125, 96, {"0.1": 0.25}, 0.5, 0.375)
 MADE = MadeLayer(1, 2, 3, split=Split(0.75, 0.5), mlp=Trim(0.1, True, 0.5, 0.25), refit=BlockRefit(down=REFIT))
 LOCAL = LocalFit((CutFit(1, (SpanFit(2, Fit(3, 0.5, 0.25, True, 1.5)),)),), True, 0.5, 0.25, 1.25)
@@ -59,7 +59,7 @@ TEXT = (
     """{"kept_heads": {"0": [1, 2]}, "calibration": {"name": "a.txt,b.txt", "says": "2 files", "sha256": "%s",
 "samples": {"fit": 8, "guard": 2}, "sources": [{"name": "a.txt", "says": "", "sha256": "cd", "samples": {}}],
 "asked": 8}, "criterion": "even", "layers": [0, 2], "evidence": {}, "candidates": [{"kept": [0, 2],
-"criterion": "even", "attention": true, "later": false, "fused": [], "guard_error": 0.5, "guard_divergence": 0.25,
+"criterion": "even", "attention": true, "later": false, "guard_error": 0.5, "guard_divergence": 0.25,
 "guard_loss": 2.0, "judged_by": 0.25, "pieces": 2, "left_out": true, "data": "part"}], "healing": {"attention": true,
 "later": false, "guard_error": 0.5, "judged_by": 0.5, "by_source": [0.5, 0.75], "local": {"cuts": [{"first": 1,
 "spans": [{"until": 2, "steps": 3, "guard_before": 0.5, "guard_after": 0.25, "kept": true, "seconds": 1.5}]}],

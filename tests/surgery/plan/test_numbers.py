@@ -18,12 +18,6 @@ def test_dropped_layers_are_those_that_are_not_kept():
     assert (dropped.settings["kept"], dropped.settings["dropped"]) == ([0, 2, 5], [1, 3, 4])
 
 
-def test_fused_layers_go_into_the_one_before():
-    fused = operator(6, (0, 2, 4), Choice((0, 2, 4), "fuse"))
-    assert fused.name == "fuse-layers" and fused.settings["pairs"] == [[0, 1], [2, 3], [4, 5]]
-    assert "0+1, 2+3, 4+5" in fused.says and "3 pairs" in fused.says
-
-
 @pytest.mark.parametrize(
     ("positions", "fits", "odd", "says"),
     [("rope", "6", "7", "even head_dim"), ("rope-2d", "12", "10", "that 4 divides"), ("learned", "7", None, None)],

@@ -55,7 +55,6 @@ def test_layers_change_with_their_own_stage():
         (way(0, 1, 4, 5, attention=True, later=True), Effort(), 1.0, 2 * REFIT + 100 + REFIT + 100 + REFIT),
         (way(0, 1, 4, 5), Effort(pre_norm=False), 1.0, REFIT + 2 * 5 + 20),
         (way(0, 1, 4, 5), Effort(heals=False), 1.0, 10 + 20),
-        (way(0, 1, 4, 5, fused=(1,)), Effort(), 1.0, REFIT + 2 * TRIM + 20),
         (way(0, 2, 3, 4, 5), Effort(), 1.0, REFIT + 4 * 10),
         (way(1, 2, 3, 4, 5), Effort(), 1.0, REFIT + 4 * 10),  # nothing before the gap
         (way(0, 1, 2, 4), Effort(), 1.0, REFIT + 100 + REFIT),

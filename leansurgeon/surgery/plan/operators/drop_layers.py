@@ -126,12 +126,8 @@ def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
 
 
 def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Step:
-    """The step that drops the layers not kept, or fuses each with the one before."""
+    """The step that drops the layers not kept."""
     dropped = [i for i in range(depth) if i not in kept]
-    if choice.criterion == "fuse":
-        pairs = [[i - 1, i] for i in dropped]
-        says = f"fuse {plural(len(pairs), 'pair')} of layers, each into one: {', '.join(f'{a}+{b}' for a, b in pairs)}"
-        return Step("fuse-layers", "near", says, {"pairs": pairs, "kept": list(kept), "evidence": choice.evidence})
     return Step(
         "drop-layers",
         "near",
