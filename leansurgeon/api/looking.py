@@ -71,7 +71,6 @@ def heads(
     ablate: bool = False,
     curve: bool = True,
     steps: int = 10,
-    random: int = 3,
     prune: str | float | None = None,
     out: str | os.PathLike[str] | None = None,
     heal: bool = True,
@@ -103,7 +102,7 @@ def heads(
     pruning = command.checked(reduction, normalize, share, target, heal, force, device)
     from leansurgeon.measure.heads.document import Options
 
-    options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
+    options = Options(reduction, normalize, ablate, curve, steps, judge_samples, seed)
     say = speaker(progress)
     with opened(model, tokenizer, tower, trust_remote_code) as name:
         measured = command.heads(

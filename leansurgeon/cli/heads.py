@@ -35,10 +35,10 @@ def heads(
         bool, typer.Option("--ablate", help="Also switch off every head alone and test it: one pass a head.")
     ] = False,
     curve: Annotated[
-        bool, typer.Option("--curve/--no-curve", help="Score by the share of heads off, in several orders.")
+        bool,
+        typer.Option("--curve/--no-curve", help="Score by the share of heads off, from either end."),
     ] = True,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of the curve.")] = 10,
-    random: Annotated[int, typer.Option(min=0, max=100, help="Random orders to compare with.")] = 3,
     prune: Annotated[
         str | None, typer.Option(help="Write the model without so many heads of every layer, such as 40%.")
     ] = None,
@@ -48,7 +48,7 @@ def heads(
     ] = True,
     device: common.WhichDevice = "auto",
     plots: Annotated[Path | None, typer.Option(help="Folder for charts as SVG, PNG and PDF.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of samples and random orders.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of samples and probes.")] = 0,
     as_json: common.AsJson = False,
     force: common.Force = False,
     push: common.PushTo = None,
@@ -73,7 +73,7 @@ def heads(
     from leansurgeon.measure.heads.document import Options
     from leansurgeon.report.tables.heads import describe
 
-    options = Options(reduction, normalize, ablate, curve, steps, random, judge_samples, seed)
+    options = Options(reduction, normalize, ablate, curve, steps, judge_samples, seed)
     limits = {"samples": samples, "columns": columns, "allow_pickle": allow_pickle}
     measured = command.heads(model, data, options, pruning, common.say, **limits)
     document = measured.document

@@ -13,15 +13,13 @@ import torch
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged, LeanSurgeonError
-from leansurgeon.measure.data.batches import halves, thin
+from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads.document import Options, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
 from leansurgeon.measure.heads.sites import Site, sites, switched_off
-from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.operators.heads import trim_map
 from tests.conftest import build
 from tests.support.models.small_classifier import Rule, classifier
 
@@ -157,9 +155,6 @@ def test_the_nearest_number_of_heads_goes():
     bench = Recorded(8)
     (row,) = pruning.curve(bench, np.arange(16)[::-1], [0.3])  # 4.8 heads
     assert bench.seen[0].tolist() == [11, 12, 13, 14, 15] and (row["pruned"], row["fraction"]) == (5, 5 / 16)
-    bench = Recorded(3)
-    (row,) = pruning.even_curve(bench, np.array([1.0, 0.0, 2.0, 5.0, 4.0, 3.0]), [0.3])  # 0.9 of every layer
-    assert bench.seen[0].tolist() == [1, 5] and row["pruned"] == 2
 
 
 def test_of_some_heads_only_the_first_in_the_order_go():
@@ -173,32 +168,6 @@ def test_of_some_heads_only_the_first_in_the_order_go():
 def test_few_samples_are_spread_from_the_first_to_the_last():
     batches = [{"labels": rows} for rows in torch.arange(9).split([2, 4, 3])]
     assert torch.cat([batch["labels"] for batch in thin(batches, 4)]).tolist() == [0, 3, 5, 8]  # 0, 2.7, 5.3, 8
-    assert [torch.cat([b["labels"] for b in half]).tolist() for half in halves(batches)] == [
-        [0, 2, 4, 6, 8],
-        [1, 3, 5, 7],
-    ]
-
-
-def test_chance_is_the_mean_of_its_orders_between_the_lowest_and_the_highest():
-    bench = Recorded(8)
-    (row,) = pruning.random_curve(bench, [0.25], 3, 0)
-    losses = [float((heads**2).sum()) for heads in bench.seen]
-    assert len(set(losses)) == 3 and all(len(heads) == 4 for heads in bench.seen)
-    assert row["loss"] == pytest.approx(np.mean(losses)) and (row["loss_low"], row["loss_high"]) == (
-        min(losses),
-        max(losses),
-    )
-
-
-@pytest.mark.parametrize("shared", [1, 2])
-def test_ties_go_as_they_go_in_a_checkpoint(shared):
-    """Dead heads all have an importance of 0, and what is scored must be what `heads --prune` writes."""
-    stage = Stage(depth=1, heads=8, head_dim=4, kv_heads=8 // shared, mlp_dim=8, width=32)
-    left = 4 // shared
-    place = Site("l", "self", 0, 0, 0, 0, 8, 4, shared)
-    for values in np.random.default_rng(0).integers(3, size=(50, 8)).astype(float):
-        kept, _ = trim_map(stage, replace(stage, heads=4, kv_heads=left), values)
-        assert np.flatnonzero(pruning.even([place], values, [left])).tolist() == kept.tolist()
 
 
 def test_heads_that_all_share_one_key_go_one_by_one():

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.measure.data.batches import halves, rows_of, thin
+from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads import document as heads
@@ -67,10 +67,9 @@ def test_importance_finds_the_heads_that_are_needed(bench, values):
     by = {
         "importance": pruning.curve(bench, order, steps),
         "reverse": pruning.curve(bench, order[::-1], steps),
-        "random": pruning.random_curve(bench, steps, 3, 0),
     }
     area = {name: np.mean([row["loss"] for row in rows]) for name, rows in by.items()}
-    assert area["importance"] < area["random"] < area["reverse"]
+    assert area["importance"] < area["reverse"]
     for rows in by.values():  # both ends are the same whatever the order
         assert rows[0]["loss"] == pytest.approx(bench.whole.loss, rel=1e-12) and rows[-1]["pruned"] == 16
         assert rows[-1]["loss"] == by["importance"][-1]["loss"]
@@ -158,23 +157,12 @@ def site(index: int, heads: int, shared: int = 1, in_step: bool = False, stage: 
     return Site(f"l{index}", "self", stage, index, index, 0, heads, 4, shared, in_step)
 
 
-def test_even_cuts_take_whole_groups_and_the_same_heads_where_a_stack_shares_positions():
-    plain = [site(0, 4), site(1, 4)]
-    values = np.array([4.0, 1, 3, 2, 1, 2, 3, 4])
-    assert pruning.even(plain, values, [2, 2]).tolist() == [True, False, True, False, False, False, True, True]
-    grouped = [site(0, 4, shared=2)]
-    assert pruning.even(grouped, np.array([9.0, 0, 4, 4]), [1]).tolist() == [True, True, False, False]
-    stack = [site(0, 4, in_step=True), site(1, 4, in_step=True)]
-    unequal = np.array([9.0, 0, 3, 2, 0, 8, 4, 5])  # sums 9, 8, 7, 7; alone, the layers would keep 0 and 2, 1 and 3
-    assert pruning.even(stack, unequal, [2, 2]).tolist() == [True, True, False, False] * 2
-
-
 def test_the_document_holds_all_of_it(trained):
     fit, held = [batch_of(128, 5)], [batch_of(60, 6), batch_of(40, 7)]
     data = Calibration("rule", "a rule", "0" * 64, fit, fit, held, task=Rule())
-    found = study(trained, data, Options(ablate=True, steps=4, seeds=2)).document
-    assert found["samples"] == {"importance": 128, "ablation": 50, "curve": 50}
-    assert set(found["curve"]["orders"]) == {"importance", "even", "reverse", "oracle", "random"}
+    found = study(trained, data, Options(ablate=True, steps=4)).document
+    assert found["samples"] == {"importance": 128, "ablation": 100, "curve": 100}
+    assert set(found["curve"]["orders"]) == {"importance", "reverse"}
     assert [len(entry["importance"]) for entry in found["attentions"]] == [8, 8]
     assert (
         found["ablation"]["heads"]
@@ -188,22 +176,22 @@ def test_the_document_holds_all_of_it(trained):
     from leansurgeon.report.tables.heads import describe
 
     lines = describe(json.loads(json.dumps(found)) | {"model": "rule"})
-    assert max(map(len, lines)) <= 80 and any("random" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_every_order_of_the_document_is_what_its_name_says(trained):
-    """Ranked on half of the held-out samples (the oracle) or on training samples, scored on the other half."""
+    """Ranked on training samples, scored on the held-out ones."""
     fit, held = batch_of(96, 5), batch_of(90, 6)
     data = Calibration("rule", "a rule", "0" * 64, [fit], [fit], [held], task=Rule())
-    found = study(trained, data, Options(ablate=True, steps=4, seeds=2, seed=5)).document
+    found = study(trained, data, Options(ablate=True, steps=4)).document
     judge, places = Labelled(trained, Rule()), sites(trained)
     values = importance(judge, places, [fit])
     assert np.concatenate([entry["importance"] for entry in found["attentions"]]) == pytest.approx(values)
-    first, second = (HeadScorer(judge, places, [{k: v[i::2] for k, v in held.items()}]) for i in (0, 1))
-    changes = np.array([first.scores(np.arange(16) != head).loss - first.whole.loss for head in range(16)])
+    bench = HeadScorer(judge, places, [held])
+    changes = np.array([bench.scores(np.arange(16) != head).loss - bench.whole.loss for head in range(16)])
     order = np.argsort(values)
-    for name, ranked in {"importance": order, "reverse": order[::-1], "oracle": np.argsort(changes)}.items():
-        expected = [second.scores(~np.isin(np.arange(16), ranked[:gone])).loss for gone in (0, 4, 8, 12, 16)]
+    for name, ranked in {"importance": order, "reverse": order[::-1]}.items():
+        expected = [bench.scores(~np.isin(np.arange(16), ranked[:gone])).loss for gone in (0, 4, 8, 12, 16)]
         assert [row["loss"] for row in found["curve"]["orders"][name]] == pytest.approx(expected), name
     from scipy import stats
 
@@ -212,13 +200,9 @@ def test_every_order_of_the_document_is_what_its_name_says(trained):
     assert found["ablation"]["worse"] == sum(change > 0 for change in shown) > 0
     assert found["ablation"]["better"] == sum(change < 0 for change in shown)
     assert found["ablation"]["spearman"] == pytest.approx(stats.spearmanr(values, changes).statistic)
-    other = study(trained, data, Options(steps=4, seeds=2, seed=6)).document["curve"]["orders"]["random"]
-    assert other != found["curve"]["orders"]["random"]
 
 
-def test_random_orders_differ_and_what_can_go_ends_at_the_first_loss(bench):
-    rows = pruning.random_curve(bench, [0, 0.5, 1], 3, 0)
-    assert rows[1]["loss_low"] < rows[1]["loss"] < rows[1]["loss_high"]
+def test_what_can_go_ends_at_the_first_loss(bench):
     whole = bench.whole.accuracy
     back = [{"fraction": i / 4, "accuracy": a} for i, a in enumerate((whole, 0.995 * whole, 0.8 * whole, whole))]
     assert pruning.prunable(back, bench) == 0.25
@@ -236,7 +220,7 @@ def test_each_kind_of_attention_is_pruned_apart():
 
     bench = SimpleNamespace(sites=places, scores=scores, whole=scores(np.ones(16, bool)), judge=None)
     values = np.array([8, 7, 6, 5, 4, 3, 2, 1, 10, 12, 11, 13, 17, 16, 15, 14], float)
-    found = heads.curves(bench, values, None, Options(steps=4, seeds=1))["by_kind"]
+    found = heads.curves(bench, values, Options(steps=4))["by_kind"]
     assert {kind: [row["loss"] for row in rows] for kind, rows in found.items()} == {
         "encoder": [0, 2, 4, 6, 8], "decoder": [0, 100, 200, 300, 400], "cross": [0, 1e4, 2e4, 3e4, 4e4]
     }  # fmt: skip
@@ -250,14 +234,11 @@ def test_a_curve_of_wild_numbers_stays_in_80_columns(text):
     from leansurgeon.report.tables.heads import curve
 
     losses = [10.7 if text else 0.4321, 11.6 if text else 0.5029]
-    rows = [{"fraction": f, "pruned": 0, "loss": x, "loss_low": x - 0.1, "loss_high": x + 0.1} for f, x in
-            zip((0.5, 0.9), losses, strict=True)]  # fmt: skip
-    plain = [{"fraction": r["fraction"], "loss": r["loss"]} for r in rows]
-    shifted = [p | {"fraction": p["fraction"] - 0.03} for p in plain]
-    orders = {"importance": plain, "even": shifted, "oracle": plain, "random": rows, "reverse": plain}
+    plain = [{"fraction": f, "loss": x} for f, x in zip((0.5, 0.9), losses, strict=True)]
+    orders = {"importance": plain, "reverse": plain}
     document = {
         "text": text, "judged_by": "loss" if text else "1 - cosine", "whole": {"loss": 1.0}, "samples": {"curve": 4},
-        "curve": {"orders": orders, "random_seeds": 3, "prunable": dict.fromkeys(orders, 0.1), "by_kind": {}},
+        "curve": {"orders": orders, "prunable": dict.fromkeys(orders, 0.1), "by_kind": {}},
     }  # fmt: skip
     assert max(map(len, curve(document))) <= 80
 
@@ -280,11 +261,6 @@ def test_gini_of_known_distributions():
     assert pruning.gini(np.array([0.0] * 9 + [1.0])) == pytest.approx(0.9)
 
 
-def test_samples_are_halved_and_thinned_without_overlap():
+def test_samples_are_thinned():
     batches = [batch_of(5, 0), batch_of(4, 1)]
-    a, b = halves(batches)
-    both = torch.cat([x["input_ids"] for x in (*a, *b)])
-    assert sum(map(rows_of, a)) == 5 and sum(map(rows_of, b)) == 4
-    every = torch.cat([x["input_ids"] for x in batches])
-    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, every.tolist()))
     assert sum(map(rows_of, thin(batches, 3))) == 3 and count([site(0, 4), site(1, 6)]) == 10

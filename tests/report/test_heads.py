@@ -31,13 +31,8 @@ def document() -> dict[str, Any]:
     def points(*scores: float) -> list[dict[str, float]]:
         return [{"fraction": i / 2, "loss": x, "accuracy": x / 10} for i, x in enumerate(scores)]
 
-    chance = [
-        row | {"loss_low": row["loss"] - 1, "loss_high": row["loss"] + 1}
-        | {"accuracy_low": row["accuracy"] - 0.1, "accuracy_high": row["accuracy"] + 0.1}
-        for row in points(4.0, 3.5, 2.5)
-    ]  # fmt: skip
-    orders = {"importance": points(4.0, 3.8, 2.0), "random": chance, "reverse": points(4.0, 1.0, 2.0)}
-    able = {"importance": 0.5, "random": 0.25, "reverse": 0.0}
+    orders = {"importance": points(4.0, 3.8, 2.0), "reverse": points(4.0, 1.0, 2.0)}
+    able = {"importance": 0.5, "reverse": 0.0}
     return {
         "attentions": layers,
         "kinds": {"self": {"heads": 10, "share": 1.0}},
@@ -49,7 +44,7 @@ def document() -> dict[str, Any]:
             "whole": {"loss": 4.0, "accuracy": 0.4}, "test": "paired t", "heads": 10, "worse": 6, "better": 2,
             "spearman": 0.75,
         },
-        "curve": {"orders": orders, "random_seeds": 3, "prunable": able, "by_kind": {}},
+        "curve": {"orders": orders, "prunable": able, "by_kind": {}},
     }  # fmt: skip
 
 
@@ -102,14 +97,14 @@ def test_few_of_many_heads_are_named_the_ends_of_the_order(document):
     assert "... 8 heads in between ..." in ablation(document)
 
 
-def test_a_curve_is_accuracy_in_percent_with_the_range_of_chance(document):
+def test_a_curve_is_accuracy_in_percent(document):
     lines = curve(document)
     assert cells(lines) == [
-        ["0", "%", "40.0", "40.0", "(30.0-50.0)", "40.0"],
-        ["50", "%", "38.0", "35.0", "(25.0-45.0)", "10.0"],
-        ["100", "%", "20.0", "25.0", "(15.0-35.0)", "20.0"],
+        ["0", "%", "40.0", "40.0"],
+        ["50", "%", "38.0", "10.0"],
+        ["100", "%", "20.0", "20.0"],
     ]
-    assert "least 50 %, random 25 %, most 0 %" in " ".join(lines)
+    assert "least 50 %, most 0 %" in " ".join(lines)
 
 
 def test_kinds_of_attention_stand_under_their_names(document):

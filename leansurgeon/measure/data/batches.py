@@ -65,14 +65,6 @@ def inner(total: int, number: int) -> np.ndarray:
     return (2 * np.arange(number) + 1) * total // (2 * number)
 
 
-def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Every second sample, and the others; both the same where there is only one."""
-    every = np.arange(sum(map(rows_of, batches)))
-    if len(every) < 2:
-        return list(batches), list(batches)
-    return pick(batches, every[::2]), pick(batches, every[1::2])
-
-
 def tokens_of(batch: Batch) -> int:
     """Tokens of a batch; an image counts as 64."""
     return batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))

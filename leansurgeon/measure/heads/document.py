@@ -1,8 +1,6 @@
 """Everything that `leansurgeon heads` measures, in one document that JSON can hold.
 
 Importance is taken from training samples (`fit` of the calibration); ablations and curves are judged on held-out ones.
-Where ablations are asked for, the held-out samples are halved: the order by measured ablations (`oracle`) must not be
-judged on the samples that it was chosen on.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.measure.data.batches import halves, rows_of, thin
+from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads.importance import importance
@@ -32,11 +30,10 @@ class Kind(TypedDict):
 
 
 class Curves(TypedDict):
-    """Scores by the fraction pruned: in every order, and for each kind of attention alone."""
+    """Scores by the fraction pruned: in both orders, and for each kind of attention alone."""
 
     tolerance: float
     orders: dict[str, list[pruning.Point]]
-    random_seeds: NotRequired[int]
     prunable: NotRequired[dict[str, float]]
     by_kind: NotRequired[dict[str, list[pruning.Point]]]
 
@@ -103,14 +100,13 @@ class HeadsDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Options:
-    """`ablate` costs a forward pass over the samples for every head; `curve` about seven for every step."""
+    """`ablate` costs a forward pass over the samples for every head; `curve` two for every step."""
 
     reduction: str = "sample"
     normalise: str = "none"
     ablate: bool = False
     curve: bool = True
     steps: int = pruning.STEPS
-    seeds: int = pruning.SEEDS
     judge_samples: int | None = None
     seed: int = 0
 
@@ -130,9 +126,7 @@ def study(loaded: Loaded, calibration: Calibration, options: Options | None = No
     places = sites(loaded)
     judge = judge_of(loaded, calibration.task, options.seed)
     values = importance(judge, places, calibration.fit, reduction=options.reduction, normalise=options.normalise)
-    held = thin(calibration.heldout, options.judge_samples)
-    first, second = halves(held) if options.ablate else (held, held)
-    bench = HeadScorer(judge, places, second)
+    bench = HeadScorer(judge, places, thin(calibration.heldout, options.judge_samples))
     document: HeadsDocument = {
         "data": calibration.recorded().as_dict(),
         "judged_by": judge.says,
@@ -146,19 +140,18 @@ def study(loaded: Loaded, calibration: Calibration, options: Options | None = No
         "kinds": kinds(places, values),
         "text": pruning.is_text(bench),
     }
-    deltas = None
     if options.ablate:
-        deltas = ablate(HeadScorer(judge, places, first), values, document)
+        ablate(bench, values, document)
     if options.curve:
-        document["curve"] = curves(bench, values, deltas, options)
+        document["curve"] = curves(bench, values, options)
     if options.curve or options.ablate:
         document["whole"] = bench.whole.as_dict()
         document["samples"]["curve"] = len(bench.whole.losses)
     return Study(places, values, document)
 
 
-def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> np.ndarray:
-    """One head off and all but one, written into the document; gives the change of the loss by head."""
+def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> None:
+    """One head off and all but one, written into the document."""
     total = count(bench.sites)
     off = ablation.one_off(bench)
     only = ablation.all_but_one(bench, values)
@@ -177,28 +170,20 @@ def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> np
         "lower_without": int((deltas < 0).sum()),
         "spearman": pruning.spearman(values, deltas),
     }
-    return deltas
 
 
-def curves(bench: HeadScorer, values: np.ndarray, deltas: np.ndarray | None, options: Options) -> Curves:
-    """The score by the fraction pruned, in every order, and for each kind of attention alone."""
+def curves(bench: HeadScorer, values: np.ndarray, options: Options) -> Curves:
+    """The score by the fraction pruned, in both orders, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")
     kind = np.concatenate([[site.kind] * site.heads for site in bench.sites])
     apart = list(dict.fromkeys(kind)) if len(set(kind)) > 1 else []
-    points = len(asked) * (3 + options.seeds + len(apart) + (deltas is not None))
-    with phase("pruning", points, "points/s") as step:
+    with phase("pruning", len(asked) * (2 + len(apart)), "points/s") as step:
         orders = {
             "importance": pruning.curve(bench, order, asked, step=step),
-            "even": pruning.even_curve(bench, values, asked, step),
             "reverse": pruning.curve(bench, order[::-1], asked, step=step),
         }
-        if deltas is not None:
-            orders["oracle"] = pruning.curve(bench, np.argsort(deltas, kind="stable"), asked, step=step)
         document: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
-        if options.seeds:
-            orders["random"] = pruning.random_curve(bench, asked, options.seeds, options.seed, step)
-            document["random_seeds"] = options.seeds
         document["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
     document["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
     return document

@@ -1,12 +1,7 @@
-"""How many heads a model can lose: its score by the fraction of heads that is switched off, in several orders.
+"""How many heads a model can lose: its score by the fraction of heads that is switched off, in two orders.
 
 importance   the least important heads of the whole model first (Michel et al., arXiv 1905.10650); layers may lose all
 reverse      the most important first
-random       several seeds: without it a curve says little, since random pruning with retraining has done as well as
-             any order (Budhraja et al., EMNLP 2020)
-oracle       by the measured loss of switching off each head alone
-even         the least important of each attention, as many from every layer of a stage and key/value groups whole:
-             what a checkpoint can hold. The gap to `importance` is what homogeneous layers cost
 
 Nothing is retrained in between, and scores are computed once.
 """
@@ -26,7 +21,6 @@ from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.tasks import Task
 
 STEPS = 10
-SEEDS = 3
 TOLERANCE = 0.01  # of the whole model's score: what still counts as no loss
 
 
@@ -37,10 +31,6 @@ class Point(TypedDict):
     pruned: int
     loss: float
     accuracy: NotRequired[float]
-    loss_low: NotRequired[float]
-    loss_high: NotRequired[float]
-    accuracy_low: NotRequired[float]
-    accuracy_high: NotRequired[float]
 
 
 class Shares(TypedDict):
@@ -124,49 +114,6 @@ def curve(
         rows.append(row(bench, keep) | ({} if of is None else {"fraction": fraction}))
         step()
     return rows
-
-
-def random_curve(
-    bench: HeadScorer, asked: Sequence[float], seeds: int, seed: int, step: Callable[[], None] = lambda: None
-) -> list[Point]:
-    """Mean, lowest and highest loss (and accuracy) over several random orders."""
-    orders = [np.random.default_rng([seed, 7, i]).permutation(count(bench.sites)) for i in range(seeds)]
-    curves = [curve(bench, order, asked, step=step) for order in orders]
-    rows = []
-    for points in zip(*curves, strict=True):
-        made = {"fraction": points[0]["fraction"], "pruned": points[0]["pruned"]}
-        for key in ("loss", "accuracy"):
-            if key in points[0]:
-                values = [point[key] for point in points]
-                made |= {key: float(np.mean(values)), f"{key}_low": min(values), f"{key}_high": max(values)}
-        rows.append(made)
-    return rows
-
-
-def even_curve(
-    bench: HeadScorer, values: np.ndarray, asked: Sequence[float], step: Callable[[], None] = lambda: None
-) -> list[Point]:
-    """Scores with as many heads off in every layer of a stage; fractions that give the same heads appear once."""
-    rows, seen = [], set()
-    for fraction in asked:
-        counts = tuple(site.groups - round(fraction * site.groups) for site in bench.sites)
-        keep = even(bench.sites, values, counts)
-        step()
-        if counts not in seen:
-            seen.add(counts)
-            rows.append(row(bench, keep))
-    return rows
-
-
-def even(places: Sequence[Site], values: np.ndarray, groups: Sequence[int]) -> np.ndarray:
-    """The heads that stay when site i keeps its `groups[i]` strongest key/value groups, (all heads,) bool."""
-    kept = []
-    for site, strength, number in zip(places, strengths(places, values), groups, strict=True):
-        by_group = strength.reshape(site.groups, site.shared).sum(1)
-        stay = np.zeros(site.groups, bool)
-        stay[np.argsort(-by_group, kind="stable")[:number]] = True
-        kept.append(np.repeat(stay, site.shared))
-    return np.concatenate(kept)
 
 
 def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:

@@ -38,14 +38,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one name. `style` picks colour, dash and mark; several series may share name and style. `band` draws
-    the ends of error bars as an area; a point alone has its mark in any case.
+    """Points of one name. `style` picks colour, dash and mark; several series may share name and style. A point
+    alone has its mark in any case.
     """
 
     name: str
     points: tuple[Point, ...]
     style: int = 0
-    band: bool = False
     joined: bool = True
     marks: bool = True
 
@@ -167,7 +166,6 @@ def rows_of(series: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
             "low": p.y if p.low is None else p.low,
             "high": p.y if p.high is None else p.high,
             "bound": p.bound,
-            "band": s.band,
             "shift": shift,
             "says": f"{s.name}, {x.says(p.x)}: {'at least ' if p.bound else ''}{y.says(p.y)}",
         }
@@ -186,16 +184,12 @@ def seam(broken: Broken, up: alt.Y) -> list[alt.Chart]:
 
 
 def ranges(rows: list[dict[str, Any]], place: dict[str, Any], colour: alt.Color) -> list[alt.Chart]:
-    """Error bars, and bands where a series asks for them."""
-    layers = []
-    for band in (True, False):
-        some = [row for row in rows if row["band"] is band and row["low"] != row["high"]]
-        if some:
-            chart = alt.Chart(data(some))
-            look = chart.mark_area(opacity=0.2) if band else chart.mark_rule(strokeWidth=2, xOffset=SHIFT)
-            ends = {"y": alt.Y("low:Q", scale=place["y"]["scale"], title=place["y"]["title"]), "y2": "high:Q"}
-            layers.append(look.encode(x=place["x"], color=colour, **ends))
-    return layers
+    """Error bars; empty where nothing has any."""
+    some = [row for row in rows if row["low"] != row["high"]]
+    if not some:
+        return []
+    ends = {"y": alt.Y("low:Q", scale=place["y"]["scale"], title=place["y"]["title"]), "y2": "high:Q"}
+    return [alt.Chart(data(some)).mark_rule(strokeWidth=2, xOffset=SHIFT).encode(x=place["x"], color=colour, **ends)]
 
 
 def joined(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:

@@ -9,9 +9,6 @@ from leansurgeon.report.evidence.studies import AttentionHeads, HeadStudy
 KINDS = {"self": "self-attention", "encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 ORDERS = {
     "importance": "least important first",
-    "even": "as many from every layer",
-    "oracle": "by single ablations",
-    "random": "random order",
     "reverse": "most important first",
 }
 
@@ -49,11 +46,9 @@ def layer_name(attention: AttentionHeads, stages: int) -> str:
 
 
 def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
-    """The score as more and more heads are switched off, one line for every order; a band is the range over orders."""
+    """The score as more and more heads are switched off, one line for every order."""
     series = [
-        Series(
-            said, tuple(Point(p.fraction, p.score, p.low, p.high) for p in study.orders.get(order, ())), i, band=True
-        )
+        Series(said, tuple(Point(p.fraction, p.score) for p in study.orders.get(order, ())), i)
         for i, (order, said) in enumerate(ORDERS.items())
     ]
     labels = PERCENT if study.score == "accuracy" else PLAIN
@@ -61,5 +56,4 @@ def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
     if drawing is None:
         return []
     says = "On held-out samples, without retraining."
-    says += " The band spans the orders tried." if any(p.low is not None for s in series for p in s.points) else ""
     return [Chart(f"{key}heads-pruning", f"{name}heads switched off", says, drawing)]

@@ -23,12 +23,10 @@ class AttentionHeads:
 
 @dataclass(frozen=True)
 class Off:
-    """A point of a pruning curve: the score with this share of heads switched off, and its range over orders."""
+    """A point of a pruning curve: the score with this share of heads switched off."""
 
     fraction: float
     score: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,8 @@ def heads_of(document: Json) -> HeadStudy | None:
 
 def off(point: dict[str, Any], score: str) -> Off | None:
     """One point of the curve of heads switched off; None without a fraction or a score."""
-    fraction, value, low, high = (
-        number(point.get(key)) for key in ("fraction", score, f"{score}_low", f"{score}_high")
-    )
-    return None if fraction is None or value is None else Off(fraction, value, low, high)
+    fraction, value = number(point.get("fraction")), number(point.get(score))
+    return None if fraction is None or value is None else Off(fraction, value)
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,7 @@ if TYPE_CHECKING:
 
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
-LABELS = {
-    "importance": "least",
-    "even": "even",
-    "oracle": "ablation",
-    "random": "random",
-    "reverse": "most",
-}
-LEGEND = {
-    "importance": "least: the least important heads of the model first, layers may lose all.",
-    "even": "even: as many from every layer of a stage, which a checkpoint can hold.",
-    "oracle": "ablation: by the measured loss of each head alone.",
-    "reverse": "most: backwards.",
-}
+LABELS = {"importance": "least", "reverse": "most"}
 
 
 def describe(document: HeadsDocument) -> list[str]:
@@ -150,21 +138,19 @@ def curve(document: HeadsDocument) -> list[str]:
     curves = document["curve"]
     orders = {key: curves["orders"][key] for key in LABELS if key in curves["orders"]}
     steps = [point["fraction"] for point in orders["importance"]]
-    columns = [column(points, steps, document) for points in orders.values()]
-    rows = [[f"{100 * steps[i]:.0f} %", *cells] for i, cells in enumerate(zip(*columns, strict=True))]
+    columns = [[value(point, document) for point in points] for points in orders.values()]
+    rows = [[f"{100 * step:.0f} %", *cells] for step, *cells in zip(steps, *columns, strict=True)]
     aligned = ("right",) * (1 + len(orders))
     lines = tabulate(rows, headers=["off", *(LABELS[k] for k in orders)], colalign=aligned, disable_numparse=True)
     shown = unit(document)
     allowed = "a hundredth less of it" if "accuracy" in document["whole"] else "a hundredth more of it"
     allowed = allowed if labelled(document) else "0.01 of it"
     able = ", ".join(f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in orders)
-    seeds = f" of {curves['random_seeds']} orders" if "random" in orders else ""
     lines = [
         *lines.splitlines(),
         *wrap(
-            f"{shown} on {document['samples']['curve']:,} held-out samples"
-            + (f"; random: mean, lowest and highest{seeds}" if seeds else "")
-            + f". {' '.join(LEGEND[key] for key in orders if key in LEGEND)}"
+            f"{shown} on {document['samples']['curve']:,} held-out samples. least: the least important heads of the "
+            "model first, layers may lose all. most: backwards."
         ),
         *wrap(f"Can go for {allowed}: {able}."),
     ]
@@ -196,11 +182,11 @@ def unit(document: HeadsDocument) -> str:
     return "perplexity of a token" if document["text"] else "loss" if labelled(document) else "1 - cosine"
 
 
-def value(point: Point, document: HeadsDocument, key: str = "") -> str:
-    """A point's score in that unit; `key` picks an end of its interval (`_low`, `_high`)."""
+def value(point: Point, document: HeadsDocument) -> str:
+    """A point's score in that unit."""
     if "accuracy" in point:
-        return f"{100 * point['accuracy' + key]:.1f}"
-    loss = point["loss" + key]
+        return f"{100 * point['accuracy']:.1f}"
+    loss = point["loss"]
     return perplexity(loss) if document["text"] else f"{loss:.3f}"
 
 
@@ -210,18 +196,3 @@ def perplexity(loss: float) -> str:
         return f"e^{loss:.0f}"
     figure = math.exp(loss)
     return f"{figure:.1f}" if figure < 1_000 else f"{figure:,.0f}" if figure < 100_000 else f"{figure:.1e}"
-
-
-def column(points: list[Point], steps: list[float], document: HeadsDocument) -> list[str]:
-    """A curve's cells, each point in the row of the nearest step, with its own share of heads where that differs
-    (even cuts are whole heads of every layer).
-    """
-    cells = [""] * len(steps)
-    for point in points:
-        row = min(range(len(steps)), key=lambda i: abs(steps[i] - point["fraction"]))
-        cells[row] = value(point, document)
-        if "loss_low" in point:
-            cells[row] += f" ({value(point, document, '_low')}-{value(point, document, '_high')})"
-        if abs(steps[row] - point["fraction"]) >= 0.005:
-            cells[row] += f" at {100 * point['fraction']:.0f} %"
-    return cells
