@@ -99,7 +99,6 @@ def shrink(
     more_heads: str = "add",
     heal: str = "local",
     heal_time: str | float | None = None,
-    fit: int = 0,
     balance: bool = False,
     compare: bool = False,
     proof: bool = True,
@@ -144,7 +143,7 @@ def shrink(
     shape = (word(heads, "heads"), word(layers, "layers"), str(head_dim), word(mlp_dim, "mlp_dim"))
     wanted = Wanted(*shape, word(mlp_ratio, "mlp_ratio"), init, class_attention)
     longest = command.seconds(f"{heal_time:g}s" if isinstance(heal_time, int | float) else heal_time, "--heal-time")
-    how = Method(method, word(keep, "keep"), more_heads, heal, fit, balance, uncalibrated, longest)
+    how = Method(method, word(keep, "keep"), more_heads, heal, balance, uncalibrated, longest)
     asked = command.ShrinkOptions(
         data=in_memory.data(data),
         columns=columns,

@@ -21,7 +21,7 @@ PANELS = {
     "Shape": "heads layers head_dim mlp_dim mlp_ratio params memory latency tower class_attention sweep_heads",
     "Data": "data lm_eval limit against columns calibrate judge "
     "time recipe sets set train label samples calibration_samples judge_samples",
-    "Method": "init method keep more_heads heal heal_time fit balance uncalibrated prune reduction normalize ablate "
+    "Method": "init method keep more_heads heal heal_time balance uncalibrated prune reduction normalize ablate "
     "curve lora new_tokenizer distill",
     "Output": "out workspace as_json force html plots format dry_run compare proof push public",
 }

@@ -44,7 +44,6 @@ def search(
     ] = None,
     columns: common.Columns = None,
     calibration_samples: Annotated[int | None, typer.Option(min=2, help="Samples that the last rung fits on.")] = None,
-    fit: Annotated[int, typer.Option(min=0, help="Local fitting steps for every layer on the last rung.")] = 0,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +96,6 @@ def search(
         data=data,
         columns=columns,
         samples=calibration_samples,
-        fit=fit,
         recipe=recipe,
         sets=tuple(sets or ()),
         share=share,

@@ -56,7 +56,6 @@ def shrink(
     ] = "local",
     no_heal: Annotated[bool, typer.Option("--no-heal", help="The same as --heal none.", hidden=True)] = False,
     heal_time: Annotated[str | None, typer.Option(help="Longest time of the local fit, such as 90s or 5m.")] = None,
-    fit: Annotated[int, typer.Option(help="Local fitting steps for every changed layer, such as 150.")] = 0,
     balance: Annotated[
         bool, typer.Option("--balance", help="Even out values and outputs by an exact change of basis.")
     ] = False,
@@ -93,7 +92,7 @@ def shrink(
     where = common.destination(push, public=public, dry_run=dry_run)
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     healing, longest = "none" if no_heal else heal, command.seconds(heal_time, "--heal-time")
-    how = Method(method, keep, more_heads, healing, fit, balance, uncalibrated, longest)
+    how = Method(method, keep, more_heads, healing, balance, uncalibrated, longest)
     asked = command.ShrinkOptions(
         data=calibrate,
         columns=columns,

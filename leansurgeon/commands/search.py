@@ -26,7 +26,6 @@ from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.outcome import search as find
 from leansurgeon.search.space import Budget, Candidate, Shapes, Space, enumerate_shapes
 from leansurgeon.search.trainings import Trainings
-from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import carry_out, decide
 from leansurgeon.training.recipe.reading import load, load_training
@@ -48,7 +47,6 @@ class SearchOptions:
     data: str | None = None
     columns: str | None = None
     samples: int | None = None
-    fit: int = 0
     recipe: str | None = None
     sets: tuple[str, ...] = ()
     share: float = 0.25
@@ -174,7 +172,7 @@ def tried(
         from leansurgeon.measure.device import chosen
         from leansurgeon.search.heals import Heals
 
-        bench = Heals(opened, sample, folder / "heals", seeds[0], asked.fit, say, chosen(asked.device))
+        bench = Heals(opened, sample, folder / "heals", seeds[0], say, chosen(asked.device))
     return find(opened, begun.shapes, budget, evidence, bench, folder, setting=setting, tries=asked.tries, say=say)
 
 
@@ -233,7 +231,7 @@ def folder_of(
     begun: Opened, space: Space, budget: Budget, asked: SearchOptions, setting: Setting, sample: Calibration, say: Say
 ) -> Path:
     """The folder of this search; everything that decides its results is in the name."""
-    settings = [begun.shapes.candidates, budget, space, asked.tries, str(Fraction(asked.share)), asked.seeds, asked.fit]
+    settings = [begun.shapes.candidates, budget, space, asked.tries, str(Fraction(asked.share)), asked.seeds]
     settings += [setting, sample.digest, begun.training.model_dump(mode="json") if begun.training else None]
     folder = place_of(asked.workspace, begun.source, settings)
     if asked.force:
@@ -267,7 +265,6 @@ def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> st
         "--calibrate": asked.data,
         "--columns": asked.columns,
         "--calibration-samples": asked.samples,
-        "--fit": (asked.fit or None) if not training else None,
         "--seed": asked.seeds[0] or None,
     }
     if training and opened.learned and trained_on(begun.name) is None:
@@ -283,7 +280,6 @@ def write_winner(
     from leansurgeon.measure.device import chosen
 
     used = sample if opened.learned else None
-    method = Method(fit=asked.fit if opened.learned else 0)
-    steps = plan(opened, winner.wanted, asked.seeds[0], method, calibrated=used is not None)
+    steps = plan(opened, winner.wanted, asked.seeds[0], calibrated=used is not None)
     device = chosen(asked.device) if used is not None else "cpu"
     carry_out(decide(steps, used, say, device=device), target, force=force, say=say)

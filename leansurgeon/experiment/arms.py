@@ -132,12 +132,11 @@ def method_of(name: str, recipe: ExperimentRecipe) -> tuple[Method, bool]:
     def of(key: str, default: Any) -> Any:
         return next((v for a in (arm, other) if (v := getattr(a, key)) is not None), default)
 
-    calibrate, heal = of("calibrate", True), of("heal", True)
+    calibrate = of("calibrate", True)
     method = Method(
         layers=of("method", "auto"),
         more=of("more_heads", "add"),
-        heal={"closed": True, "none": False}.get(heal, heal),  # as finished trainings of earlier versions have it
-        fit=of("fit", 0),
+        heal=of("heal", "closed"),
         uncalibrated=not calibrate,
     )
     method.check(calibrate)

@@ -114,9 +114,7 @@ def differing(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
     told = resume.first_difference(resume.today(done.recipe), training_of(job).model_dump(mode="json"), FREE)
     if told or done.experiment is None:
         return told
-    if done.experiment.settings is None:
-        return _of_old_form(done, job)
-    before, now = dict(done.experiment.settings), settings_of(job)
+    before, now = dict(done.experiment.settings or {}), settings_of(job)
     one, other = before.pop("original", None), now.pop("original", None)
     if one and other and (told := resume.first_difference(resume.today(one), other, FREE)):
         return f"{told[0]} of the original", *told[1:]
@@ -125,23 +123,6 @@ def differing(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
         values = [side.get(key, _default(key)) for side in (before, now)]
         if values[0] != values[1]:
             return key, *values
-    return None
-
-
-def _of_old_form(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
-    """The same for a summary of a version that kept no settings: the numbers of the shape are looked at."""
-    part, init = done.experiment, "transfer" if job.transferred else "fresh"
-    if part.init and part.init != init:
-        return "init", part.init, init
-    stages = (done.model.shape or {}).get("stages") or []
-    for name, key in (("heads", "heads"), ("layers", "depth"), ("mlp_dim", "mlp_dim")):
-        asked = str(getattr(job.wanted, name) or "").split(",")
-        if not stages or not all(word.isdecimal() for word in asked):
-            continue  # as it was, or a factor
-        now = [int(word) for word in asked] * (len(stages) if len(asked) == 1 else 1)
-        before = [stage.get(key) for stage in stages]
-        if now != before:
-            return f"arms.{job.arm}.{name}", before, now
     return None
 
 

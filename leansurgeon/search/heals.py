@@ -48,7 +48,6 @@ class Heals:
     data: Calibration
     folder: Path
     seed: int = 0
-    fit: int = 0  # local fitting steps for every layer on the last rung
     say: Say = silent
     device: str = "cpu"  # where candidates are healed; they are judged on the CPU
     halves: tuple[list[Batch], list[Batch]] = field(init=False)
@@ -90,7 +89,7 @@ class Heals:
         """Scores on both halves of a candidate that is cut and refitted now."""
         if candidate.shape == self.source.shape:
             return self.judged(self.source.folder)
-        method = Method(heal=heal_of(share), fit=round(self.fit * share))
+        method = Method(heal=heal_of(share))
         steps = plan(self.source, candidate.wanted, self.seed, method, calibrated=True)
         decided = decide(steps, part_of(self.data, share), device=self.device)
         with scratch() as place:

@@ -111,4 +111,4 @@ def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> 
             "Importance, ablation and curves are measured all the same: leave --prune out.",
         )
     wanted = Wanted(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
-    return plan(source, wanted, seed, Method(heal=heal), calibrated=heal, heads_by=MEASURED)
+    return plan(source, wanted, seed, Method(heal="closed" if heal else "none"), calibrated=heal, heads_by=MEASURED)

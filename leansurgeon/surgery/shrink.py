@@ -63,7 +63,7 @@ def decide(
     """
     source, method = steps.source, steps.method
     if steps.exactness != "near" or calibration is None:
-        if calibration and (method.fit or LAYERS[method.layers]):
+        if calibration and LAYERS[method.layers]:
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
         edits = SplitTensors(steps) if resizes_heads(steps) else {}
         record = Decisions(calibration=calibration.recorded() if calibration else None)
@@ -82,7 +82,6 @@ def decide(
         keep=kept_numbers(method.keep),
         heal=method.heal,
         heal_time=method.heal_time,
-        fit=method.fit,
         device=device,
         others=others,
         kept=kept,

@@ -63,7 +63,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
 
 def test_a_plan_is_written_from_its_fields_as_it_was_read():
     head = {"source": "m", "architecture": "vit", "inferred": {"tower": "vision"}, "head_policy": 16, "why": "asked"}
-    method = {"layers": "auto", "keep": None, "heal": True}
+    method = {"layers": "auto", "keep": None, "heal": "local"}
     tail = {"parameters_before": {"mlp": 2, "total": 3}, "parameters_after": {"total": 3}, "saved_by": {"mlp": 0}}
     flops = {"flops_before": None, "flops_after": {"total": 5}, "flops_saved_by": None}
     said = head | {"init": "transfer", "seed": 0, "method": method, "calibrated": False, "class_attention": True}

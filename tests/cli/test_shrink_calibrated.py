@@ -69,7 +69,6 @@ def test_an_exact_cut_is_proved_on_the_same_data(trained):
     ("arguments", "says"),
     [
         ("run --layers 3 --method greedi", r"'greedy'"),
-        ("digits-vit --layers 3 --fit 10", "needs sample data"),
         ("digits-vit --layers 3 --compare", r"--compare\b.*\bheld-out\b"),
         ("run --keep 0,1,6", r"\b0 to 5\b"),
         ("run --layers 3 --calibrate task:listops", "takes images"),

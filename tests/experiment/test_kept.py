@@ -14,7 +14,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.experiment import kept
 from leansurgeon.experiment.arms import typed, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
-from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, merge
 from leansurgeon.training.runs import checkpoint, summary
@@ -70,7 +69,7 @@ CHANGES = {
     "task": ({"task": {"size": 1}}, "task.size", "task.size"),
     "measure": ({"measure": {"kappa": {"samples": 7}}}, "measure.kappa.samples", "measure.kappa.samples"),
     "shape": ({"arms": {"lean": {"mlp_dim": 64}}}, None, "arm.mlp_dim"),
-    "way of cutting": ({"arms": {"lean": {"fit": 9}}}, None, "method.fit"),
+    "way of cutting": ({"arms": {"lean": {"heal": "local"}}}, None, "method.heal"),
     "source": ({"source_config": {"hidden_size": 32}}, "source_config.hidden_size", "source_config.hidden_size"),
 }
 
@@ -93,14 +92,12 @@ def test_an_arm_is_taken_over_while_what_decides_it_is_the_same(change, tmp_path
     assert kept.finished(now["control", 0]) is None  # nobody has trained it
 
 
-def test_an_arm_says_how_it_heals_in_words_or_as_before(tmp_path):
+def test_an_arm_says_how_it_heals(tmp_path):
     by_heal = {heal: jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in ("closed", "none", "local")}
-    before = {heal: jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in (True, False)}
     unsaid = jobs(tmp_path)["lean", 0]
-    digests = {heal: kept.part_of(job).digest for heal, job in (by_heal | before).items()}
-    assert digests["closed"] == digests[True] == kept.part_of(unsaid).digest
-    assert digests["none"] == digests[False] and len(set(digests.values())) == 3
-    assert [healing(job.method.heal) for job in by_heal.values()] == list(by_heal)
+    digests = {heal: kept.part_of(job).digest for heal, job in by_heal.items()}
+    assert digests["closed"] == kept.part_of(unsaid).digest and len(set(digests.values())) == 3
+    assert [job.method.heal for job in by_heal.values()] == list(by_heal)
     assert jobs(tmp_path, arms={"lean": {"heal": "local"}})["control", 0].method.heal == "local"  # cut as its arm is
     with pytest.raises(ValidationError):
         jobs(tmp_path, arms={"lean": {"heal": "locally"}})
@@ -123,24 +120,6 @@ def test_a_default_that_came_later_does_not_count(tmp_path):
     other = jobs(tmp_path, train={"sparse_prediction": False})["original", 0]
     with pytest.raises(UsageError, match=r"sparse_prediction\b.*\bTrue\b.*\bFalse\b"):
         kept.finished(other)
-
-
-def test_summaries_of_earlier_versions_are_known_by_recipe_and_shape(tmp_path):
-    made = jobs(tmp_path)
-    for arm in ("original", "lean"):
-        old = kept.part_of(made[arm, 0])
-        trained(made[arm, 0], experiment=replace(old, settings=None, digest="0123456789abcdef"))
-        found = kept.finished(made[arm, 0])
-        assert found.experiment == old == summary.read(made[arm, 0].run).experiment  # marked as this version marks
-    old = replace(kept.part_of(made["lean", 0]), settings=None)
-    trained(made["lean", 0], experiment=old)
-    with pytest.raises(UsageError, match=r"arms\.lean\.heads.*\b8\b.*\b16\b"):
-        kept.finished(jobs(tmp_path, arms={"lean": {"heads": 16}})["lean", 0])
-    same_rate = {"retrain": {"optim": {"lr": 1e-3}}}
-    lean = jobs(tmp_path, **same_rate)["lean", 0]
-    trained(lean, experiment=replace(kept.part_of(lean), settings=None))
-    with pytest.raises(UsageError, match=r"'transfer'.*'fresh'"):
-        kept.finished(jobs(tmp_path, **same_rate, arms={"lean": {"init": "fresh"}})["lean", 0])
 
 
 def test_nothing_is_trained_where_a_finished_arm_would_be_replaced(tmp_path):

@@ -307,7 +307,7 @@ def test_without_more_than_a_summary(tmp_path):
     assert language.table("Results").row("lean")["perplexity"].value == pytest.approx(22.2)
     assert "≥2.9e7" in language.text and "hollow:" in language.text
     model = page_of(write(tmp_path / "three", surgery("lean"), "surgery.json"))[0]
-    assert "--layers 3 --heads 8 --mlp-dim 128" in model.text and "--fit 150 --calibrate task:digits" in model.text
+    assert "--layers 3 --heads 8 --mlp-dim 128" in model.text and "--heal closed --calibrate task:digits" in model.text
     assert model.table("three: before and after").row("parameters, all")["after"].value == 152394
 
 

@@ -129,24 +129,24 @@ def test_several_attentions_of_a_layer_give_its_largest_kappa():
     assert merged([1.0, 5.0, None, 2.0, None, None], 3) == [5.0, 2.0, None]
 
 
-def test_a_heal_on_half_of_the_data_has_half_of_the_fitting_steps_and_no_local_fit(source, monkeypatch):
+def test_a_heal_on_half_of_the_data_has_no_local_fit(source, monkeypatch):
     """The last rung has all, as shrink does it; earlier ones say how the orders compare at the same price."""
     from leansurgeon.search import heals
 
     asked = []
 
     def decide(steps, data, device):
-        asked.append((steps.method.fit, len(data.fit), steps.method.heal, device))
+        asked.append((len(data.fit), steps.method.heal, device))
         raise heals.Diverged("enough.")
 
     monkeypatch.setattr(heals, "decide", decide)
     batches = [{"x": [[0]]} for _ in range(8)]
     data = make_dataclass("Data", ("heldout", "fit", "guard"))(batches, batches, batches)
-    bench = heals.Heals(source, data, None, fit=40, device="cuda:0")
+    bench = heals.Heals(source, data, None, device="cuda:0")
     for share in (Fraction(1, 4), Fraction(1)):
         with pytest.raises(heals.Diverged):
             bench.healed(candidate(source, 8, 64, 1), share)
-    assert asked == [(10, 2, "closed", "cuda:0"), (40, 8, "local", "cuda:0")]
+    assert asked == [(2, "closed", "cuda:0"), (8, "local", "cuda:0")]
 
 
 def test_the_half_that_chooses_and_the_half_that_judges_share_no_sample():

@@ -141,9 +141,7 @@ CASES: dict[str, Case] = {
     "calibrated-vit": Case(
         f"shrink {{vit}} --layers 2 --heads 8 --head-dim keep --calibrate task:digits {DATA} --compare -o out --json"
     ),
-    "split-vit": Case(
-        f"shrink {{vit}} --heads 8 --head-dim split --calibrate task:digits {DATA} --fit 4 --no-proof -o out"
-    ),
+    "split-vit": Case(f"shrink {{vit}} --heads 8 --head-dim split --calibrate task:digits {DATA} --no-proof -o out"),
     "calibrated-llama": Case(f"shrink {{llama}} --layers 3 --mlp-dim 24 --calibrate {{text}} {DATA} --no-proof -o out"),
     "split-bert": Case(f"shrink {{bert}} --heads 8 --head-dim split --calibrate {{text}} {DATA} --no-proof -o out"),
     "influence-vit": Case(

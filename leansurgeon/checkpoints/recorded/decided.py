@@ -87,14 +87,11 @@ class Trim(Part):
 @dataclass(frozen=True)
 class Split(Part):
     """Heads that were divided: the share of their score form that is kept, and the relative output error on the guard
-    after the split, its refinement and the refit, where there were such; `refined` and `refitted` say whether these
-    were taken.
+    after the split and after the refit; `refitted` says whether that was taken.
     """
 
     kept: float | None
     error_split: float | None
-    error_refine: float | None = None
-    refined: bool | None = None
     error_refit: float | None = None
     refitted: bool | None = None
 
@@ -161,7 +158,6 @@ class MadeLayer(Part):
     mlp: Trim | None = None
     error_before: float | None = None
     refit: BlockRefit | str | None = None
-    fit: Fit | None = None
     error_after: float | None = None
 
 

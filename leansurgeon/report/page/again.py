@@ -199,10 +199,8 @@ def shrink_command(cut: Cut) -> str:
     words += [
         flag for key, flag in (("balance", "--balance"), ("uncalibrated", "--uncalibrated")) if method.get(key) is True
     ]
-    healed = "none" if method.get("heal") is False else method.get("heal")
-    words += ["--heal", healed] if healed in ("none", "closed") else []
+    words += ["--heal", str(method["heal"])] if method.get("heal") in ("none", "closed") else []
     words += ["--heal-time", f"{method['heal_time']:.9g}s"] if method.get("heal_time") else []
-    words += ["--fit", str(method["fit"])] if method.get("fit") else []
     words += ["--class-attention"] if cut.plan.class_attention else []
     data = cut.record.decided.calibration
     if data and (data.name or data.says) and data.name != RANDOM:  # those come without --calibrate

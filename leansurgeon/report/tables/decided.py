@@ -69,7 +69,7 @@ def changed(layers: Sequence[MadeLayer]) -> str:
 
 
 def made(layer: MadeLayer) -> str:
-    """How a layer came about: heads and units that stay, heads split, steps of fitting."""
+    """How a layer came about: heads and units that stay, heads split."""
     ways = []
     if layer.heads:
         ways.append(f"heads {ranges(layer.heads.kept)}")
@@ -77,8 +77,6 @@ def made(layer: MadeLayer) -> str:
         ways.append(f"split, {100 * (layer.split.kept or 0):.1f} % of scores kept")
     if layer.mlp:
         ways.append("MLP trimmed")
-    if layer.fit and layer.fit.kept:
-        ways.append("fitted")
     return ", ".join(ways)
 
 

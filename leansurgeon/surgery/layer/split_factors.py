@@ -105,11 +105,11 @@ def tensor(x: np.ndarray) -> Tensor:
 
 
 def parts(
-    inputs: Sequence[Tensor], masks: Sequence[Tensor | None], heads: int, limit: int = MEMORY, queries: int = 2**31
+    inputs: Sequence[Tensor], masks: Sequence[Tensor | None], heads: int, limit: int = MEMORY
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in pieces whose attention matrices (of at most `queries` rows) hold `limit` numbers, each with a mask."""
+    """Batches in pieces whose attention matrices hold `limit` numbers, each with a mask."""
     for x, mask in zip(inputs, masks, strict=True):
-        rows = max(1, limit // (heads * x.shape[1] * min(x.shape[1], queries)))
+        rows = max(1, limit // (heads * x.shape[1] ** 2))
         yield from zip(x.split(rows), real_tokens(x, mask).split(rows), strict=True)
 
 

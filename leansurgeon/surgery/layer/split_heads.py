@@ -24,7 +24,7 @@ from leansurgeon.surgery.layer.canonical import Attention
 from leansurgeon.surgery.layer.score_forms import Forms, divided_form, low_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -211,7 +211,6 @@ def activation_aware(
     score_scale: float | None = None,
     score_gain: float | None = None,
     ridge: float | None = 0.1,
-    refine: int = 0,
 ) -> tuple[Attention, dict[str, float | bool]]:
     """The split of smaller rank that changes the attention's output least on sample inputs, and its numbers.
 
@@ -228,9 +227,8 @@ def activation_aware(
     score_scale: what multiplies q . k in the parent, by default 1/sqrt(head_dim). score_gain: as in `exact`.
     ridge: of the refit, relative to the mean square of a head's output; None leaves W_o. Every fifth batch guards: the
     refit is kept only if it lowers the error there (with fewer than five batches, on all of them).
-    refine: steps of `split_refine` between the two, which lower the error beyond first order; likewise guarded.
-    The numbers: `kept`, the share of the weighted score form that is left; `error_split`, `error_refine` and
-    `error_refit`, the relative output error on the guard so far; `refined` and `refitted`, whether these were kept.
+    The numbers: `kept`, the share of the weighted score form that is left; `error_split` and `error_refit`, the
+    relative output error on the guard before and after the refit; `refitted`, whether that was kept.
 
     Not for rotary positions. Raises `UnsupportedModel` for shared keys, `UsageError` for numbers that do not divide.
     """
@@ -238,7 +236,6 @@ def activation_aware(
     if not inputs_BTW:
         raise UsageError("A calibrated split needs at least one batch of sample data.")
     from leansurgeon.surgery.layer import split_factors as factors
-    from leansurgeon.surgery.layer.split_refine import refine as refined
 
     parent = factors.Torch.of(attention, score_scale, causal)
     fit, guard = fit_and_guard(len(inputs_BTW))
@@ -250,16 +247,15 @@ def activation_aware(
         runner = factors.Torch.of(candidate, parent.scale / gain, causal)
         return round(factors.error(runner, inputs_BTW, goals, masks, guard), 6)
 
-    guarded = Guarded(assemble(attention, after, forms), error, {"kept": round(forms.kept, 6)})
-    if refine:
-        x, m = ([values[b] for b in fit] for values in (inputs_BTW, masks))
-        forms = refined(parent, forms, parent.scale / gain, x, m, refine)
-        guarded.offer(assemble(attention, after, forms), "error_refine", "refined")
-    if ridge is not None:
-        child = factors.Torch.of(guarded.best, parent.scale / gain, causal)
-        refitted = factors.refit_output(guarded.best, child, inputs_BTW, goals, masks, fit, ridge)
-        guarded.offer(refitted, "error_refit", "refitted")
-    return guarded.best, guarded.numbers
+    split = assemble(attention, after, forms)
+    numbers: dict[str, float | bool] = {"kept": round(forms.kept, 6), "error_split": error(split)}
+    if ridge is None:
+        return split, numbers
+    child = factors.Torch.of(split, parent.scale / gain, causal)
+    refitted = factors.refit_output(split, child, inputs_BTW, goals, masks, fit, ridge)
+    numbers["error_refit"] = error(refitted)
+    numbers["refitted"] = numbers["error_refit"] < numbers["error_split"]
+    return refitted if numbers["refitted"] else split, numbers
 
 
 def fit_and_guard(count: int) -> tuple[list[int], list[int]]:
@@ -268,18 +264,3 @@ def fit_and_guard(count: int) -> tuple[list[int], list[int]]:
     if count < 5:
         return list(every), list(every)
     return [b for b in every if b % 5 != 4], [b for b in every if b % 5 == 4]
-
-
-class Guarded:
-    """The best split so far by its error on the guard, and the numbers of all that were tried."""
-
-    def __init__(self, split: Attention, error: Callable[[Attention], float], numbers: dict[str, float | bool]) -> None:
-        self.best, self.error, self.least = split, error, error(split)
-        self.numbers = numbers | {"error_split": self.least}
-
-    def offer(self, split: Attention, error: str, taken: str) -> None:
-        """Take a split if its error is lower. `error` and `taken` name the numbers that say what it was and whether."""
-        measured = self.numbers[error] = self.error(split)
-        if measured < self.least:
-            self.best, self.least = split, measured
-        self.numbers[taken] = self.best is split

@@ -30,32 +30,20 @@ HEALS = ("none", "closed", "local")
 INITS = ("transfer", "fresh", "fresh-attention", "naive")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Method:
-    """`keep` is a list of layers (`0,2,4-9`) instead of a choice. `heal` says how calibration data
-    heals (True and False of older records: closed, none), `heal_time` how many seconds a local fit may take, `fit` is
-    the number of local fitting steps for every layer, `balance` changes the basis of values and outputs.
-    `uncalibrated` accepts a split of heads from the weights alone.
+    """`keep` is a list of layers (`0,2,4-9`) instead of a choice. `heal` says how calibration data heals, `heal_time`
+    how many seconds a local fit may take, `balance` changes the basis of values and outputs. `uncalibrated` accepts a
+    split of heads from the weights alone.
     """
 
     layers: str = "auto"
     keep: str | None = None
     more: str = "add"
-    heal: str | bool = "local"
-    fit: int = 0
+    heal: str = "local"
     balance: bool = False
     uncalibrated: bool = False
     heal_time: float | None = None
-
-    def __repr__(self) -> str:
-        """Only what is not usual: finished experiments are known again by it, so what it says must not change."""
-        old = ("layers", "keep", "more", "heal", "fit", "balance", "uncalibrated")
-        values = {name: getattr(self, name) for name in old}
-        if values["heal"] in ("closed", "none"):
-            values["heal"] = values["heal"] == "closed"
-        words = [f"{name}={value!r}" for name, value in values.items()]
-        words += [f"heal_time={self.heal_time!r}"] if self.heal_time is not None else []
-        return f"Method({', '.join(words)})"
 
     def check(self, calibrated: bool) -> None:
         """Refuse what cannot be before a source is opened. Raises `UsageError`."""
@@ -67,23 +55,15 @@ class Method:
             raise UsageError(f"--more-heads {self.more}: give add or split.")
         if self.keep is not None and self.layers != "auto":
             raise UsageError(f"--keep says which layers stay, and --method {self.layers} chooses them; give one.")
-        if healing(self.heal) not in HEALS:
+        if self.heal not in HEALS:
             raise UsageError(f"--heal {self.heal}{did_you_mean(self.heal, HEALS)}: give one of {', '.join(HEALS)}.")
-        if self.heal_time is not None and healing(self.heal) != "local":
+        if self.heal_time is not None and self.heal != "local":
             raise UsageError(f"--heal-time is for a local fit, and --heal {self.heal} does none.")
-        if self.fit < 0:
-            raise UsageError(f"--fit {self.fit}: a number of steps is needed, such as 150.")
         if calibrated and self.uncalibrated:
             raise UsageError("--calibrate and --uncalibrated exclude each other.")
-        asks = [f"--method {self.layers}"] if LAYERS[self.layers] else ["--fit"] if self.fit else []
-        if asks and not calibrated:
-            raise UsageError(f"{asks[0]} needs sample data.", "Add --calibrate DATA.")
+        if LAYERS[self.layers] and not calibrated:
+            raise UsageError(f"--method {self.layers} needs sample data.", "Add --calibrate DATA.")
         kept_numbers(self.keep)
-
-
-def healing(asked: str | bool) -> str:
-    """`none`, `closed` or `local`; older records and recipes say False or True."""
-    return asked if isinstance(asked, str) else "closed" if asked else "none"
 
 
 def kept_numbers(text: str | None) -> tuple[int, ...] | None:

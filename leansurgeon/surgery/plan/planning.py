@@ -23,7 +23,7 @@ from leansurgeon.measure.costs.flops import Flops, closed_form
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, ParameterCount, Shape
 from leansurgeon.surgery.plan.class_attention import follow
-from leansurgeon.surgery.plan.method import Method, healing
+from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold
 from leansurgeon.surgery.plan.operators import drop_layers
 from leansurgeon.surgery.plan.operators.drop_layers import Choice
@@ -93,7 +93,7 @@ class Plan:
         """Whether sample data would choose or heal something."""
         chosen = self.method.keep is not None or self.method.layers in SPACINGS
         only_drops = all(o.name == "drop-layers" for o in self.operators if o.exactness == "near")
-        idle = chosen and only_drops and healing(self.method.heal) == "none"
+        idle = chosen and only_drops and self.method.heal == "none"
         return self.exactness == "near" and not idle
 
     def recorded(self) -> Planned:

@@ -1,7 +1,7 @@
-"""Fit one block to what it should give, without labels and without a backward pass through the model. Imports torch.
+"""Fit blocks to what they should give, without labels and without a backward pass through the model. Imports torch.
 
-The block gets hidden states (of the network as it is already cut) and targets (what the teacher has at the same place),
-and Adam lowers the error of its own output for a few steps, one batch at a time. Memory is that of one block. The
+They get hidden states (of the network as it is already cut) and targets (what the teacher has at the same place),
+and Adam lowers the error of their own output for a few steps, one batch at a time. Memory is that of the blocks. The
 result stays only if samples that took no part in the fitting confirm it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from math import cos, isfinite, pi
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -20,10 +20,9 @@ from torch import Tensor
 from leansurgeon.checkpoints.recorded.decided import Fit
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import track
-from leansurgeon.surgery.refit.heal_block import BlockFit, Samples
 
-STEPS, RATE = 150, 1e-3
-WARMUP = 5  # steps
+BETAS = (0.9, 0.98)
+WARMUP = 10  # steps
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,12 @@ class Example:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+def pace(step: int, steps: int) -> float:
+    """Share of the peak rate: linear up over WARMUP steps, then linear down to zero."""
+    warmup = min(WARMUP, max(1, steps // 4))
+    return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup), 1.0)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """Errors are relative to the target: the root of the mean over guard tokens of |output - target|^2 / |target|^2."""
@@ -76,17 +81,16 @@ def fit_examples(
     fit: Sequence[Example],
     guard: Sequence[Example],
     *,
-    steps: int = STEPS,
-    rate: float = RATE,
+    steps: int,
+    rate: float,
     seed: int = 0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    pace: Callable[[int, int], float] | None = None,
+    pace: Callable[[int, int], float] = pace,
     cast: Callable[[], AbstractContextManager] = nullcontext,
     clock: Clock | None = None,
 ) -> Fitted:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
 
-    Adam at `rate` times `pace(step, steps)`, by default after a short warm-up falling as a cosine to zero. `cast` gives
+    Adam at `rate` times `pace(step, steps)`. `cast` gives
     the numbers in which products are taken; where the `clock` runs, the pace is at least that of the time gone. The
     order of batches is drawn by `seed`, every batch once before one comes again. Where the error on `guard` is not
     lower at the end (or a number is not finite), the parameters are put back bit for bit. Gradients and `requires_grad`
@@ -102,9 +106,9 @@ def fit_examples(
     start = perf_counter()
     before = relative_error(forward, guard)
     saved = [p.detach().clone() for p in parameters]
-    sound, pace, clock, done = True, pace or schedule, clock or Clock(), 0
+    sound, clock, done = True, clock or Clock(), 0
     with trainable(parameters), torch.enable_grad():
-        optimizer = torch.optim.Adam(parameters, lr=rate, betas=betas)
+        optimizer = torch.optim.Adam(parameters, lr=rate, betas=BETAS)
         for step, number in zip(track(range(steps), "steps", "steps/s"), order(len(fit), seed), strict=False):
             if (late := clock.gone) >= 1:
                 break
@@ -126,25 +130,6 @@ def fit_examples(
             for parameter, old in zip(parameters, saved, strict=True):
                 parameter.copy_(old)
     return Fitted(done, before, after, kept, perf_counter() - start)
-
-
-def fit_block(site: BlockFit, steps: int = STEPS) -> Fit:
-    """Fit all weights of the filled block of a `BlockFit` to its targets, guarded by its guard samples; the numbers."""
-
-    def examples(samples: Samples) -> list[Example]:
-        """Every batch with its target and mask."""
-        return [
-            Example(samples.hidden[b], samples.target[b], samples.masks[b], {"samples": samples, "batch": b})
-            for b in range(len(samples))
-        ]
-
-    def forward(hidden: Tensor, samples: Samples, batch: int) -> Tensor:
-        """The block on one batch."""
-        return samples.stream.call(batch, hidden, site.layer)
-
-    parameters = [p for p in site.block.parameters() if p.requires_grad]
-    done = fit_examples(forward, parameters, examples(site.fit), examples(site.guard), steps=steps)
-    return done.recorded()
 
 
 def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
@@ -172,11 +157,6 @@ def relative_error(forward: Callable[..., Tensor], examples: Sequence[Example]) 
         if count:
             total, tokens = total + float(mean_error(forward, example)) * count, tokens + count
     return (total / max(tokens, 1)) ** 0.5
-
-
-def schedule(step: int, steps: int) -> float:
-    """Share of the peak rate: linear up over WARMUP steps, then half a cosine down."""
-    return min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + cos(pi * step / steps))
 
 
 def order(count: int, seed: int) -> Iterator[int]:

@@ -17,8 +17,6 @@ from torch import Tensor
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted, fit_examples
 
-BETAS = (0.9, 0.98)
-WARMUP = 10  # steps
 STEP_TOKENS = 1_024  # real or not; an image's patches count as they come
 LEAST_GAIN = 0.02  # of the guard's error; below it the span grows no further
 GENTLER = 0.25  # of the rate, once, where the guard did not gain at all
@@ -35,12 +33,6 @@ class Phase:
 
 # Measured on SmolLM2-135M at 24 of 30 layers; the first fits two blocks, each later one two more.
 PHASES = (Phase(240, 7e-4), Phase(160, 5e-4), Phase(96, 4e-4), Phase(64, 4e-4))
-
-
-def pace(step: int, steps: int) -> float:
-    """Share of the peak rate: linear up over WARMUP steps, then linear down to zero."""
-    warmup = min(WARMUP, max(1, steps // 4))
-    return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup), 1.0)
 
 
 def fit_span(
@@ -60,14 +52,11 @@ def fit_span(
     wanted = max(1, min(phase.steps, EPOCHS * len(fit)))
     steps = max(1, most(wanted))
     cast = products(fit[0].hidden.shape[-1], device)
-    settings = {"betas": BETAS, "pace": pace, "cast": cast}
-    done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, **settings)
+    done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, cast=cast)
     over = done.kept or (clock is not None and clock.gone >= 1)
     if over or not (steps := most(wanted)):
         return done
-    return fit_examples(
-        forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, clock=clock, **settings
-    )
+    return fit_examples(forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, clock=clock, cast=cast)
 
 
 def products(width: int, device: str) -> Callable[[], AbstractContextManager]:

@@ -27,7 +27,6 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.device import free_memory
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.plan.method import healing
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.refit.span_fit import products
@@ -49,14 +48,13 @@ Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
-    `heal_time` seconds); `fit` is the number of local fitting steps per layer; `kept` is where finished steps go.
+    `heal_time` seconds); `kept` is where finished steps go.
     `others` are further GPUs, which take turns with a `device` that is one. `budget` bounds the passes.
     """
 
     criterion: str = "auto"
     keep: tuple[int, ...] | None = None
-    heal: str | bool = "closed"
-    fit: int = 0
+    heal: str = "closed"
     device: str = "cpu"
     others: tuple[str, ...] = ()
     scratch: Path | None = None
@@ -67,12 +65,12 @@ class Options:
     @property
     def refits(self) -> bool:
         """Whether weights are refitted after a cut."""
-        return healing(self.heal) != "none"
+        return self.heal != "none"
 
     @property
     def grows(self) -> bool:
         """Whether blocks are trained locally after the refit."""
-        return healing(self.heal) == "local"
+        return self.heal == "local"
 
 
 @dataclass(frozen=True)
@@ -256,7 +254,7 @@ class Ground:
 
     @contextmanager
     def unbounded(self) -> Iterator[None]:
-        """Work that the user has asked for by name (`--fit`, `--method greedy`) comes on top of the bounds."""
+        """Work that the user has asked for by name (`--method greedy`) comes on top of the bounds."""
         before = self.work
         yield
         self.asked_for += self.work - before

@@ -24,8 +24,8 @@ from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
 from leansurgeon.surgery.plan.operators.order import SHORT
-from leansurgeon.surgery.refit.local_fit import Clock, Example, Fitted
-from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, WARMUP, Phase, fit_span
+from leansurgeon.surgery.refit.local_fit import WARMUP, Clock, Example, Fitted
+from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
 from leansurgeon.surgery.walk.changes import divides_heads
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
 from leansurgeon.surgery.walk.judge import judge

@@ -25,7 +25,6 @@ from leansurgeon.surgery.walk.ground import Ground, Lesson
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
 RIDGE = 0.1  # of the refit of W_o behind split heads
-REFINE = 60  # steps on the score forms of split heads, where fitting is asked for
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,6 @@ def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -
         score_scale=canonical.score_scale(source, number),
         score_gain=None if canonical.scale_is_derived(source) else 1.0,
         ridge=RIDGE if ground.options.refits else None,
-        refine=REFINE if ground.options.fit else 0,
     )
     stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
     tensors = canonical.pack(replace(layer, attention=made), plan.target.at(Shape(tuple(stages))), new)

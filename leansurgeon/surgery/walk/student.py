@@ -8,13 +8,12 @@ from copy import copy
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import MadeLayer
 from leansurgeon.checkpoints.weights import Arrays
-from leansurgeon.surgery.refit import heal_block, local_fit
+from leansurgeon.surgery.refit import heal_block
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
 from leansurgeon.surgery.walk.candidates import Candidate
@@ -141,10 +140,9 @@ class Student:
         return outputs
 
     def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
-        """Make, refit and fit the next layer, or take what an interrupted cut has made; what it gives by part."""
-        options = self.ground.options
+        """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
         name = f"{self.name}-layer-{self.at}"
-        if self.name and (step := options.kept.get(name)):
+        if self.name and (step := self.ground.options.kept.get(name)):
             return self.taken(step)
         plain = self.fill_plain()
         stage = self.skeleton.shape.stage_of(self.at)
@@ -167,10 +165,6 @@ class Student:
             told = "no linear way to the output" if refitted is None else refitted.record
             decided = replace(decided, error_before=round(before, 6), refit=told)
             guard = refitted and refitted.guard
-        if options.fit and (cut or near):
-            guard = None
-            with torch.enable_grad(), self.ground.unbounded():
-                decided = replace(decided, fit=local_fit.fit_block(site, options.fit))
         outputs = self.outputs(guard)
         error = heal_block.error(site, site.guard, outputs["guard"])
         decided = replace(decided, error_after=round(error, 6))

@@ -88,8 +88,7 @@ class Arm(Strict):
     method: str | None = None
     more_heads: Literal["add", "split"] | None = None
     calibrate: bool | None = None
-    heal: bool | Literal["none", "closed", "local"] | None = None  # true is closed, false none
-    fit: int | None = Field(default=None, ge=0)
+    heal: Literal["none", "closed", "local"] | None = None
 
     @property
     def changes_shape(self) -> bool:

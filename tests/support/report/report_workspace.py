@@ -24,7 +24,7 @@ def surgery(arm: str, **changes: Any) -> dict[str, Any]:
         "head_policy": "keep",
         "init": "transfer",
         "seed": 0,
-        "method": {"layers": "auto", "more": "add", "heal": True, "fit": 150},
+        "method": {"layers": "auto", "more": "add", "heal": "closed"},
         "before": {"stages": [before]},
         "after": {"stages": [after]},
         "layers": [0, 1, 2],

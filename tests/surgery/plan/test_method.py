@@ -45,7 +45,6 @@ def test_last_of_each_group_is_the_mirror_of_the_first():
     [
         (Method(layers="influense"), False, r"'influence'"),
         (Method(layers="greedy"), False, "needs sample data"),
-        (Method(fit=10), False, "needs sample data"),
         (Method(keep="0,1", layers="even"), False, "give one"),
         (Method(uncalibrated=True), True, "exclude each other"),
         (Method(more="grow"), False, r"\badd or split\b"),

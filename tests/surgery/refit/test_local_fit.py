@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -113,10 +111,9 @@ def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:
     assert clock.gone == pytest.approx(1.5) and clock.part(0.5).seconds == 0.0
     assert local_fit.Clock().gone == 0.0 and local_fit.Clock().part(0.5).seconds is None
     warm, steps = local_fit.WARMUP, 40 * local_fit.WARMUP
-    rates = [local_fit.schedule(step, steps) for step in range(steps)]
-    cosine = [0.5 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
-    assert rates[:warm] == pytest.approx([c * (i + 1) / warm for i, c in enumerate(cosine[:warm])])
-    assert rates[warm:] == pytest.approx(cosine[warm:])
+    rates = [local_fit.pace(step, steps) for step in range(steps)]
+    assert rates[:warm] == pytest.approx([(i + 1) / warm for i in range(warm)])
+    assert rates[warm:] == pytest.approx([(steps - i) / (steps - warm) for i in range(warm, steps)])
 
 
 def test_what_a_fit_keeps_of_itself_is_rounded() -> None:
@@ -138,8 +135,10 @@ def test_a_fit_without_time_is_over_at_once_and_late_steps_are_small_ones() -> N
     class Late:
         gone = 0.5
 
-    fit_examples(layer, list(layer.parameters()), examples, examples, steps=8, pace=pace, clock=Late())
+    fit_examples(layer, list(layer.parameters()), examples, examples, steps=8, rate=1e-3, pace=pace, clock=Late())
     assert seen == [4, 4, 4, 4, 4, 5, 6, 7]
     Late.gone = 1.0
-    over = fit_examples(layer, list(layer.parameters()), examples, examples, steps=8, pace=pace, clock=Late())
+    over = fit_examples(
+        layer, list(layer.parameters()), examples, examples, steps=8, rate=1e-3, pace=pace, clock=Late()
+    )
     assert len(seen) == 8 and not over.kept

@@ -105,7 +105,7 @@ def cut(tmp_path, family_data, wanted, name="out", **options):
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
 def test_healing_lowers_the_error_on_held_out_data(family, trained, tmp_path):
     folder, data = trained(family)
-    plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=(0, 1, 3), heal=False)
+    plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=(0, 1, 3), heal="none")
     healed, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "healed", keep=(0, 1, 3))
     before, after = (error(out, folder, data) for out in (plain, healed))
     assert after < 0.9 * before
@@ -142,7 +142,7 @@ def test_a_layer_that_only_adds_a_constant_is_absorbed_exactly(trained, tmp_path
             module.weight.zero_()
     model.save_pretrained(tmp_path / "source")
     source = tmp_path / "source"
-    plain, _ = cut(tmp_path, (source, data), {"layers": "3"}, "plain", keep=(0, 1, 3), heal=False)
+    plain, _ = cut(tmp_path, (source, data), {"layers": "3"}, "plain", keep=(0, 1, 3), heal="none")
     healed, _ = cut(tmp_path, (source, data), {"layers": "3"}, "healed", keep=(0, 1, 3))
     assert error(plain, source, data) > 1e-2
     assert error(healed, source, data) < 1e-5
@@ -173,7 +173,7 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
 @pytest.mark.parametrize("criterion", ["influence", "angular", "leave-one-out", "greedy", "even", "first-of-each"])
 def test_a_named_criterion_alone(criterion, trained, tmp_path):
     folder, data = trained("gpt2")
-    _, outcome = cut(tmp_path, (folder, data), {"layers": "2"}, criterion=criterion, heal=False)
+    _, outcome = cut(tmp_path, (folder, data), {"layers": "2"}, criterion=criterion, heal="none")
     assert outcome.criterion == criterion
     assert outcome.layers == by_hand(criterion, load(folder).model.eval(), data.guard)
 
@@ -244,9 +244,9 @@ def test_layers_that_do_not_fit_the_plan(trained, tmp_path):
 def test_heads_that_grow_stay_exact_beside_what_is_near(near, trained, tmp_path):
     """q, k and v come from the source, not from the random numbers of new attention."""
     keep = {"keep": (0, 1, 3)} if near["layers"] == "3" else {}
-    narrow, _ = cut(tmp_path, trained("gpt2"), near, "narrow", heal=False, **keep)
+    narrow, _ = cut(tmp_path, trained("gpt2"), near, "narrow", heal="none", **keep)
     grown, outcome = cut(
-        tmp_path, trained("gpt2"), near | {"heads": "4", "head_dim": "16"}, "grown", heal=False, **keep
+        tmp_path, trained("gpt2"), near | {"heads": "4", "head_dim": "16"}, "grown", heal="none", **keep
     )
     assert error(grown, narrow, trained("gpt2")[1]) < 1e-5
     assert {name for name in outcome.edits if "c_attn.weight" in name} == {
@@ -267,7 +267,7 @@ def test_heads_of_another_size_are_never_drawn_unasked(trained, tmp_path):
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_the_first_kept_layer_takes_over_leading_ones(family, trained, tmp_path):
     folder, data = trained(family)
-    plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=(1, 2, 3), heal=False)
+    plain, _ = cut(tmp_path, (folder, data), {"layers": "3"}, "plain", keep=(1, 2, 3), heal="none")
     healed, outcome = cut(tmp_path, (folder, data), {"layers": "3"}, "healed", keep=(1, 2, 3))
     first = outcome.record.decisions[0]
     assert (first.layer, first.source, first.until) == (0, 1, 1)
@@ -391,6 +391,6 @@ def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monke
         with pytest.raises(UsageError, match=r"Layer 2 .*'model.layers.2.attn_norm"):
             calibrate(steps, data, Options(criterion=criterion))
         return
-    outcome = calibrate(steps, data, Options(criterion=criterion, heal=False))
+    outcome = calibrate(steps, data, Options(criterion=criterion, heal="none"))
     tried = [candidate.kept for candidate in outcome.record.candidates]
     assert tried and all(kept[0] == 0 for kept in tried)

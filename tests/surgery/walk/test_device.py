@@ -50,7 +50,7 @@ def data(family: str) -> Calibration:
 def cut(
     source, wanted: Wanted, method: Method, samples: Calibration, *where: str
 ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    options = Options(heal=method.heal, fit=method.fit, device=where[0], others=where[1:])
+    options = Options(heal=method.heal, device=where[0], others=where[1:])
     outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
     found = outcome.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()

@@ -50,7 +50,7 @@ def trained(request, tmp_path_factory):
 def test_both_stacks_are_healed_in_closed_form_and_then_locally(trained, tmp_path):
     folder, data = trained
     wanted = {"layers": "3"}
-    plain, _ = cut(tmp_path, trained, wanted, "plain", keep=KEPT, heal=False)
+    plain, _ = cut(tmp_path, trained, wanted, "plain", keep=KEPT, heal="none")
     closed, _ = cut(tmp_path, trained, wanted, "closed", keep=KEPT, heal="closed")
     local, outcome = cut(tmp_path, trained, wanted, "local", keep=KEPT, heal="local")
     errors = [wrong(out, folder, data) for out in (plain, closed, local)]

@@ -10,11 +10,11 @@ import torch
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Shape, Stage
-from leansurgeon.surgery.plan.method import Method, healing
+from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.refit.local_fit import Clock, Example
-from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS, Phase, fit_span, pace
+from leansurgeon.surgery.refit.local_fit import Clock, Example, pace
+from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS, Phase, fit_span
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.walk import grow
 from leansurgeon.surgery.walk.calibrated import best_of, calibrate
@@ -204,16 +204,12 @@ def test_work_is_counted_in_passes_of_the_source(trained):  # noqa: F811
     assert counted[2] > 1 + 3 * 2 * fitted.fit.steps / (4 * batches)
 
 
-def test_older_words_for_healing_are_understood():
-    assert [healing(word) for word in (True, False, "local")] == ["closed", "none", "local"]
-    usual = "Method(layers='auto', keep=None, more='add', heal=True, fit=0, balance=False, uncalibrated=False)"
-    assert repr(Method(heal=True)) == repr(Method(heal="closed")) == usual  # finished experiments are known by it
-    assert repr(Method()) != usual
+def test_words_for_healing():
     with pytest.raises(UsageError, match="none, closed, local"):
         Method(heal="closd").check(True)
     with pytest.raises(UsageError, match="--heal-time"):
         Method(heal="closed", heal_time=60.0).check(True)
-    assert not Options(heal=False).refits and Options().refits and not Options().grows
+    assert not Options(heal="none").refits and Options().refits and not Options().grows
 
 
 def test_ground_has_no_cuts_to_mark_where_all_layers_stay(trained):  # noqa: F811

@@ -41,7 +41,7 @@ def decisions(folder) -> dict:
 CUTS = [
     ("gpt2", Wanted(layers="2"), Method()),
     ("bert", Wanted(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
-    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed", fit=2)),
+    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
 ]
 
 

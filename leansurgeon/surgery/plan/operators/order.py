@@ -8,7 +8,7 @@ from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.method import LAYERS, Method, healing
+from leansurgeon.surgery.plan.method import LAYERS, Method
 from leansurgeon.surgery.plan.operators import balance, drop_layers, fresh, heads, mlp
 from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.operators.head_dim import check_children, other_head_dim
@@ -53,17 +53,16 @@ def operators(
             of_stage.append(mlp.operator(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
         steps += [of_several(number, step) for step in of_stage] if len(stages) > 1 else of_stage
     kinds = {step.exactness for step in steps}
-    if "fresh" in kinds and (method.fit or LAYERS[method.layers]):
-        asked = "--fit" if method.fit else f"--method {method.layers}"
-        raise UsageError(f"{asked} needs heads that have learned something, and here q, k, v start afresh.")
+    if "fresh" in kinds and LAYERS[method.layers]:
+        raise UsageError(
+            f"--method {method.layers} needs heads that have learned something, and here q, k, v start afresh."
+        )
     needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
-    if needs_healing and healing(method.heal) != "none":
+    if needs_healing and method.heal != "none":
         steps.append(HEAL)
-    if needs_healing and healing(method.heal) == "local":
+    if needs_healing and method.heal == "local":
         steps += [LOCAL] if any(step.name == "drop-layers" for step in steps) else []
         steps += [TOGETHER] if init == "transfer" and any(divided_in_full(*pair) for pair in stages) else []
-    if needs_healing and method.fit:
-        steps.append(Step("fit", "near", f"{method.fit} steps of local fitting for every layer", {"steps": method.fit}))
     if method.balance:
         steps.append(balance.operator(source))
     return tuple(steps)
