@@ -17,12 +17,12 @@ from leansurgeon.architectures.presets import get
 from leansurgeon.measure.costs.memory import Setting, predict
 from leansurgeon.report import humans
 from leansurgeon.report.charts import sections as drawn
-from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, cells, stacked
+from leansurgeon.report.charts.forms import Chart, Point, Series, cells, stacked
 from leansurgeon.report.charts.forms import lines as drawing
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, form
 from leansurgeon.report.charts.render import save, svg
-from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodged, log_ticks, steep_until, ticks
+from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodged, log_ticks, ticks
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.folder import POINTS, thinned
 from leansurgeon.report.evidence.studies import heads_of
@@ -106,19 +106,6 @@ def test_curves_are_those_that_the_trainings_logged(charts, folder, chart, kind,
         assert near, (colour, points)
     assert axis(spec, "x")["title"] == "epoch" and max(x for _, points in found for x, _ in points) == 30
     assert "seed" in charts[chart].says
-
-
-def test_a_steep_beginning_gets_a_scale_of_its_own_and_no_value_is_lost(charts):
-    """All accuracies begin at 10 % and end near 98 %: the axis breaks, and holds both."""
-    spec = charts[METRIC].spec
-    low, edge, high = axis(spec, "y")["scale"]["domain"]
-    bottom, middle, top = axis(spec, "y")["scale"]["range"]
-    drawn = [y for _, points in lines(spec) for _, y in points]
-    assert low == min(drawn) == 0.1 and high > max(drawn) and 0.9 < edge < 0.97
-    assert bottom - middle < 0.25 * (bottom - top) and bottom > middle > top
-    assert f"{100 * edge:.4g} %" in charts[METRIC].says and "another scale" in charts[METRIC].says
-    assert [mark.at["y"] for mark in marks(spec, "rule")] == [edge]
-    assert not any(layer["mark"].get("clip") for layer in spec["layer"])
 
 
 @pytest.mark.parametrize(("key", "factor"), [("kappa-median", 1), ("kappa-centred", 0.25)])
@@ -252,21 +239,6 @@ def test_a_loss_that_is_not_positive_makes_a_linear_axis_and_stays():
     assert [mark.xy for mark in marks(spec, "point")] == [(1, 2.0), (2, -0.5)]
     assert axis(spec, "y")["scale"].get("type") != "log"
     assert drawing([Series("a", ())], Axis("x"), Axis("y")) is None
-
-
-def test_the_axis_breaks_where_the_steep_way_ends():
-    steep, flat = [(0.0, 0.0), (5.0, 0.9), (10.0, 0.95), (20.0, 0.96)], [(0.0, 0.92), (20.0, 0.97)]
-    assert steep_until([steep, flat], True) == 0.9
-    assert steep_until([[(0.0, 1000.0), (10.0, 30.0), (20.0, 20.0)], [(0.0, 25.0)]], False) == 30.0
-    # The second has 0.96 to 0.98 but for its start, and 0.92 is further off than these 0.02.
-    assert steep_until([[(0.0, 0.0), (10.0, 0.96), (20.0, 0.98)], flat], True) == 0.96
-    assert steep_until([[(5.0 * i, 0.1 + 0.2 * i) for i in range(5)]], True) is None
-    # Evaluated before and after training only: the way between is all that there is to see.
-    assert steep_until([[(0.0, 0.14), (2.0, 0.622)], [(0.0, 0.14), (2.0, 0.624)]], True) is None
-    found = [Series("a", tuple(Point(x, y) for x, y in [(0, 1000.0), (10, 30.0), (20, 20.0)]))]
-    spec = Chart("k", "t", "s", drawing(found, Axis("x"), Axis("y"), broken=Broken(30.0, False))).spec
-    low, edge, high = axis(spec, "y")["scale"]["domain"]
-    assert low < 20 and (edge, high) == (30.0, 1000.0)
 
 
 def test_equal_places_stand_side_by_side():

@@ -15,7 +15,7 @@ import altair as alt
 
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
-from leansurgeon.report.charts.scales import Axis, dodged, log_ticks, ticks
+from leansurgeon.report.charts.scales import Axis, dodged, log_ticks
 from leansurgeon.report.humans import plain_small
 
 WIDTH, HEIGHT = 360, 180
@@ -110,19 +110,7 @@ def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> Channels:
     }
 
 
-@dataclass(frozen=True)
-class Broken:
-    """Where a vertical axis changes its scale: beyond `at` (below it where larger is better) it has a fifth of the
-    height, so that a steep way is there and squeezes nothing.
-    """
-
-    at: float
-    better_up: bool
-
-
-def lines(
-    series: Sequence[Series], x: Axis, y: Axis, *, broken: Broken | None = None, labels: Sequence[Label] = ()
-) -> alt.LayerChart | None:
+def lines(series: Sequence[Series], x: Axis, y: Axis, labels: Sequence[Label] = ()) -> alt.LayerChart | None:
     """Series as lines, points, or both; None without a point. A logarithmic axis becomes linear where a value is not
     positive.
     """
@@ -135,15 +123,12 @@ def lines(
     reach = [row[end] for row in rows for end in ("low", "high")]
     if y.log and min(reach) <= 0:
         y = Axis(y.title, y.labels)
-    scale, values = y.scale(), log_ticks(min(reach), max(reach)) if y.log else None
-    if broken:
-        scale, values = in_two_pieces(reach, broken)
+    values = log_ticks(min(reach), max(reach)) if y.log else None
     place = {
         "x": alt.X("x:Q", title=x.title, scale=x.scale(), axis=x.axis()),
-        "y": alt.Y("y:Q", title=y.title, scale=scale, axis=y.axis(values)),
+        "y": alt.Y("y:Q", title=y.title, scale=y.scale(), axis=y.axis(values)),
     }
-    layers = seam(broken, place["y"]) if broken else []
-    layers += ranges(rows, place, styles["color"]) + joined(rows, place, styles) + points(rows, place, styles)
+    layers = ranges(rows, place, styles["color"]) + joined(rows, place, styles) + points(rows, place, styles)
     if labels:
         words = alt.Chart(data([{"x": one.x, "y": one.y, "text": one.text} for one in labels]))
         layers.append(words.mark_text(align="left", dx=8, dy=-6).encode(**place, text="text:N"))
@@ -170,16 +155,6 @@ def rows_of(series: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
             "says": f"{s.name}, {x.says(p.x)}: {'at least ' if p.bound else ''}{y.says(p.y)}",
         }
         for (i, s, p), shift in zip(drawn, shifts, strict=True)
-    ]
-
-
-def seam(broken: Broken, up: alt.Y) -> list[alt.Chart]:
-    """The dashed line at which the scale changes, and its words."""
-    at = alt.Chart(data([{"y": broken.at}]))
-    words = at.mark_text(align="right", dy=10 if broken.better_up else -7, color=LIGHT["quiet"], fontSize=10)
-    return [
-        at.mark_rule(color=LIGHT["quiet"], strokeDash=[2, 2]).encode(y=up),
-        words.encode(y=up, x=alt.value("width"), text=alt.value("another scale from here")),
     ]
 
 
@@ -212,18 +187,6 @@ def points(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, 
             channels = {"color": styles["color"], "shape": styles["shape"], "description": alt.Description("says:N")}
             layers.append(point.encode(**place, **channels))
     return layers
-
-
-def in_two_pieces(values: Sequence[float], broken: Broken) -> tuple[alt.Scale, list[float]]:
-    """A vertical scale in two pieces that meet where it is broken, and its ticks."""
-    low, high, at = min(values), max(values), broken.at
-    if broken.better_up:
-        domain, heights = [low, at, high + 0.06 * (high - at)], [1.0, 0.8, 0.0]
-        marked = [low, *ticks(at, high, 4)]
-    else:
-        domain, heights = [low - 0.06 * (at - low), at, high], [1.0, 0.2, 0.0]
-        marked = [*ticks(low, at, 4), high]
-    return alt.Scale(domain=domain, range=[share * HEIGHT for share in heights], nice=False, zero=False), marked
 
 
 def stacked(

@@ -1,4 +1,4 @@
-"""Axes of charts: their labels, round ticks, and where a steep beginning wants a scale of its own."""
+"""Axes of charts: their labels and round ticks."""
 
 from __future__ import annotations
 
@@ -84,19 +84,3 @@ def dodged(values: Sequence[float], width: float) -> list[float]:
         near = [j for j, other in enumerate(places) if abs(other - place) < APART]
         moved.append((near.index(i) - (len(near) - 1) / 2) * APART)
     return moved
-
-
-def steep_until(curves: Sequence[Sequence[tuple[float, float]]], better_up: bool) -> float | None:
-    """The value at which a vertical axis should change its scale, where the first steep way of trainings would squeeze
-    all that follows; None where it does not, or where they were evaluated too seldom to tell.
-
-    After a fifth of the training is what counts, with what is no further off than that spans.
-    """
-    ends = [[b for a, b in points if a >= 0.2 * max(p[0] for p in points)] for points in curves if points]
-    late, every = [b for end in ends for b in end], [b for points in curves for _, b in points]
-    if max(map(len, ends), default=0) < 2 or max(late) - min(late) > 0.5 * (max(every) - min(every)):
-        return None
-    sign, span = 1 if better_up else -1, max(late) - min(late)
-    limit = min(sign * b for b in late) - span
-    edge = sign * min(sign * b for b in every if sign * b >= limit)
-    return edge if any(sign * b < sign * edge for b in every) else None

@@ -13,9 +13,9 @@ from leansurgeon.measure.costs.memory import PARTS as MEMORY
 from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.report import humans
 from leansurgeon.report.charts.anatomy import of_cuts
-from leansurgeon.report.charts.forms import Broken, Chart, Point, Series, lines, stacked
+from leansurgeon.report.charts.forms import Chart, Point, Series, lines, stacked
 from leansurgeon.report.charts.heads import head_charts
-from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis, steep_until
+from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis
 from leansurgeon.report.evidence.folder import Curve
 from leansurgeon.report.evidence.kappa import LayerKappa
 from leansurgeon.report.evidence.run import PARTS
@@ -147,14 +147,9 @@ def metric_by_epoch(section: Section) -> list[Chart]:
     """The metric on the evaluation samples against epochs, one line for every curve."""
     if section.task is None:
         return []
-    series, up = curves_of(section, lambda curve: curve.metric), section.task.higher_is_better
-    edge = steep_until([[(p.x, p.y) for p in s.points] for s in series], up)
+    series = curves_of(section, lambda curve: curve.metric)
+    drawing = lines(series, Axis("epoch"), metric_axis(section))
     says = f"On the evaluation samples.{every_seed(series)}"
-    if edge is not None:
-        side = "below" if up else "above"
-        shown = f"{100 * edge:.4g} %" if section.task.percent else humans.plain_small(edge)
-        says += f" What is {side} {shown}, the dashed line, is drawn on another scale."
-    drawing = lines(series, Axis("epoch"), metric_axis(section), broken=Broken(edge, up) if edge is not None else None)
     return one("metric", f"{section.task.label} during training", says, drawing)
 
 
