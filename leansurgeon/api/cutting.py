@@ -42,7 +42,6 @@ def plan(
     checkpointing: bool = False,
     world_size: int | None = None,
     gpu: str | None = None,
-    calibrate: bool = False,
     tower: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
@@ -51,7 +50,7 @@ def plan(
 
     `source` is a preset, a folder, a hub id, `timm/NAME`, or a model in memory; `heads`, `layers` and `mlp_dim` are
     numbers, `"2x"`, or one number for each stage. Memory is predicted where `memory` or anything from
-    there to `gpu` is given; `calibrate` foretells minutes and memory of a calibrated cut on a GPU.
+    there to `gpu` is given.
 
     Raises `errors.UsageError` for a shape that cannot be, `errors.UnsupportedModel` for a source that cannot be read.
 
@@ -69,7 +68,7 @@ def plan(
     held = in_memory.written(source) if in_memory.is_model(source) else None
     name = str(held.folder) if held else in_memory.place(source)
     with trusting(trust_remote_code):
-        made = command.plan(name, wanted, training, calibrate=calibrate, tower=tower, allow_pickle=allow_pickle)
+        made = command.plan(name, wanted, training, tower=tower, allow_pickle=allow_pickle)
     return replace(made, costs=replace(made.costs, source=held.folder.name)) if held else made
 
 

@@ -41,12 +41,6 @@ def plan(
             autocompletion=completion.gpus, help="a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?"
         ),
     ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="Foretell minutes and memory of `shrink --calibrate` on a GPU, also for 1B to 70B."
-        ),
-    ] = False,
     as_json: common.AsJson = False,
     tower: common.WhichTower = None,
     allow_pickle: common.AllowPickle = False,
@@ -61,7 +55,7 @@ def plan(
 
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, class_attention=class_attention)
     training = command.Training(memory, batch, tokens, precision, attention, optimizer, checkpointing, world_size, gpu)
-    options = {"calibrate": calibrate, "tower": tower and tower.value, "allow_pickle": allow_pickle}
+    options = {"tower": tower and tower.value, "allow_pickle": allow_pickle}
     # With --json and memory, torch counts the operations too.
     made = command.plan(source, wanted, training, **options, cross_check=as_json)
     print(json.dumps(made.as_dict()) if as_json else made)

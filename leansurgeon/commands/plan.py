@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import UsageError, short
+from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.source import Source
     from leansurgeon.surgery.plan.costs import Cost, Costs
     from leansurgeon.surgery.plan.wanted import Wanted
-    from leansurgeon.surgery.walk.projection import Projected
 
 DEFAULT_BATCH = 32
 
@@ -47,7 +44,6 @@ class Plan:
     """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
 
     costs: Costs = field(repr=False)
-    calibrated: tuple[Projected, ...] = field(default=(), repr=False)  # what a calibrated cut takes on a GPU
 
     @property
     def before(self) -> Cost:
@@ -61,15 +57,12 @@ class Plan:
 
     def as_dict(self) -> JsonObject:
         """What `plan --json` prints."""
-        more = {"calibrated": [asdict(cut) for cut in self.calibrated]} if self.calibrated else {}
-        return {"schema_version": 1, **self.costs.as_dict(), **more}
+        return {"schema_version": 1, **self.costs.as_dict()}
 
     def __str__(self) -> str:
         from leansurgeon.report.tables.costs import costs_table
-        from leansurgeon.report.tables.plan import projection_table
 
-        table = costs_table(replace(self.costs, source=short(self.costs.source, 32)))
-        return f"{table}\n\n{projection_table(self.calibrated)}" if self.calibrated else table
+        return costs_table(replace(self.costs, source=short(self.costs.source, 32)))
 
 
 def plan(
@@ -77,17 +70,12 @@ def plan(
     wanted: Wanted,
     training: Training,
     *,
-    calibrate: bool = False,
     tower: str | None = None,
     allow_pickle: bool = False,
     cross_check: bool = False,
 ) -> Plan:
     """Parameters, operations and peak training memory before and after; with memory, `cross_check` lets torch count the
-    operations, too. `calibrate` foretells what a calibrated cut to the wanted layers would take on a GPU, for this
-    model and for known sizes.
-
-    Raises `UsageError` for what cannot be, or where no layer goes that a calibrated cut is about; and what opening and
-    predicting raise.
+    operations, too. Raises `UsageError` for what cannot be, and what opening and predicting raise.
     """
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import gpus
@@ -103,14 +91,4 @@ def plan(
         setting.check()
     with ExitStack() as keep:
         opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
-        priced = costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None)
-        return Plan(priced, tuple(calibrated(opened, priced.after.shape.depth)) if calibrate else ())
-
-
-def calibrated(opened: Source, depth: int) -> Sequence[Projected]:
-    """What a calibrated cut to so many layers would take. Raises `UsageError` where no layer goes."""
-    from leansurgeon.surgery.walk.projection import projections
-
-    if depth == opened.shape.depth:
-        raise UsageError("--calibrate foretells a cut of layers, and all stay.", "Add --layers N.")
-    return projections(opened, depth)
+        return Plan(costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None))

@@ -168,7 +168,6 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
         if asked.judge and used:
             other = sample_data(opened, asked.judge, None, None, asked.seed, say, "--judge", place, asked.columns)
         settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
-        settings["others"] = others_of(asked.device, place)
         decided = decide_on_own(steps, opened, say, settings) if own else decide(steps, data, say, **settings)
         if asked.dry_run:
             decided.close()
@@ -188,15 +187,6 @@ def device_of(asked: str, *, computes: bool) -> str:
     from leansurgeon.measure.device import chosen
 
     return chosen(asked)
-
-
-def others_of(asked: str, place: str) -> tuple[str, ...]:
-    """The GPUs beside the one that `--device` gives; torch is not asked where that is none."""
-    if place == "cpu":
-        return ()
-    from leansurgeon.measure.device import others
-
-    return others(asked)
 
 
 def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> Decided:

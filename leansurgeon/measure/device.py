@@ -31,17 +31,6 @@ def chosen(asked: str) -> str:
     return f"cuda:{place}"
 
 
-def others(asked: str) -> tuple[str, ...]:
-    """The GPUs beside the first that `auto` takes: those of the same name, more than half of whose memory is free.
-    Whoever names one means that one.
-    """
-    count = torch.cuda.device_count() if asked == "auto" and torch.cuda.is_available() else 0
-    first = torch.cuda.get_device_name(0) if count > 1 else None
-    alike = [number for number in range(1, count) if torch.cuda.get_device_name(number) == first]
-    memory = {number: torch.cuda.mem_get_info(number) for number in alike}
-    return tuple(f"cuda:{number}" for number, (free, total) in memory.items() if 2 * free > total)
-
-
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 

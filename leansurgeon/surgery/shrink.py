@@ -53,11 +53,10 @@ def decide(
     say: Say = silent,
     *,
     device: str = "cpu",
-    others: tuple[str, ...] = (),
     output: Path | None = None,
     resume: bool = False,
 ) -> Decided:
-    """Let sample data choose and heal what the plan leaves open, on a `device` with `others` at hand. An exact plan
+    """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan
     needs no data; there it only serves the proof. Finished steps are kept beside the `output` folder until it is
     written; `resume` takes those of an interrupted cut. Raises what `calibrate` raises.
     """
@@ -83,10 +82,9 @@ def decide(
         heal=method.heal,
         heal_time=method.heal_time,
         device=device,
-        others=others,
         kept=kept,
     )
-    place = "" if device == "cpu" else f", on {device}" + (f" with {', '.join(others)} at hand" if others else "")
+    place = "" if device == "cpu" else f", on {device}"
     say(f"Calibrating on {calibration.says}{place} ...")
     try:
         with blaming_weights(source):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import inspect
-import json
 import subprocess
 import sys
 
@@ -15,12 +14,11 @@ from leansurgeon.api import cutting, training
 from leansurgeon.commands import surface
 from leansurgeon.commands.surface import Progress, speaker, word
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from tests.support.command_line import leansurgeon as run
 
 SHAPE = "heads layers head_dim mlp_dim mlp_ratio class_attention"
 TRUST = "allow_pickle trust_remote_code"
 SURFACE = {
-    "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu calibrate "
+    "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu "
     f"tower {TRUST}",
     "shrink": f"source {SHAPE} params data columns judge samples uncalibrated init method keep more_heads heal "
     f"heal_time balance compare proof seed out workspace device resume force tokenizer tower {TRUST} progress",
@@ -165,12 +163,3 @@ def test_progress_goes_where_it_is_wanted(capsys):
 
 def test_numbers_words_and_stages():
     assert [word(v, "x") for v in (24, "2x", [16, 32], 2.5, None)] == ["24", "2x", "16,32", "2.5", None]
-
-
-def test_a_plan_foretells_what_the_command_foretells():
-    found = leansurgeon.plan("vit-b", layers=7, calibrate=True)
-    done = run("plan", "vit-b", "--layers", "7", "--calibrate", "--json")
-    assert found.as_dict()["calibrated"] == json.loads(done.stdout)["calibrated"] and len(found.calibrated) > 3
-    assert run("plan", "vit-b", "--layers", "7", "--calibrate").stdout.strip() == str(found)
-    with pytest.raises(leansurgeon.errors.UsageError, match=r"calibrate=True .* layers"):
-        leansurgeon.plan("vit-b", heads=16, calibrate=True)

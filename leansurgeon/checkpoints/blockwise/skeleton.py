@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -66,7 +65,6 @@ class Skeleton:
         config, architecture = buildable(config, architecture)
         self.config, self.architecture, self.device = config, architecture, torch.device(device)
         self.home = self.device  # where hidden states rest between two blocks; the CPU where they are too many
-        self.others: tuple[torch.device, ...] = ()  # further GPUs, which take their share of the batches
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # in what numbers blocks take products
         self.shape = architecture.shape(config)
         self.model = built_without_memory(config, architecture)
@@ -291,20 +289,6 @@ class Skeleton:
         """The module of a block, counted through all stages."""
         return self.model.get_submodule(self.blocks[layer])
 
-    def copies(self, layer: int, most: int) -> dict[torch.device, nn.Module]:
-        """By device, a filled block and copies of it on the others, `most` of them together. Itself alone where it is
-        more than a function of what it is called with: watched or changed by hooks, or with tables of other blocks;
-        and from then on where a device has no room for it.
-        """
-        block = self.block(layer)
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in block.modules())
-        others = () if self.shared or hooked else self.others[: max(0, most - 1)]
-        try:
-            return {self.device: block} | {device: copied(block, device) for device in others}
-        except RuntimeError:  # out of memory, or what cannot be copied
-            self.others = ()
-            return {self.device: block}
-
     def projections(self, layer: int) -> list[nn.Module]:
         """The output projections of a block's attentions; what enters them is `(..., heads * head_dim)`."""
         return self.of_role(layer, "o")
@@ -387,9 +371,3 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
         if hasattr(config_of := getattr(module, "config", None), "use_cache"):
             config_of.use_cache = False
     return model.float().eval()
-
-
-def copied(block: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of a block on another device, whose tensors go there straight."""
-    moved: dict[int, torch.Tensor] = {id(p): nn.Parameter(p.detach().to(device), False) for p in block.parameters()}
-    return deepcopy(block, moved | {id(b): b.to(device) for b in block.buffers()})

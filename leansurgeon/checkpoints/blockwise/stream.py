@@ -16,16 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import tower_around
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
-# So many tokens for each GPU, or more: 15,000 are through a block in bf16 (150 TFLOP/s) while a copy of it in fp32 goes
-# over PCIe 4 (20 GB/s). Reckoned, not measured.
-WORTH_A_COPY = 16_384
-PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
 
 
@@ -48,16 +43,6 @@ class Call:
             return args[0], cls(args[1:], dict(kwargs), None)
         key = next(k for k in HIDDEN if k in kwargs)
         return kwargs[key], cls((), {k: v for k, v in kwargs.items() if k != key}, key)
-
-    @property
-    def moves(self) -> bool:
-        """Whether `on_device` sees all that is in it: a library's own objects (a cache) may hold tensors, too."""
-        return all(isinstance(leaf, Tensor | PLAIN) for leaf in tree_leaves((self.args, self.kwargs)))
-
-    def on_device(self, device: torch.device) -> Call:
-        """The same with its tensors there, those that are on a GPU."""
-        args, kwargs = tree_map_only(Tensor, lambda t: t.to(device) if t.is_cuda else t, (self.args, self.kwargs))
-        return Call(args, kwargs, self.key)
 
     def on(self, forward: Callable[..., Any], hidden: Tensor) -> Any:
         """Call a block with the noted arguments and these hidden states."""
@@ -105,40 +90,19 @@ class Stream:
         on. `rounded` False takes products in the numbers of the weights, whatever the skeleton's `cast` says.
         """
         layer = self.at if layer is None else layer
-        hidden, block = hidden.to(self.skeleton.device), self.skeleton.block(layer)
-        return self._through(block, self.calls[batch][layer], hidden, rounded=rounded)
+        self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
+        with self.skeleton.cast() if rounded else nullcontext():
+            given = self._given(hidden.to(self.skeleton.device))
+            out = self.calls[batch][layer].on(self.skeleton.block(layer), given)
+        return self._kept(out if isinstance(out, Tensor) else out[0])
 
     @torch.no_grad()
     def run(self, layer: int | None = None, hidden: list[Tensor] | None = None) -> list[Tensor]:
-        """Outputs of a filled block (by default the next one) for every batch; nothing moves. Where the skeleton has
-        several devices, they take turns with the batches.
-
-        `hidden` are other hidden states to use than the stream's own.
+        """Outputs of a filled block (by default the next one) for every batch; nothing moves. `hidden` are other hidden
+        states to use than the stream's own.
         """
         states, layer = self.hidden if hidden is None else hidden, self.at if layer is None else layer
-        tokens = sum(state.numel() // state.shape[-1] for state in states)
-        most = min(len(states), tokens // WORTH_A_COPY) if self.skeleton.others else 1
-        copies = self.skeleton.copies(layer, most if all(call[layer].moves for call in self.calls) else 1)
-        outputs: list[Tensor] = []
-        for start in range(0, len(states), len(copies)):
-            # What goes from one GPU to another waits for what that one was told before, so all is sent before any runs.
-            sent = []
-            for batch, device in enumerate([*copies][: len(states) - start], start):
-                call = self.calls[batch][layer]
-                call = call if device == self.skeleton.device else call.on_device(device)
-                sent.append((device, call, states[batch].to(device)))
-            for device, call, hidden in sent:
-                with nullcontext() if device == self.skeleton.device else torch.cuda.device(device):
-                    outputs.append(self._through(copies[device], call, hidden))
-            outputs[start:] = [out.to(self.skeleton.home) for out in outputs[start:]]
-        return outputs
-
-    def _through(self, block: nn.Module, call: Call, hidden: Tensor, *, rounded: bool = True) -> Tensor:
-        """The output of a block, or of its copy, for a call and hidden states that are where it is."""
-        self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
-        with self.skeleton.cast() if rounded else nullcontext():
-            out = call.on(block, self._given(hidden))
-        return self._kept(out if isinstance(out, Tensor) else out[0])
+        return [self.call(b, state, layer).to(self.skeleton.home) for b, state in enumerate(states)]
 
     def _kept(self, state: Tensor) -> Tensor:
         """A block's hidden states with the channels last."""

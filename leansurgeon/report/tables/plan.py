@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from tabulate import tabulate
-
-from leansurgeon.errors import short
 from leansurgeon.report.tables.in_words import exactness
 from leansurgeon.report.tables.next_steps import next_steps
 from leansurgeon.report.tables.shape_rows import change, parameters, shapes, side_by_side
 from leansurgeon.shape import NUMBERS
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.surgery.walk.projection import Projected
 
 
 def plan_table(plan: Plan) -> str:
@@ -42,27 +33,6 @@ def plan_table(plan: Plan) -> str:
         lines.append("- nothing to do: the shape is the source's own")
     lines += next_steps(before, after, plan.cannot_hold)
     return "\n".join(lines)
-
-
-def projection_table(cuts: Sequence[Projected]) -> str:
-    """What a calibrated cut would take, by model and card, and that nobody has measured it."""
-    rows = [
-        [short(cut.model, 24), str(cut.layers), cut.card, minutes(cut.minutes), f"{cut.gpu / 2**30:.0f}",
-         f"{cut.host / 2**30:.0f}", f"{cut.passes:.1f}"]
-        for cut in cuts
-    ]  # fmt: skip
-    head = ["calibrated cut", "layers", "one GPU", "minutes", "GPU GiB", "host GiB", "passes"]
-    table = tabulate(rows, headers=head, colalign=("left", "right", "left", *("right",) * 4), disable_numparse=True)
-    note = (
-        "A projection, not a measurement: operations and bytes as the cut spends them, at 40 % of the cards' peak "
-        "rates and 2 GB/s of weights turned into fp32. The weights' files are read beside that; states are counted."
-    )
-    return "\n".join([table, "", *wrap(note)])
-
-
-def minutes(value: float) -> str:
-    """`0.4`, `12`."""
-    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def giga(value: int) -> str:

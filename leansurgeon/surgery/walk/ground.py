@@ -49,14 +49,13 @@ class Options:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
     `heal_time` seconds); `kept` is where finished steps go.
-    `others` are further GPUs, which take turns with a `device` that is one. `budget` bounds the passes.
+    `budget` bounds the passes.
     """
 
     criterion: str = "auto"
     keep: tuple[int, ...] | None = None
     heal: str = "closed"
     device: str = "cpu"
-    others: tuple[str, ...] = ()
     scratch: Path | None = None
     heal_time: float | None = None
     kept: Kept = field(default_factory=Kept)
@@ -148,7 +147,6 @@ class Ground:
             config = config | {"architectures": [used]}
         skeleton = Skeleton(config, architecture, self.device)
         skeleton.home, skeleton.cast = self.home, lambda: self.cast()
-        skeleton.others = tuple(map(torch.device, self.options.others)) if self.device.type == "cuda" else ()
         return skeleton
 
     @cached_property

@@ -1,28 +1,26 @@
-"""What a calibrated cut would take on a GPU: operations and bytes as `calibrate` spends them, over what cards can do.
+"""What a calibrated cut will take here: operations as `calibrate` spends them, over what one block has shown.
 
-A projection, and no measurement: the work is counted along the walk (a test holds it to what real cuts count), rates
-are shares of the makers' figures. Block-tokens: one token through one block; a training step is three.
+The work is counted along the walk (a test holds it to what real cuts count). Block-tokens: one
+token through one block; a training step is three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.measure.data.calibration import LINES, TOKENS
 from leansurgeon.measure.data.choose_task import window
 from leansurgeon.surgery.refit.heal import RIDGES
 from leansurgeon.surgery.refit.span_fit import EPOCHS, PHASES, STEP_TOKENS
 from leansurgeon.surgery.walk.budget import TRIAL, Effort, Tokens, refitted
 from leansurgeon.surgery.walk.choose_layers import BLOCKS
-from leansurgeon.surgery.walk.ground import PARTS, SHARE, SPANS, STREAMS, TRAINED, Ground
+from leansurgeon.surgery.walk.ground import PARTS, Ground
 from leansurgeon.surgery.walk.grow import PASSES, block_steps, marks
 
-REACHED = 0.4  # of the peak rates
+STORED = 2  # bytes of a weight, as files have them
 CONVERTED = 2e9  # bytes of weights a second that the host turns into fp32
 MORE_SETS = 3  # sets of layers beside the blocks of neighbours
 WAYS = 3  # candidates on all of the data: two ways of healing and another finalist
@@ -31,63 +29,20 @@ RACED = 0.5  # of the guard of the trial, which a set of layers is judged on bef
 
 
 @dataclass(frozen=True)
-class Card:
-    """Peak rates of a GPU by its maker's data sheet: operations a second, bytes a second from the host, bytes."""
-
-    title: str
-    bf16: float
-    fp32: float
-    fp64: float
-    link: float
-    memory: float
-
-
-CARDS = (
-    Card("A100 80 GB", 312e12, 19.5e12, 19.5e12, 32e9, 80e9),
-    Card("H100 80 GB", 989e12, 67e12, 67e12, 64e9, 80e9),
-)
-
-
-@dataclass(frozen=True)
 class Size:
-    """A model in numbers: parameters of one block and of what stands outside, inputs of the MLP's output projection."""
+    """A model in numbers: parameters of one block, inputs of the attention's and the MLP's output projections."""
 
-    name: str
-    depth: int
     block: int
-    outside: int
     width: int
     inner: int
     mlp: int
-    bytes_each: float = 2.0  # as stored
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model."""
-        return self.depth * self.block + self.outside
-
-
-def decoder(name: str, depth: int, width: int, inner: int, shared: int, mlp: int, vocabulary: int, tied: bool) -> Size:
-    """A Llama: `shared` is the width of keys and of values."""
-    block = 2 * width * inner + 2 * width * shared + 3 * width * mlp + 2 * width
-    return Size(name, depth, block, (1 if tied else 2) * vocabulary * width + width, width, inner, mlp)
-
-
-KNOWN = (
-    decoder("1B (Llama 3.2)", 16, 2048, 2048, 512, 8192, 128_256, True),
-    decoder("8B (Llama 3.1)", 32, 4096, 4096, 1024, 14_336, 128_256, False),
-    decoder("70B (Llama 3.1)", 80, 8192, 8192, 1024, 28_672, 128_256, False),
-)
 
 
 def size_of(source: Source) -> Size:
     """The numbers of a source of one stage; of several the largest blocks count."""
-    stages, counted = source.shape.stages, [spec for spec in source.specs if spec.counted]
-    inside = sum(spec.size for spec in counted if spec.layer is not None)
-    widest = max(stages, key=lambda stage: stage.width)
-    outside = sum(spec.size for spec in counted if spec.layer is None)
-    depth = source.shape.depth
-    return Size(source.name, depth, inside // depth, outside, widest.width, widest.inner, widest.mlp_dim)
+    inside = sum(spec.size for spec in source.specs if spec.counted and spec.layer is not None)
+    widest = max(source.shape.stages, key=lambda stage: stage.width)
+    return Size(inside // source.shape.depth, widest.width, widest.inner, widest.mlp_dim)
 
 
 @dataclass(frozen=True)
@@ -99,14 +54,6 @@ class Samples:
     trial_fit: int = TRIAL["fit"]
     trial_guard: int = TRIAL["guard"]
     window: int = 512
-
-    @classmethod
-    def of(cls, source: Source) -> Samples:
-        """The defaults for a model of text; of others about as many tokens."""
-        length = window(source)
-        if source.architecture.causal:
-            return cls(TOKENS["fit"], TOKENS["guard"], window=length)
-        return cls(64 * LINES["fit"] // 2, 64 * LINES["guard"] // 2, window=min(length, 64))
 
 
 @dataclass(frozen=True)
@@ -149,59 +96,16 @@ def work(depth: int, lost: int, samples: Samples, *, local: bool = True, choice:
     return Work(tokens, fills + layers + behind, sets, ways)
 
 
-@dataclass(frozen=True)
-class Projected:
-    """Minutes on one card, bytes in its memory and in the host's."""
-
-    model: str
-    card: str
-    layers: int
-    passes: float
-    minutes: float
-    gpu: float
-    host: float
-
-
-def seconds(size: Size, done: Work, samples: Samples, card: Card) -> float:
-    """How long the work takes: products, sums and solutions of refits, weights on their way."""
-    each = 2 * size.block + 4 * samples.window * size.inner
-    total = done.tokens * each / (REACHED * card.bf16)
+def seconds(size: Size, done: Work, samples: Samples, rate: float, slower: int) -> float:
+    """How long the work takes: products at `rate` operations a second, sums and solutions of refits, which are so much
+    `slower`, weights on their way.
+    """
+    total = done.tokens * (2 * size.block + 4 * samples.window * size.inner) / rate
     sums = 2 * size.mlp * (size.mlp + size.width)  # a token's part of the normal equations
     solving = len(RIDGES) * (size.mlp**3 / 3 + 4 * size.mlp**2 * size.width)
     told = done.trials * (samples.trial_fit + samples.trial_guard) + done.refits * (samples.fit + samples.guard)
-    total += told * sums / (REACHED * card.fp32) + (done.trials + done.refits) * solving / (REACHED * card.fp64)
-    moved = done.fills * size.block
-    return total + moved * size.bytes_each / CONVERTED + moved * 4 / (REACHED * card.link)
-
-
-def project(size: Size, lost: int, samples: Samples, card: Card) -> Projected:
-    """One cut on one card."""
-    done = work(size.depth, lost, samples)
-    states = STREAMS * 4 * size.width * (samples.fit + samples.guard)
-    solved = 8 * (4 * size.mlp**2 + 4 * size.mlp * size.width)
-    outside = 4 * size.outside
-    room = card.memory - outside
-    longest = int(SPANS * room / (TRAINED * 4 * size.block))
-    span = max((2 * (n + 1) for n in range(len(PHASES)) if 2 * (n + 1) <= longest), default=0)
-    at_home = states < SHARE * card.memory
-    gpu = outside + max(8 * size.block + solved, TRAINED * 4 * span * size.block) + (states if at_home else 0)
-    host = 3 * 4 * size.block + outside + (0 if at_home else states)
-    return Projected(
-        size.name, card.title, size.depth - lost, done.passes(size.depth, samples),
-        seconds(size, done, samples, card) / 60, gpu, host
-    )  # fmt: skip
-
-
-def projections(source: Source, layers: int) -> Sequence[Projected]:
-    """The source, and 1B, 8B and 70B by the same share of layers, on every card."""
-    lost = source.shape.depth - layers
-    share, samples = lost / source.shape.depth, Samples.of(source)
-    projected = [project(size_of(source), lost, samples, card) for card in CARDS]
-    text = Samples(TOKENS["fit"], TOKENS["guard"])
-    return [*projected, *(project(size, max(1, round(share * size.depth)), text, c) for size in KNOWN for c in CARDS)]
-
-
-# -- the cut that is about to begin ----------------------------------------------------------------
+    total += slower * (told * sums + 2 * (done.trials + done.refits) * solving) / rate
+    return total + done.fills * size.block * STORED / CONVERTED
 
 
 @dataclass(frozen=True)
@@ -235,12 +139,10 @@ def foretell(ground: Ground) -> Foretold:
     )
     bounded = min(closed.tokens + ground.anew, ground.most_closed)
     grown = local.tokens - closed.tokens if lost else divided(ground, samples)
-    rate = timed(ground) / REACHED
-    slower = 1 if ground.is_exact else 2  # single precision beside products in bf16
-    here = Card("here", rate, rate / slower, rate / slower / 2, inf, inf)
+    rate, slower = timed(ground), 1 if ground.is_exact else 2  # single precision beside products in bf16
     size, tokens = size_of(ground.source), min(bounded + grown, ground.most)
-    took = seconds(size, replace(local, tokens=tokens), samples, here)
-    before = seconds(size, replace(local, tokens=bounded), samples, here)
+    took = seconds(size, replace(local, tokens=tokens), samples, rate, slower)
+    before = seconds(size, replace(local, tokens=bounded), samples, rate, slower)
     if options.heal_time is not None and took - before > options.heal_time:  # the rest of the local fit is left out
         tokens = bounded + (tokens - bounded) * options.heal_time / (took - before)
         took = before + options.heal_time

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints.blockwise import skeleton, stream
-from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.shrink import ShrinkOptions, shrink
 from leansurgeon.errors import UsageError
@@ -48,9 +46,9 @@ def data(family: str) -> Calibration:
 
 
 def cut(
-    source, wanted: Wanted, method: Method, samples: Calibration, *where: str
+    source, wanted: Wanted, method: Method, samples: Calibration, device: str
 ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    options = Options(heal=method.heal, device=where[0], others=where[1:])
+    options = Options(heal=method.heal, device=device)
     outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
     found = outcome.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()
@@ -78,101 +76,21 @@ def test_a_gpu_chooses_and_makes_what_a_cpu_does(family, wanted, method, room, s
         assert np.linalg.norm(found[1][name] - values) < 2e-3 * np.linalg.norm(values) + 1e-4, name
 
 
-@pytest.mark.parametrize(("family", "wanted", "method"), WISHES, ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize("room", [0.3, 0.0], ids=["states there", "states here"])
-def test_several_gpus_make_what_one_does(family, wanted, method, room, saved, monkeypatch):
-    monkeypatch.setattr(ground, "SHARE", room)
-    monkeypatch.setattr(stream, "WORTH_A_COPY", 1)
-    shared: list[int] = []
-    copies = Skeleton.copies
-    monkeypatch.setattr(Skeleton, "copies", lambda *asked: [shared.append(len(copies(*asked))), copies(*asked)][1])
-    source, samples = open_source(str(saved(family)[0])), data(family)
-    with plugged_in(monkeypatch, count=3):
-        one = cut(source, wanted, method, samples, "cuda:0")
-        assert set(shared) == {1}
-        layers, tensors = cut(source, wanted, method, samples, "cuda:0", "cuda:1", "cuda:2")
-    assert 3 in shared
-    assert layers == one[0] and tensors.keys() == one[1].keys() != set()
-    for name, values in tensors.items():
-        assert np.array_equal(one[1][name], values), name
-
-
-def test_gpus_take_turns_with_batches_where_it_pays(saved, monkeypatch):
-    """Of 6 batches of 4 x 12 tokens; whoever watches a block, or hands it an object of its own, has it on one GPU."""
-    source = open_source(str(saved("bert")[0]))  # which is called with masks
-    steps = plan(source, Wanted(layers="2"), calibrated=True)
-    with plugged_in(monkeypatch, count=3):
-        there = Ground(steps, data("bert"), Options(device="cuda:0", others=("cuda:1", "cuda:2")))
-        alone = Ground(steps, data("bert"), Options(device="cuda:0"))
-        streams = [ground.View.of(one.calibration, None).streams(one.teacher)["fit"] for one in (there, alone)]
-        for one in (there, alone):
-            one.fill(0)
-        used: list[int] = []
-        kind = there.teacher.block(0).__class__
-        plain = kind.forward
-
-        def noted(self, hidden_states, *args, **kwargs):
-            kwargs.pop("own", None)
-            used.append(hidden_states.device.index)
-            return plain(self, hidden_states, *args, **kwargs)
-
-        monkeypatch.setattr(kind, "forward", noted)
-
-        def places(worth: int) -> list[int]:
-            monkeypatch.setattr(stream, "WORTH_A_COPY", worth)
-            used.clear()
-            outputs = streams[0].run()
-            assert {out.device for out in outputs} == {GPU}
-            for out, same in zip(outputs, expected, strict=True):
-                assert np.array_equal(out.cpu(), same)
-            return list(used)
-
-        usual = stream.WORTH_A_COPY
-        expected = [out.cpu() for out in streams[1].run()]
-        done = there.work
-        assert places(4 * 12) == places(2 * 4 * 12) == 2 * [0, 1, 2]
-        assert places(3 * 4 * 12) == 3 * [0, 1]
-        assert there.work - done == 3 * alone.work
-        assert places(6 * 4 * 12) == places(usual) == 6 * [0]
-        hook = there.teacher.projections(0)[0].register_forward_hook(lambda *_: None)
-        assert places(1) == 6 * [0]
-        hook.remove()
-        streams[0].calls[5][0].kwargs["own"] = object()
-        assert places(1) == 6 * [0]
-        del streams[0].calls[5][0].kwargs["own"]
-
-        def full(block, device):
-            raise torch.OutOfMemoryError(f"{device} is full")
-
-        monkeypatch.setattr(skeleton, "copied", full)
-        assert places(1) == 6 * [0] and not there.teacher.others
-
-
-def test_a_stack_that_shares_a_table_stays_on_one_gpu(saved, monkeypatch):
-    source = open_source(str(saved("t5")[0]))
-    with plugged_in(monkeypatch, count=2):
-        steps = plan(source, Wanted(layers="2"), calibrated=True)
-        there = Ground(steps, data("t5"), Options(device="cuda:0", others=("cuda:1",)))
-        there.fill(0)
-        assert there.teacher.others and len(there.teacher.copies(0, 2)) == 1
-
-
 @pytest.mark.parametrize("asked", ["auto", "cuda:0", "cpu"])
-def test_auto_takes_all_gpus_for_a_cut(asked, saved, tmp_path, monkeypatch):
+def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
     class Asked(Exception):
         pass
 
     def look(steps, calibration, options, say):
-        raise Asked(options.device, options.others)
+        raise Asked(options.device)
 
     monkeypatch.setattr(guards, "calibrate_safely", look)
     said: list[str] = []
     with plugged_in(monkeypatch, count=3), pytest.raises(Asked) as found:
         options = ShrinkOptions(out=tmp_path / "out", device=asked)
         shrink(str(saved("vit")[0]), Wanted(layers="2"), Method(), options, said.append)
-    others = ("cuda:1", "cuda:2") if asked == "auto" else ()
-    assert found.value.args == ("cpu" if asked == "cpu" else "cuda:0", others)
-    assert any("on cuda:0 with cuda:1, cuda:2 at hand" in line for line in said) is bool(others)
+    assert found.value.args == ("cpu" if asked == "cpu" else "cuda:0",)
+    assert any("on cuda:0" in line for line in said) is (asked != "cpu")
 
 
 def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
@@ -226,23 +144,15 @@ def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
 
 def test_the_device_is_the_users(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.chosen("auto") == device.chosen("cpu") == "cpu" and device.others("auto") == ()
+    assert device.chosen("auto") == device.chosen("cpu") == "cpu"
     for word in ("gpu", "cuda:", "cuda:x", "cuda:0", "cuda"):
         with pytest.raises(UsageError):
             device.chosen(word)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H100")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (60, 80))
     assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
-    assert [device.others(word) for word in ("auto", "cuda", "cuda:1", "cpu")] == [("cuda:1",), (), (), ()]
     with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
         device.chosen("cuda:2")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (30, 80))
-    assert device.others("auto") == ()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (60, 80))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU of kind {number}")
-    assert device.others("auto") == ()
 
 
 def test_spans_fit_into_what_is_free_of_the_hosts_memory(saved, monkeypatch):
