@@ -140,8 +140,6 @@ class Origin(Strict):
     @classmethod
     def from_dict(cls, data: Json) -> Origin:
         """Raises `DamagedRecord`."""
-        if isinstance(data, str):  # as the first versions wrote it
-            return cls(data)
         if isinstance(data, Mapping) and not isinstance(data.get("preset"), str):
             data = {**data, "preset": None}
         return super().from_dict(data)

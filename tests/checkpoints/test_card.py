@@ -270,7 +270,7 @@ PLAN = {
 
 
 def recorded(**odd) -> SurgeryRecord:
-    return SurgeryRecord.from_dict({"source": "org/name", "plan": PLAN | odd})
+    return SurgeryRecord.from_dict({"source": {"name": "org/name"}, "plan": PLAN | odd})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
 from tests.support.processes.forks import commanded
 
-OURS = '{"source": "x", "files": ["surgery.json"]}'
+OURS = '{"source": {"name": "x"}, "files": ["surgery.json"]}'
 
 
 class MacLibrary:
@@ -114,7 +114,7 @@ def test_force_replaces_what_is_ours(there, renames, tmp_path):
         out.mkdir()
         fill(out)
     with output_folder(out, force=True) as aside:
-        fill(aside, '{"source": "new", "files": ["surgery.json"]}')
+        fill(aside, '{"source": {"name": "new"}, "files": ["surgery.json"]}')
         if there == "meanwhile":
             out.mkdir()
             fill(out)

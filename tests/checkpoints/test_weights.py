@@ -228,12 +228,12 @@ def test_an_output_folder_is_absent_or_complete(tmp_path):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
     with output_folder(tmp_path / "out") as aside:
-        (aside / "surgery.json").write_text('{"source": "x", "files": ["surgery.json", "config.json"]}')
+        (aside / "surgery.json").write_text('{"source": {"name": "x"}, "files": ["surgery.json", "config.json"]}')
         (aside / "config.json").write_text("{}")
     with pytest.raises(LeanSurgeonError, match="exists already"), output_folder(tmp_path / "out"):
         pass
     with output_folder(tmp_path / "out", force=True) as aside:
-        (aside / "surgery.json").write_text('{"source": "x", "files": ["surgery.json", "config.json"]}')
+        (aside / "surgery.json").write_text('{"source": {"name": "x"}, "files": ["surgery.json", "config.json"]}')
         (aside / "config.json").write_text("new")
     assert (tmp_path / "out/config.json").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

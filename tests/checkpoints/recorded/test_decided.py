@@ -136,7 +136,7 @@ def test_nothing_odd_within_it_is_damage(odd):
     deep = {key: [{k: odd for k in inside}] for key in data}
     parts = {key: {k: odd for k in inside} for key in ("healing", "importance")}
     for said in (data, deep, deep | parts, {"healing": data, "decisions": [data], "candidates": [data]}):
-        made = SurgeryRecord.from_dict({"source": "m", "decided": said}).decided
+        made = SurgeryRecord.from_dict({"source": {"name": "m"}, "decided": said}).decided
         assert made.as_dict() == said
         anew = from_fields(made)
         assert anew == made == Decisions.from_dict(json.loads(json.dumps(anew.as_dict(), allow_nan=False)))
@@ -144,4 +144,4 @@ def test_nothing_odd_within_it_is_damage(odd):
 
 def test_what_is_no_object_is_damage():
     with pytest.raises(DamagedRecord):
-        SurgeryRecord.from_dict({"source": "m", "decided": [1]})
+        SurgeryRecord.from_dict({"source": {"name": "m"}, "decided": [1]})
