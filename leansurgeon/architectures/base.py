@@ -132,6 +132,8 @@ class Architecture:
     # In words that follow the family's name: why its heads do not stand alone, or cannot have another size.
     heads_entangled: str = ""
     heads_unsplittable: str = ""
+    # The pairs that say the same in another basis of every head, unless roles tell otherwise.
+    bases: str = "qkvo"
     # Numbers of the shape that may not change (`depth`, `heads`, `mlp_dim`), and why ("its slopes depend on them").
     refused: Mapping[str, str] = field(default_factory=dict)
     # Of families that nobody declared (`infer/`): layers of several kinds, so that a result has the tensors of the very

@@ -88,6 +88,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         shared=("heads",) if widened and halves else (),
         heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",
         heads_unsplittable=f"was inferred, and its heads cannot be divided: {halves}" if halves else "",
+        bases="".join(pair for pair in ("qk", "vo") if all(pair in s.bases for s in finding.stages)),
         heads_divide_width=any(s.heads_divide_width for s in finding.stages),
     )
 

@@ -22,6 +22,7 @@ from leansurgeon.architectures.infer.units import Trial
 from leansurgeon.architectures.infer.words import Numbers
 
 EQUAL = 1e-4  # of the outputs' spread: what the rounding of two bases may cost
+BASES = "qkvo"
 OTHERWISE = "something stands between its queries and keys and their product (rotations, norms, tables), or behind it"
 Pieces = dict[str, list[tuple[int, str]]]  # by template: axes with their letters
 
@@ -35,8 +36,10 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
     pieces = letters(stage, trial)
     if pieces is None:
         return "its queries, keys and values cannot be told apart"
+    if free_bases(trial, stage, now) != BASES:
+        return OTHERWISE
     try:
-        return of_form(trial, pieces, now) or of_scale(trial, stage, pieces, now)
+        return of_scale(trial, stage, pieces, now)
     except Unbuildable as error:
         return f"its library does not take heads of half the size ({error})"
 
@@ -63,37 +66,37 @@ def changed(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str, Tenso
         placed = trial.placed(name)
         for axis, role in pieces.get(placed[1], ()) if placed else ():
             front = tensor.movedim(axis, 0)
-            parts = front.chunk(len(role)) if role == "qkv" else [front]
-            made = [applied(part, maps.get(letter), now) for part, letter in zip(parts, role, strict=True)]
+            parts = front.split([now.head_dim * (now.kv_heads if x in "kv" else now.heads) for x in role])
+            made = [applied(part, maps.get(letter)) for part, letter in zip(parts, role, strict=True)]
             tensors[name] = tensor = torch.cat(made).movedim(0, axis).contiguous()
     return tensors
 
 
-def applied(rows: Tensor, maps: Tensor | None, now: Numbers) -> Tensor:
-    if maps is None:
-        return rows
-    heads = rows.reshape(now.heads, now.head_dim, -1)
-    return (maps @ heads).reshape(rows.shape)
+def applied(rows: Tensor, maps: Tensor | None) -> Tensor:
+    return rows if maps is None else (maps @ rows.reshape(len(maps), maps.shape[-1], -1)).reshape(rows.shape)
 
 
-def of_form(trial: Trial, pieces: Pieces, now: Numbers) -> str:
-    """Nothing changes in another basis of every head's queries and keys, and of its values and output."""
-    generator = torch.Generator().manual_seed(5)
-    bases = []
-    for _ in range(2):
-        turn = torch.linalg.qr(torch.randn(now.heads, now.head_dim, now.head_dim, generator=generator))[0]
-        stretch = torch.empty(now.heads, 1, now.head_dim).uniform_(0.7, 1.4, generator=generator)
-        bases.append(turn * stretch)
-    inverse = [torch.linalg.inv(basis).mT for basis in bases]
-    maps = {"q": bases[0], "k": inverse[0], "v": bases[1], "o": inverse[1]}
+def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
+    """Of "qkvo" the pairs that nothing changes in another basis of every (key/value) head: it is applied, and outputs
+    are compared.
+    """
+    pieces = letters(stage, trial) if stage.heads else None
+    if pieces is None or now.heads % now.kv_heads:
+        return ""
+    generator, maps = torch.Generator().manual_seed(5), {}
+    for one, other in ("kq", "vo"):
+        turn = torch.linalg.qr(torch.randn(now.kv_heads, now.head_dim, now.head_dim, generator=generator))[0]
+        basis = turn * torch.empty(now.kv_heads, 1, now.head_dim).uniform_(0.7, 1.4, generator=generator)
+        maps |= {one: basis, other: torch.linalg.inv(basis).mT.repeat_interleave(now.heads // now.kv_heads, 0)}
 
     def differs(chosen: str) -> float:
         state = changed(trial, pieces, now, {letter: maps[letter] for letter in chosen})
         return difference(trial.output, trial.run(trial.config, state))
 
-    if differs("q") < ALIVE or differs("v") < ALIVE:
-        return "its queries or values do not reach the output"
-    return OTHERWISE if differs("qk") > EQUAL or differs("vo") > EQUAL else ""
+    try:
+        return "".join(pair for pair in ("qk", "vo") if differs(pair) <= EQUAL and differs(pair[0]) >= ALIVE)
+    except Unbuildable:
+        return ""
 
 
 def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: Numbers) -> str:

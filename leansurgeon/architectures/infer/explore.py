@@ -119,6 +119,9 @@ class Search:
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
         stages = [self.stage(level) for level in self.levels]
         stages = [traits.described(self, stage, level) for stage, level in zip(stages, self.levels, strict=True)]
+        stages = [
+            replace(s, bases=divided.free_bases(self.trial, s, self.counted(s))) if s.standard else s for s in stages
+        ]
         tables = dict(self.trial.model.named_buffers())
         return Finding(
             self.config["model_type"],
@@ -132,6 +135,12 @@ class Search:
         )
 
     # -- numbers -------------------------------------------------------------------------------------
+
+    def counted(self, stage: Stage) -> Numbers:
+        """The numbers of a stage whose heads are known."""
+        heads = self.config[stage.heads_key]
+        kv = 1 if stage.kv_key == SHARED else self.config[stage.kv_key] if stage.kv_key else heads
+        return Numbers(heads, kv, self.config.get(stage.head_dim_key) or self.width(stage) // heads, 1)
 
     def general(self, key: str) -> str:
         return self.names.get(key, key)

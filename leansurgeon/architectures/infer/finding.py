@@ -40,6 +40,7 @@ class Stage:
     projections: tuple[str, ...] = ()  # output projections in the built model, `{i}` for the layer
     norm: str = "post"
     standard: bool = False  # heads are stored as q, k and v of head_dim entries each
+    bases: str = ""  # of "qkvo" the pairs that may stand in another basis of every head
     buffers: tuple[str, ...] = ()  # tensors in files that are no parameters
     counters: tuple[str, ...] = ()  # config keys that count the first layers of a kind
     index_lists: tuple[str, ...] = ()  # config keys that list layers of a kind

@@ -121,6 +121,8 @@ def why_not_scores(source: Source) -> str | None:
         return "query and key norms"
     if any(s.name.endswith("logit_scale") for s in blocks):
         return "scores are cosines"
+    if "qk" not in source.architecture.bases:
+        return "something stands between them and their product"
     return None
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import leansurgeon
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -162,3 +163,26 @@ def test_what_cannot_stay_the_same_is_refused(saved, tmp_path):
     folder, _ = saved("bert")
     with pytest.raises(UsageError, match="--init fresh forgets it"):
         plan(open_source(str(folder)), Wanted(init="fresh"), method=even)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_an_inferred_family_that_rotates_keeps_its_queries_and_keys(kv_heads, tmp_path):
+    """What is said to be exact was applied and compared, without the proof, too: plain transformers says the same."""
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.StableLmForCausalLM(
+        transformers.StableLmConfig(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=kv_heads,
+            intermediate_size=48, vocab_size=61, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+        )
+    ).eval()  # fmt: skip
+    model.save_pretrained(tmp_path / "source")
+    made = leansurgeon.shrink(str(tmp_path / "source"), balance=True, proof=False, out=tmp_path / "out", progress=False)
+    assert made.record.plan.operators[0].settings == {"scores": False}
+    ids = torch.randint(0, 61, (2, 12))
+    with torch.no_grad():
+        old, new = model(ids).logits, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
+    assert (old - new).abs().max() < 1e-4 * old.std()
+    changed = load_file(tmp_path / "out/model.safetensors")["model.layers.0.self_attn.v_proj.weight"]
+    assert not torch.equal(changed, model.model.layers[0].self_attn.v_proj.weight)

@@ -14,6 +14,11 @@ def operator(source: Source) -> Step:
     """
     if reason := canonical.supported(source):
         raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
+    if "vo" not in source.architecture.bases:
+        raise UnsupportedModel(
+            f"--balance: values of {source.architecture.name} in another basis were not seen to say the same.",
+            "Leave --balance out.",
+        )
     coarse = {source.weights.entries[s.name].dtype for s in balance.inside(source.specs)} - {"F32", "F64"}
     if coarse:
         raise UnsupportedModel(
