@@ -6,7 +6,7 @@ splits a model's parameters into the four parts that every table of leansurgeon 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import accumulate
@@ -149,16 +149,55 @@ SPACINGS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 }
 
 
-def evenly_per_stage(before: Shape, after: Shape, period: int = 1, spacing: str = "even") -> tuple[int, ...]:
-    """The kept layers by one of `SPACINGS`, counted through all stages. Layers that alternate are kept in groups of
-    `period`, so that layer j of the result does what layer j of such a model does.
+@dataclass(frozen=True)
+class Groups:
+    """The layers of a stage of which `keep` are to stay, in groups of `period` that alternate: layer j of a result does
+    what layer j of such a model does. `needed` of the groups stay, of the last one what there is room for.
     """
+
+    stage: range
+    keep: int
+    period: int = 1
+
+    @property
+    def needed(self) -> int:
+        return -(-self.keep // self.period)
+
+    @property
+    def all(self) -> list[tuple[int, ...]]:
+        """Those that may stay. What is left over at the end is no whole group: only a result that ends in the same way
+        has a place for it.
+        """
+        whole, rest = divmod(len(self.stage), self.period)
+        count = whole + bool(rest and (self.keep % self.period == rest or self.needed > whole))
+        return [tuple(self.stage[i * self.period : (i + 1) * self.period]) for i in range(count)]
+
+    @property
+    def lost(self) -> int:
+        """How many groups go."""
+        return len(self.all) - self.needed
+
+    def without(self, gone: Collection[int]) -> list[int]:
+        """The layers that stay where these, whole groups of them, go."""
+        return [layer for group in self.all for layer in group if layer not in gone][: self.keep]
+
+    def holds(self, layers: Sequence[int]) -> bool:
+        """Whether these are as many as are to stay, each in the place of its kind."""
+        places = [(j % self.period, layer, layers[j - j % self.period]) for j, layer in enumerate(layers)]
+        in_place = ((layer - self.stage.start) % self.period == at == layer - first for at, layer, first in places)
+        return len(layers) == self.keep and all(in_place)
+
+
+def groups_of(before: Shape, after: Shape, period: int = 1) -> list[Groups]:
+    """The groups of every stage that becomes as deep as that of `after`."""
+    return [Groups(span, stage.depth, period) for span, stage in zip(before.spans, after.stages, strict=True)]
+
+
+def evenly_per_stage(before: Shape, after: Shape, period: int = 1, spacing: str = "even") -> tuple[int, ...]:
+    """The kept layers by one of `SPACINGS`, counted through all stages."""
     kept: list[int] = []
-    for now, span, wanted in zip(before.stages, before.spans, after.stages, strict=True):
-        needed = -(-wanted.depth // period)
-        # What is left over at the end is no whole group: only a result that ends in the same way has a place for it.
-        rest = now.depth % period and (wanted.depth % period == now.depth % period or needed > now.depth // period)
-        groups = SPACINGS[spacing](now.depth // period + bool(rest), needed)
-        layers = [span.start + group * period + i for group in groups for i in range(period)]
-        kept += layers[: wanted.depth]
+    for groups in groups_of(before, after, period):
+        every = groups.all
+        staying = [layer for place in SPACINGS[spacing](len(every), groups.needed) for layer in every[place]]
+        kept += staying[: groups.keep]
     return tuple(kept)

@@ -24,6 +24,7 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
+from leansurgeon.shape import groups_of
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
@@ -119,4 +120,4 @@ def influences(source: Source, data: Calibration) -> list[float]:
 
     masks, answers = ([of(batch) for batch in data.guard] for of in (data.mask, data.answer_mask))
     shape = source.shape
-    return choose_layers.measure_layers(teacher, fill, data.guard, masks, shape, shape, answers).influence
+    return choose_layers.measure_layers(teacher, fill, data.guard, masks, groups_of(shape, shape), answers).influence

@@ -269,7 +269,9 @@ class Skeleton:
         return not any(p.is_meta for p in self.block(layer).parameters())
 
     def read(self, layer: int) -> Arrays:
-        """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`."""
+        """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`, but for
+        whole numbers, which nothing here changes.
+        """
         if not self.filled(layer):
             raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")
         tensors = {}
@@ -279,7 +281,7 @@ class Skeleton:
                 for file, part in merged.apart(self.model, {slot.memory[0]: tensor.detach()}).items():
                     tensors[slot.parts[self.bare(file)]] = part.float().cpu().numpy().copy()
                 continue
-            if slot.given or not slot.buffer:
+            if tensor.is_floating_point() and (slot.given or not slot.buffer):
                 tensors[slot.given or slot.file] = tensor.detach().float().cpu().numpy().copy()
         return tensors
 

@@ -111,7 +111,7 @@ def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tenso
             out = site.run(samples, b)
         target, mask = samples.target[b].to(out.device), samples.masks[b]
         goal = flat(target, mask)
-        a = flat(seen[0].reshape(*out.shape[:-1], -1), mask)
+        a = handles.entering(seen[0], out, mask)
         sums.add(a, (goal - flat(out, mask)) / safe, heal.relative_weights(goal))
     return sums
 

@@ -31,7 +31,7 @@ from leansurgeon.measure.data.batches import tokens_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
+from leansurgeon.shape import SPACINGS, Groups, evenly_per_stage, groups_of
 from leansurgeon.surgery.plan.operators import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import check_finite, outputs_of
@@ -179,50 +179,43 @@ def choose(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
     before, after = ground.plan.before, ground.plan.after
     if before.depth == after.depth:
         return [Candidate(tuple(range(before.depth)), "all layers stay")], {}
+    period = ground.source.architecture.period
     if ground.options.keep is not None:
-        check_kept(ground.options.keep, before, after)
-        return [Candidate(ground.options.keep, "as listed")], {}
-    return measured(ground, view)
+        chosen, evidence = [Candidate(ground.options.keep, "as listed")], {}
+    else:
+        chosen, evidence = measured(ground, view, groups_of(before, after, period))
+    for candidate in chosen:
+        drop_layers.check_kept(candidate.kept, before, after, period)
+    return chosen, evidence
 
 
-def measured(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
+def measured(ground: Ground, view: View, stages: list[Groups]) -> tuple[list[Candidate], JsonObject]:
     """Candidates by the criterion, and the numbers behind them."""
-    before, after = ground.plan.before, ground.plan.after
-    criterion, period = ground.options.criterion, ground.source.architecture.period
+    before, after, criterion = ground.plan.before, ground.plan.after, ground.options.criterion
     batches, masks = view.batches["guard"], view.masks["guard"]
     if criterion in ("greedy", "leave-one-out"):
         with ground.unbounded():
             kept, rounds = choose_layers.by_output(
-                ground.teacher, ground.fill, batches, masks, before, after, period,
+                ground.teacher, ground.fill, batches, masks, stages,
                 greedy=criterion == "greedy", say=ground.say,
             )  # fmt: skip
         drop_layers.refuse_misplaced(ground.source, ground.plan.init, kept)
         return [Candidate(kept, criterion)], {"rounds": rounds}
-    evidence = choose_layers.measure_layers(
-        ground.teacher, ground.fill, batches, masks, before, after, view.answers["guard"]
-    )
+    evidence = choose_layers.measure_layers(ground.teacher, ground.fill, batches, masks, stages, view.answers["guard"])
     sets = {
-        "angular": choose_layers.by_angle(evidence, period),
-        "angular, second": choose_layers.by_angle(evidence, period, rank=1),
-        "angular, two blocks": choose_layers.by_angle(evidence, period, blocks=2),
-        "influence": choose_layers.by_influence(evidence, period),
+        "angular": choose_layers.by_angle(evidence),
+        "angular, second": choose_layers.by_angle(evidence, rank=1),
+        "angular, two blocks": choose_layers.by_angle(evidence, blocks=2),
+        "influence": choose_layers.by_influence(evidence),
     }
     if criterion != "auto" or after.depth <= HALF * before.depth:  # far from it, spacing is the worst
-        sets |= {name: evenly_per_stage(before, after, period, name) for name in SPACINGS}
+        sets |= {name: evenly_per_stage(before, after, stages[0].period, name) for name in SPACINGS}
     if criterion == "auto":
-        sets |= choose_layers.blocks(evidence, period)
+        sets |= choose_layers.blocks(evidence)
     candidates_left = [c for c in candidates(criterion, sets) if not drop_layers.misplaced(ground.source, c.kept)]
     if not candidates_left:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
     return candidates_left, evidence.as_dict()
-
-
-def check_kept(kept: tuple[int, ...], before: Shape, after: Shape) -> None:
-    """Raises `UsageError` where a list of layers does not give the planned shape."""
-    counts = [sum(i in kept for i in stage) for stage in before.spans]
-    wanted = [stage.depth for stage in after.stages]
-    if counts != wanted or len(kept) != sum(wanted) or list(kept) != sorted(set(kept)):
-        raise UsageError(f"The layers {list(kept)} give {counts} a stage, and the plan wants {wanted}.")
 
 
 def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:

@@ -7,13 +7,13 @@
     leave-one-out  the error of the model's output when one layer alone is missing; the least missed go
     greedy         leave-one-out, taken anew after each layer that went
 
-Layers that alternate (shifted windows) go in whole groups of `period`. Stages of a pyramid are chosen one by one.
+Layers that alternate (shifted windows) go in whole groups (`shape.Groups`). Stages of a pyramid are chosen one by one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import pi
 
@@ -25,7 +25,7 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import Shape
+from leansurgeon.shape import Groups
 from leansurgeon.surgery.refit.block import check_finite, flat, relative_error
 
 Masks = Sequence[Tensor | None]
@@ -41,14 +41,17 @@ class Evidence:
 
     influence: list[float]
     angle: dict[tuple[int, int], float]
-    lost: list[int]  # layers to lose, by stage
-    stages: list[range]
+    stages: list[Groups]
 
     def as_dict(self) -> JsonObject:
         """Influence of every layer and angles over runs of layers, rounded for the record."""
         sizes = sorted({n for _, n in self.angle})
         angles = {str(n): {str(i): round(a, 6) for (i, m), a in self.angle.items() if m == n} for n in sizes}
-        return {"influence": [round(v, 6) for v in self.influence], "angle": angles, "lost_per_stage": self.lost}
+        return {
+            "influence": [round(v, 6) for v in self.influence],
+            "angle": angles,
+            "lost_per_stage": [len(s.stage) - s.keep for s in self.stages],
+        }
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -63,43 +66,41 @@ def measure_layers(
     fill: Fill,
     batches: list[dict],
     masks: Masks,
-    before: Shape,
-    after: Shape,
+    stages: list[Groups],
     answers: Masks | None = None,
 ) -> Evidence:
     """One pass of the source over `batches`, one block in memory, and the hidden states of as many layers as a stage
     is to lose. `answers` are the masks of what a decoder beside an encoder reads, where it has other ones.
     """
-    stages = before.spans
-    lost = [a.depth - b.depth for a, b in zip(before.stages, after.stages, strict=True)]
     influence: list[float] = []
     angle: dict[tuple[int, int], float] = {}
     stream = Stream(teacher, batches)
     kept: dict[int, list[Tensor]] = {}
-    for layer in track(range(before.depth), "choosing layers", "layers/s"):
-        number = before.stage_of(layer)
-        n = lost[number]
-        if layer == stages[number].start:
+    by_layer = [groups for groups in stages for _ in groups.stage]
+    for layer, groups in enumerate(track(by_layer, "choosing layers", "layers/s")):
+        sizes = block_sizes(groups)
+        if layer == groups.stage.start:
             kept.clear()
-            masks = answers if answers is not None and number else masks
-        if n:
+            masks = answers if answers is not None and layer else masks
+        if sizes:
             kept[layer] = stream.hidden
         fill(layer)
         outputs = stream.run()
         check_finite(outputs, f"behind layer {layer}")
         teacher.empty(layer)
         influence.append(mean_of(lambda a, b: 1 - cosine(a, b), stream.hidden, outputs, masks))
-        for size in block_sizes(n):
+        for size in sizes:
             if (start := layer - size + 1) in kept:
                 angle[start, size] = mean_of(turn, kept[start], outputs, masks)
-        kept.pop(layer - n + 1, None)
+        kept.pop(layer - max(sizes, default=0) + 1, None)
         stream.advance(outputs)
-    return Evidence(influence, angle, lost, stages)
+    return Evidence(influence, angle, stages)
 
 
-def block_sizes(lost: int) -> list[int]:
-    """Sizes of the contiguous blocks that are looked at: one block, or two halves."""
-    return sorted({lost, lost // 2, lost - lost // 2} - {0})
+def block_sizes(groups: Groups) -> list[int]:
+    """Sizes of the contiguous blocks that are looked at, in layers: one block, or two halves."""
+    lost = groups.lost
+    return sorted({n * groups.period for n in (lost, lost // 2, lost - lost // 2)} - {0})
 
 
 def turn(a: Tensor, b: Tensor) -> Tensor:
@@ -116,27 +117,22 @@ def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[T
     return total / max(1, count)
 
 
-def groups_of(stage: range, period: int) -> list[tuple[int, ...]]:
-    """A stage's layers in groups of `period`, which are dropped or kept whole."""
-    return [tuple(stage[i : i + period]) for i in range(0, len(stage), period)]
-
-
-def without(evidence_stages: list[range], gone: set[int]) -> tuple[int, ...]:
+def without(stages: list[Groups], gone: Collection[int]) -> tuple[int, ...]:
     """The layers of all stages but those gone."""
-    return tuple(i for stage in evidence_stages for i in stage if i not in gone)
+    return tuple(layer for groups in stages for layer in groups.without(gone))
 
 
-def by_influence(evidence: Evidence, period: int = 1) -> tuple[int, ...]:
+def by_influence(evidence: Evidence) -> tuple[int, ...]:
     """Keep the most influential layers."""
     gone: set[int] = set()
-    for stage, n in zip(evidence.stages, evidence.lost, strict=True):
-        cost = {g: sum(evidence.influence[i] for i in g) for g in groups_of(stage, period)}
-        for group in sorted(cost, key=lambda g: (cost[g], g))[: n // period]:
+    for groups in evidence.stages:
+        cost = {g: sum(evidence.influence[i] for i in g) for g in groups.all}
+        for group in sorted(cost, key=lambda g: (cost[g], g))[: groups.lost]:
             gone.update(group)
     return without(evidence.stages, gone)
 
 
-def by_angle(evidence: Evidence, period: int = 1, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
+def by_angle(evidence: Evidence, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
     """Drop one contiguous block, or two of half the size, with the smallest (sum of) angles; `rank` 1 takes the second
     best, and so on. None where there is none.
 
@@ -144,14 +140,15 @@ def by_angle(evidence: Evidence, period: int = 1, blocks: int = 1, rank: int = 0
     layer stays between two blocks.
     """
     gone: set[int] = set()
-    for stage, n in zip(evidence.stages, evidence.lost, strict=True):
+    for groups in evidence.stages:
+        n = groups.lost
         if not n:
             continue
         if blocks > 1 and n < 2:
             return None
-        sizes = [n] if blocks == 1 else [n // 2, n - n // 2]
-        ordered = sorted((cost, starts) for starts, cost in placings(evidence, stage, sizes, period))
-        later = [p for p in ordered if min(p[1]) > stage.start] or ordered
+        sizes = [size * groups.period for size in ([n] if blocks == 1 else [n // 2, n - n // 2])]
+        ordered = sorted((cost, starts) for starts, cost in placings(evidence, groups, sizes))
+        later = [p for p in ordered if min(p[1]) > groups.stage.start] or ordered
         if rank >= len(later):
             return None
         for start, size in zip(later[rank][1], sizes, strict=True):
@@ -159,7 +156,7 @@ def by_angle(evidence: Evidence, period: int = 1, blocks: int = 1, rank: int = 0
     return without(evidence.stages, gone)
 
 
-def blocks(evidence: Evidence, period: int = 1, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
+def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
     """Contiguous blocks that may go: the block's layers in words, and the layers that stay. Where several stages lose
     layers (an encoder and a decoder, a pyramid), they are tried stage by stage, while each of the others loses its
     block of the smallest angle. Angles only order them, and leave out what is beyond the first `most`, of which every
@@ -168,10 +165,10 @@ def blocks(evidence: Evidence, period: int = 1, most: int = BLOCKS) -> Mapping[s
     A block that begins with the first layer of its stage is none of them: no layer of the stage stands before it that
     could be refitted to make up for it.
     """
-    losing = [(stage, n) for stage, n in zip(evidence.stages, evidence.lost, strict=True) if n]
+    losing = [(groups, groups.lost * groups.period) for groups in evidence.stages if groups.lost]
     ordered = [
-        sorted((cost, start) for (start,), cost in placings(evidence, stage, [n], period) if start > stage.start)
-        for stage, n in losing
+        sorted((cost, start) for (start,), cost in placings(evidence, groups, [n]) if start > groups.stage.start)
+        for groups, n in losing
     ]
     if not all(ordered):
         return {}
@@ -205,11 +202,9 @@ def crossed(stages: Sequence[range], tried: Mapping[tuple[int, ...], float]) -> 
     return tuple(best)
 
 
-def placings(evidence: Evidence, stage: range, sizes: list[int], period: int) -> list[tuple[tuple[int, ...], float]]:
+def placings(evidence: Evidence, groups: Groups, sizes: list[int]) -> list[tuple[tuple[int, ...], float]]:
     """Places of blocks of these sizes in a stage, with the sum of their angles."""
-    if any(size % period for size in sizes):
-        return []
-    starts = [[i for i in stage if (i, size) in evidence.angle and (i - stage.start) % period == 0] for size in sizes]
+    starts = [[group[0] for group in groups.all if (group[0], size) in evidence.angle] for size in sizes]
     if len(sizes) == 1:
         return [((i,), evidence.angle[i, sizes[0]]) for i in starts[0]]
     return [
@@ -257,9 +252,7 @@ def by_output(
     fill: Fill,
     batches: list[dict],
     masks: Masks,
-    before: Shape,
-    after: Shape,
-    period: int = 1,
+    stages: list[Groups],
     *,
     greedy: bool,
     say: Say = silent,
@@ -268,17 +261,16 @@ def by_output(
 
     Raises `UnsupportedModel` for a model of several stages, whose hidden states change their size.
     """
-    if len(before.stages) > 1:
+    if len(stages) > 1:
         raise UnsupportedModel(
             "Leave-one-out and greedy choices compare hidden states of one size, and this model has stages.",
             "Use --method influence or angular.",
         )
-    stage = before.spans[0]
-    kept, rounds = list(stage), []
-    to_go = (before.depth - after.depth) // period
+    (groups,), rounds = stages, []
+    kept, to_go = [layer for group in groups.all for layer in group], groups.lost
     while to_go:
-        groups = [g for g in groups_of(stage, period) if g[0] in kept]
-        errors = drop_errors(teacher, fill, batches, masks, kept, groups)
+        left = [group for group in groups.all if group[0] in kept]
+        errors = drop_errors(teacher, fill, batches, masks, kept, left)
         order = sorted(errors, key=lambda g: (errors[g], g))
         going = order[:1] if greedy else order[:to_go]
         rounds.append({",".join(map(str, g)): round(e, 6) for g, e in errors.items()})
@@ -286,4 +278,4 @@ def by_output(
             kept = [i for i in kept if i not in group]
         say(f"  dropped {', '.join(str(i) for g in going for i in g)}")
         to_go -= len(going)
-    return tuple(kept), rounds
+    return tuple(kept[: groups.keep]), rounds

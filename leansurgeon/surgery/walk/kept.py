@@ -41,7 +41,7 @@ class Edits(Mapping[str, np.ndarray]):
     def put(self, name: str, values: np.ndarray) -> None:
         """Store a tensor as float32 on disk; one of the same name is replaced."""
         file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
-        np.save(file, np.ascontiguousarray(values, np.float32))
+        np.save(file, np.asarray(values, np.float32, order="C"))
         self.files[name] = file
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -108,7 +108,7 @@ class Kept:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         for i, values in enumerate(step.tensors.values()):
-            np.save(aside / f"{i}.npy", np.ascontiguousarray(values, np.float32))
+            np.save(aside / f"{i}.npy", np.asarray(values, np.float32, order="C"))
         told = {"record": step.record, "work": step.work, "asked_for": step.asked_for}
         (aside / RECORD).write_text(json.dumps({"tensors": list(step.tensors)} | told))
         sync_tree(aside)

@@ -127,8 +127,7 @@ def trim_sums(work: BlockFit, samples: Samples, module: nn.Module, scale: Tensor
     for b in range(len(samples)):
         with block.inputs_of(module) as seen:
             out = work.run(samples, b)
-        mask = samples.masks[b]
-        a = block.flat(seen[0].reshape(*out.shape[:-1], -1), mask)
+        a = block.entering(seen[0], out, samples.masks[b])
         sums.add(a, torch.zeros(len(a), sums.cross.shape[1], device=a.device))
     return sums
 

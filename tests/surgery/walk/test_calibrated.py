@@ -353,7 +353,7 @@ def test_what_stands_outside_the_blocks_is_in_memory_once(trained, tmp_path):
         return {id(p) for p in skeleton.model.parameters() if not p.is_meta}
 
     assert len(outer(ground.teacher)) == 4  # two embeddings, gain and bias of the last norm; the head is tied
-    skeletons = (ground.result((0, 1, 3)), ground.wide, ground.workshop)
+    skeletons = (ground.result((0, 1, 3)), ground.workshop)
     assert all(outer(skeleton) == outer(ground.teacher) for skeleton in skeletons)
 
 

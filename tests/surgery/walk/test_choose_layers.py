@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.shape import Groups, groups_of
 from leansurgeon.surgery.walk import choose_layers
 from tests.conftest import architecture, build
 
@@ -70,7 +71,7 @@ def test_influence_and_angle(family):
     model, batches, masks = model_and_batches(family)
     skeleton, fill = skeleton_of(model, family)
     before = skeleton.shape
-    found = choose_layers.measure_layers(skeleton, fill, batches, masks, before, before.with_(depth=1))
+    found = choose_layers.measure_layers(skeleton, fill, batches, masks, groups_of(before, before.with_(depth=1)))
     h = states(model, batches, masks)
     for i in range(4):
         cos = torch.nn.functional.cosine_similarity(h[i], h[i + 1], dim=-1)
@@ -91,7 +92,7 @@ def test_leave_one_out_and_greedy(greedy):
     skeleton, fill = skeleton_of(model, "llama")
     whole = states(model, batches, masks)[-1]
     kept, rounds = choose_layers.by_output(
-        skeleton, fill, batches, masks, skeleton.shape, skeleton.shape.with_(depth=2), greedy=greedy
+        skeleton, fill, batches, masks, groups_of(skeleton.shape, skeleton.shape.with_(depth=2)), greedy=greedy
     )
 
     def error(gone):
@@ -111,7 +112,7 @@ def test_leave_one_out_and_greedy(greedy):
 
 def test_two_blocks_leave_a_layer_between_them():
     angle = {(i, 2): a for i, a in enumerate([0.5, 0.1, 0.2, 0.3, 0.12, 0.4, 0.6])} | {(1, 4): 0.3, (2, 4): 0.2}
-    found = choose_layers.Evidence([0.1] * 8, angle, [4], [range(8)])
+    found = choose_layers.Evidence([0.1] * 8, angle, [Groups(range(8), 4)])
     assert choose_layers.by_angle(found) == (0, 1, 6, 7)
     assert choose_layers.by_angle(found, rank=1) == (0, 5, 6, 7)
     assert choose_layers.by_angle(found, rank=2) is None

@@ -9,7 +9,7 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.shape import Groups, Shape, Stage
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -76,14 +76,14 @@ def test_every_block_is_tried_after_its_refit(trained):  # noqa: F811
 
 def test_blocks_are_ordered_by_angle_and_leave_the_first_layer():
     angle = {(i, 2): cost for i, cost in enumerate((0.1, 0.5, 0.3, 0.4, 0.2))}
-    found = Evidence([0.0] * 6, angle, [2], [range(6)])
+    found = Evidence([0.0] * 6, angle, [Groups(range(6), 4)])
     assert list(blocks(found)) == ["block 4-5", "block 2-3", "block 3-4", "block 1-2"]
     assert blocks(found)["block 2-3"] == (0, 1, 4, 5) and len(blocks(found, most=2)) == 2
 
 
 def test_blocks_of_two_stages_are_tried_stage_by_stage():
     angle = {(i, 2): cost for i, cost in enumerate((0.1, 0.5, 0.3, 0.2))} | {(6, 1): 0.1, (7, 1): 0.9, (8, 1): 0.4}
-    found = Evidence([0.0] * 9, angle, [2, 1], [range(5), range(5, 9)])
+    found = Evidence([0.0] * 9, angle, [Groups(range(5), 3), Groups(range(5, 9), 3)])
     tried = blocks(found)
     assert list(tried) == ["block 3-4", "block 6-6", "block 2-3", "block 8-8", "block 1-2", "block 7-7"]
     assert tried["block 2-3"] == (0, 1, 4, 5, 7, 8) and tried["block 8-8"] == (0, 1, 2, 5, 6, 7)
@@ -91,8 +91,9 @@ def test_blocks_of_two_stages_are_tried_stage_by_stage():
     scores = dict(zip(tried.values(), (0.5, 0.5, 0.4, 0.3, 0.9, 0.6), strict=False))  # 3-4 and 6-6 are one set
     assert tried["block 3-4"] == tried["block 6-6"] and len(scores) == 5
     scores |= {tried["block 2-3"]: 0.4, tried["block 8-8"]: 0.3}
-    assert crossed(found.stages, scores) == (0, 1, 4, 5, 6, 7)  # 2-3 and 8: the best of both, which nobody tried
-    assert blocks(replace(found, lost=[4, 1])) == {}
+    spans = [groups.stage for groups in found.stages]
+    assert crossed(spans, scores) == (0, 1, 4, 5, 6, 7)  # 2-3 and 8: the best of both, which nobody tried
+    assert blocks(replace(found, stages=[Groups(range(5), 1), Groups(range(5, 9), 3)])) == {}
 
 
 def ground_of(*stages):

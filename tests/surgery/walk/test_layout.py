@@ -10,6 +10,7 @@ from torch.nn.functional import cosine_similarity, mse_loss
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.shape import groups_of
 from leansurgeon.surgery.walk.choose_layers import measure_layers
 from leansurgeon.training.update.distill import state_error, taps
 from tests.support.command_line import leansurgeon
@@ -40,7 +41,7 @@ def test_influence_is_measured_over_the_channels_of_every_place():
     def fill(layer):
         source.fill(layer, {slot.file: state[slot.file] for slot in source._in_block(layer)})
 
-    found = measure_layers(source, fill, batches, [None], before, before)
+    found = measure_layers(source, fill, batches, [None], groups_of(before, before))
     assert found.influence == pytest.approx(wanted, rel=1e-4)
 
 

@@ -11,7 +11,7 @@ from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
-from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage
+from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage, groups_of
 from leansurgeon.surgery.plan.method import Method, kept_numbers
 from leansurgeon.surgery.plan.wanted import Wanted, per_stage
 
@@ -35,12 +35,21 @@ def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -
     """The layers that stay where no data is asked."""
     named = kept_numbers(method.keep)
     if named is not None:
-        groups = [set(span[first : first + period]) for span in before.spans for first in range(0, len(span), period)]
-        if any(group & set(named) and not group <= set(named) for group in groups):
-            raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
+        check_kept(named, before, after, period)
         return Choice(named, "as listed")
     spacing = method.layers if method.layers in SPACINGS else "even"
     return Choice(evenly_per_stage(before, after, period, spacing), SPACED[spacing])
+
+
+def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) -> None:
+    """Raises `UsageError` where a set of layers does not give the planned shape, or takes groups of layers apart."""
+    for number, groups in enumerate(groups_of(before, after, period), 1):
+        here = [layer for layer in kept if layer in groups.stage]
+        where = f"of stage {number} " if len(before.stages) > 1 else ""
+        if len(here) != groups.keep or list(kept) != sorted(set(kept)):
+            raise UsageError(f"The layers {list(kept)} keep {len(here)} {where}and the plan wants {groups.keep}.")
+        if not groups.holds(here):
+            raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
 
 
 def misplaced(source: Source, kept: Sequence[int]) -> str | None:
