@@ -8,8 +8,11 @@ damage. What a later version adds is kept as it is (`other`), so that a record t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +22,8 @@ from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.checkpoints.recorded.taker import NAME, NO_KEY, DamagedRecord, Strict, Taker
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.reading.values import text
@@ -176,10 +181,8 @@ class SurgeryRecord(Strict):
 
     @classmethod
     def from_dict(cls, data: Json) -> SurgeryRecord:
-        """Raises `DamagedRecord` for what is no record, or has the form of a later version."""
-        form = Taker(data, NAME)("schema_version", int, FORM)
-        if form > FORM:
-            raise DamagedRecord(f"{NAME} has form {form}, and this leansurgeon reads {FORM}.", "Update leansurgeon.")
+        """Raises `DamagedRecord` for what is no record. One of a later form may hold what this version misreads."""
+        Taker(data, NAME)("schema_version", int, FORM)
         known = {key for _, key, _ in cls.entries()}
         return replace(super().from_dict(data), other={key: data[key] for key in data if key not in known})
 
@@ -210,12 +213,37 @@ class SurgeryRecord(Strict):
         return replace(self, initialised=TRAINED, files=(), judged={})
 
 
+class NewerRecord(UnsupportedModel):
+    """A surgery.json in the form of a later version, for a command that would build on what it says."""
+
+
+_TOLD: ContextVar[Say | None] = ContextVar("who is told of newer records", default=None)
+
+
+@contextmanager
+def shown_if_newer(say: Say) -> Iterator[None]:
+    """For commands that only show: what can be read of a later version's record counts meanwhile, and `say` is told."""
+    before = _TOLD.set(cache(say))
+    try:
+        yield
+    finally:
+        _TOLD.reset(before)
+
+
 def read(folder: Path | None) -> SurgeryRecord | None:
-    """The record of a folder; None where there is none. Raises `DamagedRecord`."""
+    """The record of a folder; None where there is none. Raises `DamagedRecord`, and `NewerRecord` for one of a later
+    version, unless that is only shown.
+    """
     path = folder / NAME if folder else None
     if path is None or not path.exists():
         return None
     data = jsonfile.read_object(path, raising=DamagedRecord)
+    form, tell = data.get("schema_version"), _TOLD.get()
+    if isinstance(form, int) and form > FORM:
+        said = f"{path} was written by a newer leansurgeon (form {form}; this one reads {FORM})"
+        if tell is None:
+            raise NewerRecord(f"{said}, so what was done to the model is not known.", "Update leansurgeon.")
+        tell(f"{said}: what is shown of it may be wrong. Update leansurgeon.")
     try:
         return SurgeryRecord.from_dict(data)
     except DamagedRecord as error:
@@ -223,7 +251,7 @@ def read(folder: Path | None) -> SurgeryRecord | None:
 
 
 def read_if_whole(folder: Path | None) -> SurgeryRecord | None:
-    """`read`, and None for one that is damaged: for those who only want to know more."""
+    """`read`, and None for one that is damaged: for those who only want to know more. Raises `NewerRecord`."""
     try:
         return read(folder)
     except DamagedRecord:

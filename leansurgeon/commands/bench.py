@@ -72,6 +72,7 @@ def bench(request: BenchRequest, say: Say) -> Timings:
 
     Raises `UsageError` for a load that cannot be, `OutOfMemory`, and what opening raises.
     """
+    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
     from leansurgeon.report.evidence.folder import BENCH
@@ -79,6 +80,7 @@ def bench(request: BenchRequest, say: Say) -> Timings:
 
     sweep = benches.parse_sweep(request.sweep_heads)
     with ExitStack() as keep:
+        keep.enter_context(shown_if_newer(say))
         source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
         length = benches.default_load_tokens(source, request.tokens)
         rivals, skipped = benches.contenders(source, sweep)

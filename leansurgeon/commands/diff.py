@@ -49,9 +49,11 @@ def diff(request: DiffRequest, say: Say) -> Diff:
     Raises what opening raises.
     """
     from leansurgeon.checkpoints.diff import diff as compare
+    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
 
     with ExitStack() as keep:
+        keep.enter_context(shown_if_newer(say))
         names, pickle = (request.a, request.b), request.allow_pickle
         return Diff(compare(*(open_source(name, allow_pickle=pickle, keep=keep) for name in names)))
 

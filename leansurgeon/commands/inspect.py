@@ -92,10 +92,12 @@ def inspect(request: InspectRequest, say: Say) -> Inspected | Declaration:
 
     Raises `UnsupportedModel` for what cannot be read.
     """
+    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import inspection
 
     with ExitStack() as keep:
+        keep.enter_context(shown_if_newer(say))
         try:
             weights = bool(request.data)
             source = open_source(request.model, allow_pickle=request.allow_pickle, weights=weights, keep=keep)

@@ -33,16 +33,18 @@ def kappa(
     """
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
+    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.evidence.collect import KAPPA
     from leansurgeon.training.runs.folder import keep_beside, run_of
     from leansurgeon.training.runs.sample_data import data_for_kappa
 
-    opened = open_source(model, allow_pickle=allow_pickle)
-    sample = data_for_kappa(opened, data, model, seed, say, columns)
-    from leansurgeon.measure.kappa.study import study
+    with shown_if_newer(say):
+        opened = open_source(model, allow_pickle=allow_pickle)
+        sample = data_for_kappa(opened, data, model, seed, say, columns)
+        from leansurgeon.measure.kappa.study import study
 
-    document = study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
+        document = study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
     if data is None and (run := run_of(model)):  # figures of its own data, which a report shows
         keep_beside(run / KAPPA, document, say)
     return document

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from leansurgeon import progress
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import JsonObject
 
@@ -77,6 +78,7 @@ def plan(
     """Parameters, operations and peak training memory before and after; with memory, `cross_check` lets torch count the
     operations, too. Raises `UsageError` for what cannot be, and what opening and predicting raise.
     """
+    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
@@ -90,5 +92,6 @@ def plan(
         setting = Setting(**{"batch": DEFAULT_BATCH} | {key: said[key] for key in said if key not in ("memory", "gpu")})
         setting.check()
     with ExitStack() as keep:
+        keep.enter_context(shown_if_newer(progress.say))
         opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
         return Plan(costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None))

@@ -136,6 +136,7 @@ def report(request: ReportRequest, say: Say) -> Report:
 
     Raises `UsageError` where there is nothing to report.
     """
+    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.report.evidence.collect import collect
     from leansurgeon.report.rows.sections import sections
     from leansurgeon.report.tables.table import check_format
@@ -143,8 +144,9 @@ def report(request: ReportRequest, say: Say) -> Report:
     check_format(request.format)
     if request.plots is not None:
         check_folder(request.plots)
-    collection = collect(request.paths, request.workspace)
-    found = Report(collection, tuple(sections(collection.entries)), request)
+    with shown_if_newer(say):
+        collection = collect(request.paths, request.workspace)
+        found = Report(collection, tuple(sections(collection.entries)), request)
     for problem in found.problems:
         say(f"skipped: {problem}")
     if request.html is not None:
