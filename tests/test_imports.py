@@ -47,6 +47,8 @@ USES_GROUND = {
     "experiment": {"tasks"},
     "search": {"tasks"},
     "commands": {"tasks"},
+    "api": {"tasks"},
+    "cli": {"tasks"},
     "checkpoints": {"models"},
     "architectures": {"models"},
 }

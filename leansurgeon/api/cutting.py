@@ -90,6 +90,7 @@ def shrink(
     data: in_memory.Data | None = None,
     judge: in_memory.Data | None = None,
     columns: str | None = None,
+    classes: str | Sequence[str] | None = None,
     samples: int | None = None,
     uncalibrated: bool = False,
     init: str = "transfer",
@@ -138,6 +139,7 @@ def shrink(
     from leansurgeon.commands import shrink as command
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.tasks.classes import naming
 
     shape = (word(heads, "heads"), word(layers, "layers"), str(head_dim), word(mlp_dim, "mlp_dim"))
     wanted = Wanted(*shape, word(mlp_ratio, "mlp_ratio"), init, class_attention)
@@ -160,7 +162,7 @@ def shrink(
         device=device,
         resume=resume,
     )
-    with trusting(trust_remote_code):
+    with trusting(trust_remote_code), naming(classes):
         if in_memory.is_model(source):
             return of_model(source, tokenizer, wanted, how, asked, progress)
         return cut_of(command.shrink(in_memory.place(source), wanted, how, asked, speaker(progress)))

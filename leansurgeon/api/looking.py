@@ -26,6 +26,7 @@ def kappa(
     data: in_memory.Data | None = None,
     *,
     columns: str | None = None,
+    classes: str | Sequence[str] | None = None,
     samples: int = 256,
     probes: int = 16,
     precision: str = "fp32",
@@ -49,8 +50,9 @@ def kappa(
     2
     """
     from leansurgeon.commands import kappa as command
+    from leansurgeon.tasks.classes import naming
 
-    with opened(model, tokenizer, tower, trust_remote_code) as name:
+    with opened(model, tokenizer, tower, trust_remote_code) as name, naming(classes):
         asked = {"samples": samples, "probes": probes, "precision": precision, "seed": seed, "columns": columns}
         document = command.kappa(name, in_memory.data(data), speaker(progress), **asked, allow_pickle=allow_pickle)
     if in_memory.is_model(model):
@@ -64,6 +66,7 @@ def heads(
     data: in_memory.Data | None = None,
     *,
     columns: str | None = None,
+    classes: str | Sequence[str] | None = None,
     samples: int | None = None,
     judge_samples: int | None = None,
     reduction: str = "sample",
@@ -96,6 +99,7 @@ def heads(
     [(4,), (4,)]
     """
     from leansurgeon.commands import heads as command
+    from leansurgeon.tasks.classes import naming
 
     share = f"{100 * prune:g}%" if isinstance(prune, float) else prune
     target = None if out is None else Path(out)
@@ -104,7 +108,7 @@ def heads(
 
     options = Options(reduction, normalize, ablate, curve, steps, judge_samples, seed)
     say = speaker(progress)
-    with opened(model, tokenizer, tower, trust_remote_code) as name:
+    with opened(model, tokenizer, tower, trust_remote_code) as name, naming(classes):
         measured = command.heads(
             name,
             in_memory.data(data),
@@ -148,6 +152,7 @@ def search(
     head_dim: int | str = "auto",
     data: in_memory.Data | None = None,
     columns: str | None = None,
+    classes: str | Sequence[str] | None = None,
     samples: int | None = None,
     recipe: str | os.PathLike[str] | None = None,
     set: Changes = (),
@@ -179,6 +184,7 @@ def search(
     """
     from leansurgeon.commands import search as command
     from leansurgeon.search.space import Budget, Space
+    from leansurgeon.tasks.classes import naming
 
     budget = Budget.parse(None if params is None else str(params), memory, latency)
     space = Space(word(heads, "heads"), word(layers, "layers"), word(mlp_dim, "mlp_dim"), str(head_dim))
@@ -199,7 +205,7 @@ def search(
         allow_pickle=allow_pickle,
         device=device,
     )
-    with opened(source, tokenizer, tower, trust_remote_code) as name:
+    with opened(source, tokenizer, tower, trust_remote_code) as name, naming(classes):
         begun = command.begin(name, space, budget, asked)
         return command.search(begun, space, budget, asked, speaker(progress))
 

@@ -31,6 +31,7 @@ def retrain(
     data: in_memory.Data | None = None,
     time: str | float | None = None,
     columns: str | None = None,
+    classes: str | Sequence[str] | None = None,
     recipe: str | os.PathLike[str] | None = None,
     set: Changes = (),
     lora: int | None = None,
@@ -67,6 +68,7 @@ def retrain(
     """
     from leansurgeon.architectures.towers import meant
     from leansurgeon.commands import retrain as command
+    from leansurgeon.tasks.classes import naming
     from leansurgeon.training.recipe.asked import Asked
 
     began = perf_counter()
@@ -79,7 +81,7 @@ def retrain(
     asked = command.Running(
         gpus, cpu_processes, seed, None if out is None else Path(out), Path(workspace), resume_anyway, limit_batches
     )
-    with trusting(trust_remote_code), meant(tower):
+    with trusting(trust_remote_code), meant(tower), naming(classes):
         ready = command.prepare(folder, how, asked, say)
         trained = command.retrain(ready, how, asked, say, began=began, talk=None if progress is True else say)
         made = Trained(trained.folder, trained.best, trained.summary, (source,) if source else ())

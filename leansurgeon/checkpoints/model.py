@@ -333,7 +333,9 @@ def load_transformers(
     labels = overrides.get("num_labels")
     if labels and labels != len(config.get("id2label") or {0: 0, 1: 1}):
         extra = {"num_labels": labels, "ignore_mismatched_sizes": True}
-    if overrides.get("id2label"):
+    own = config.get("id2label") or {}
+    named = any(name != f"LABEL_{number}" for number, name in own.items())
+    if overrides.get("id2label") and not (named and len(own) == labels):
         extra |= {"id2label": overrides["id2label"], "label2id": {v: k for k, v in overrides["id2label"].items()}}
         extra.pop("num_labels", None)
     if (padded := with_pad_token(config, folder, name)) is not config:

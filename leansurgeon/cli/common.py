@@ -39,6 +39,14 @@ def _allow_code(value: bool) -> bool:
     return trust.allow(value)
 
 
+def _name_classes(value: str | None) -> str | None:
+    from leansurgeon.tasks.classes import naming
+
+    if value is not None:
+        _until_the_end.enter_context(naming(value))
+    return value
+
+
 _until_the_end = ExitStack()
 
 
@@ -109,6 +117,15 @@ WhichDevice = Annotated[
     str, typer.Option("--device", help="Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")
 ]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights (weights_only=True).")]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        metavar="A,B,C",
+        callback=_name_classes,
+        help="The data's classes in the order of the model's outputs, where names do not say it; new: other classes.",
+    ),
+]
 PushTo = Annotated[
     str | None, typer.Option("--push", metavar="ORG/NAME", help="Put the result on the hub, private if new.")
 ]

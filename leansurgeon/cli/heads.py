@@ -23,6 +23,7 @@ def heads(
         ),
     ] = None,
     columns: common.Columns = None,
+    classes: common.Classes = None,
     samples: Annotated[int | None, typer.Option(min=2, help="Training samples that importance is taken from.")] = None,
     judge_samples: Annotated[int | None, typer.Option(min=2, help="Held-out samples to judge on, at most.")] = None,
     reduction: Annotated[

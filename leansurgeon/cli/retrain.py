@@ -15,7 +15,18 @@ import typer
 
 from leansurgeon import clock
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import Columns, Public, PushTo, TrustRemoteCode, WhichTower, destination, mean, pushed, say
+from leansurgeon.cli.common import (
+    Classes,
+    Columns,
+    Public,
+    PushTo,
+    TrustRemoteCode,
+    WhichTower,
+    destination,
+    mean,
+    pushed,
+    say,
+)
 from leansurgeon.errors import Terminated, UsageError
 
 
@@ -36,6 +47,7 @@ def retrain(
     ] = None,
     time: Annotated[str | None, typer.Option(help="How long the whole command may take: 20m, 90s, 2h.")] = None,
     columns: Columns = None,
+    classes: Classes = None,
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Let the embeddings start anew, for another tokenizer.")
     ] = False,

@@ -43,6 +43,7 @@ def search(
         ),
     ] = None,
     columns: common.Columns = None,
+    classes: common.Classes = None,
     calibration_samples: Annotated[int | None, typer.Option(min=2, help="Samples that the last rung fits on.")] = None,
     recipe: Annotated[
         str | None,

@@ -37,6 +37,7 @@ def shrink(
         ),
     ] = None,
     columns: common.Columns = None,
+    classes: common.Classes = None,
     calibration_samples: Annotated[
         int | None, typer.Option(min=2, help="Samples to fit on; a quarter as many guard.")
     ] = None,

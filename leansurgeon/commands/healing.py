@@ -140,6 +140,8 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         """The metric in per cent or as a plain number, as the task has it."""
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
+    if summary.recipe["train"].get("new_head"):
+        return f"Its new head reaches {task.metric_label} {shown(after.metric)}."
     change = f"{task.metric_label} {shown(before.metric)} before and {shown(after.metric)} after"
     better = (
         not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric

@@ -28,6 +28,7 @@ from leansurgeon.search.space import Budget, Candidate, Shapes, Space, enumerate
 from leansurgeon.search.trainings import Trainings
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import carry_out, decide
+from leansurgeon.tasks.classes import spell_names
 from leansurgeon.training.recipe.reading import load, load_training
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs.folder import cache_dir, write_json
@@ -264,6 +265,7 @@ def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> st
         "--init": "fresh" if wanted.init == "fresh" and opened.weights is not None else None,
         "--calibrate": asked.data,
         "--columns": asked.columns,
+        "--classes": spell_names(),
         "--calibration-samples": asked.samples,
         "--seed": asked.seeds[0] or None,
     }

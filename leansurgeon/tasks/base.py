@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,6 +98,7 @@ class Task(ABC):
         self._folder: Path | None = None
         self._info: dict[str, Any] = {}
         self._arrays: dict[str, np.ndarray] = {}
+        self._stored_classes: classes.StoredClasses | None = None
 
     @abstractmethod
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
@@ -140,6 +142,11 @@ class Task(ABC):
         """Number of samples of a split."""
         split = self._checked(split)
         return int(self._info["sizes"][split])
+
+    @property
+    def data_classes(self) -> list[str]:
+        """The data's own names of its classes, in its order; empty where it has none, or they are the task's."""
+        return self._stored_classes.labels if self._stored_classes else []
 
     @property
     def splits(self) -> tuple[str, ...]:

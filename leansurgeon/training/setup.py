@@ -47,8 +47,14 @@ COMPILE_BACKEND: str | None = None  # torch's default
 
 def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
-    task = tasks.make(recipe.task.name, starting.image_options(recipe, model_dir, say))
+    options = starting.image_options(recipe, model_dir, say)
+    task = tasks.make(recipe.task.name, options)
     task.prepare(runfolder.cache_dir(), model_dir, workers=cores(), say=say)
+    found = None if recipe.train.new_head else starting.own_classes(task, model_dir)
+    if found and list(found.names) not in (task.data_classes, task.options.class_names):
+        say(found.says)
+        task = tasks.make(recipe.task.name, options | {"class_names": list(found.names)})
+        task.prepare(runfolder.cache_dir(), model_dir, workers=1, say=lambda text: None)
     starting.check_tokenizer(recipe, task, model_dir)
     return task
 

@@ -7,7 +7,7 @@ it trains on happily. It is refused, unless `train.new_tokenizer` says that embe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.source import Source, complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
-from leansurgeon.measure.data.choose_task import brings_tokenizer
+from leansurgeon.measure.data.choose_task import brings_tokenizer, choose_classes
 from leansurgeon.reading import names
 from leansurgeon.tasks.text import vocab
 from leansurgeon.training.runs import folder as runfolder
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
+    from leansurgeon.tasks.classes import ClassMap
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
 IMAGE_TASKS = ("folder", "imagenet", "images")
@@ -64,6 +65,17 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
     if from_elsewhere(source, Path(model_dir)):
         mended |= {key: wanted[key] for key in OWN if key in wanted and key not in given}
     return mended
+
+
+def own_classes(task: Task, model_dir: Path) -> ClassMap | None:
+    """Which outputs of a model that has learned the data's classes are; None where its head is not for them, or it has
+    learned nothing.
+    """
+    if not task.data_classes or not (Path(model_dir) / "config.json").is_file():
+        return None
+    source = open_source(str(model_dir))
+    found = choose_classes(task, source) if source.learned else None
+    return None if found is None or found.new_head else found
 
 
 def from_elsewhere(source: Source, model_dir: Path) -> bool:
@@ -123,12 +135,31 @@ def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
     same on every process and in every repetition.
     """
     torch.manual_seed(recipe.train.seed)
-    overrides = task.model_overrides()
-    if not recipe.train.new_tokenizer:
-        return checkpoints.load(model_dir, task.head, overrides)
-    model = checkpoints.load(model_dir, task.head, {k: v for k, v in overrides.items() if k != "vocab_size"})
-    embeddings_anew(model, task.tokenizer(), overrides.get("vocab_size"))
+    overrides, train = task.model_overrides(), recipe.train
+    size = overrides.pop("vocab_size", None) if train.new_tokenizer else None
+    model = checkpoints.load(model_dir, task.head, overrides)
+    if train.new_tokenizer:
+        embeddings_anew(model, task.tokenizer(), size)
+    if train.new_head:
+        head_anew(model, task.data_classes if task.options.class_names is None else task.options.class_names)
     return model
+
+
+def head_anew(loaded: Loaded, names: Sequence[str]) -> None:
+    """Give the model a head for these classes that has learned nothing, also where it has as many already."""
+    model = loaded.model
+    if loaded.architecture.library == "timm":
+        model.reset_classifier(len(names))
+        loaded.config = {key: value for key, value in loaded.config.items() if not key.startswith("label_")}
+        loaded.config |= {"label_names": list(names)}
+        return
+    for part in (part for name, part in model.named_children() if name != model.base_model_prefix):
+        for parameter in part.parameters():
+            parameter._is_hf_initialized = False  # else transformers leaves it as it is
+        part.apply(model._init_weights)
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: number for number, name in enumerate(names)}
+    loaded.config |= {"id2label": dict(model.config.id2label), "label2id": dict(model.config.label2id)}
 
 
 @torch.no_grad()

@@ -17,20 +17,21 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 
 SHAPE = "heads layers head_dim mlp_dim mlp_ratio class_attention"
 TRUST = "allow_pickle trust_remote_code"
+DATA = "columns classes"
 SURFACE = {
     "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu "
     f"tower {TRUST}",
-    "shrink": f"source {SHAPE} params data columns judge samples uncalibrated init method keep more_heads heal "
+    "shrink": f"source {SHAPE} params data {DATA} judge samples uncalibrated init method keep more_heads heal "
     f"heal_time balance compare proof seed out workspace device resume force tokenizer tower {TRUST} progress",
-    "retrain": "model data time columns recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
+    "retrain": f"model data time {DATA} recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
     "resume_anyway limit_batches tokenizer tower trust_remote_code progress",
     "heal": "model data time options",
-    "kappa": f"model data columns samples probes precision seed tokenizer tower {TRUST} progress",
-    "heads": "model data columns samples judge_samples reduction normalize ablate curve steps prune out heal "
+    "kappa": f"model data {DATA} samples probes precision seed tokenizer tower {TRUST} progress",
+    "heads": f"model data {DATA} samples judge_samples reduction normalize ablate curve steps prune out heal "
     f"seed device force tokenizer tower {TRUST} progress",
     "diff": f"a b {TRUST} progress",
     "report": "paths format wide kappa html plots workspace progress",
-    "search": "source params memory latency heads layers mlp_dim head_dim data columns samples recipe set share "
+    "search": f"source params memory latency heads layers mlp_dim head_dim data {DATA} samples recipe set share "
     f"seeds tries batch parallel out workspace device force tokenizer tower {TRUST} progress",
     "load": f"source {TRUST}",
 }

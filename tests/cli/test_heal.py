@@ -131,7 +131,7 @@ def test_class_folders_are_read_as_the_models_processor_does(tmp_path, kind):
     assert task["name"] == "folder" and task["image_size"] == {"hf": 8, "timm": 16}[kind]
     assert recipe(tmp_path / "run")["train"]["distill"]["logits"] == 1.0
     if kind == "hf":
-        assert task["mean"] == pytest.approx([0.3] * 3) and task["class_names"] == ["Bee", "Ant"]
+        assert task["mean"] == pytest.approx([0.3] * 3) and task["class_names"] == ["bee", "ant"]
         from leansurgeon import tasks
 
         made = tasks.make("folder", {k: v for k, v in task.items() if k != "name"})
@@ -160,7 +160,7 @@ def test_columns_of_a_table_are_found(tmp_path):
     done = strangers.healed(lean, table, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     task = recipe(tmp_path / "run")["task"]
-    assert (task["text"], task["label"], task["classes"]) == ("review", "stars", ["good", "bad"])
+    assert (task["text"], task["label"], task["class_names"]) == ("review", "stars", ["good", "BAD"])
     assert recipe(tmp_path / "run")["train"]["distill"]["teacher"] == "source"
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "good", "1": "bad"}
@@ -219,12 +219,14 @@ def test_a_healing_that_hurts_is_called_so(higher, after, helped):
     task = SimpleNamespace(percent=False, metric_label="score", higher_is_better=higher)
     scores = [SimpleNamespace(metric=value, step=step) for value, step in ((0.6, 0), (after, 9))]
     told = did_it_help(
-        SimpleNamespace(before=scores[0], best=scores[1], final=None, test=None, task=task), Path("own/lean")
+        SimpleNamespace(before=scores[0], best=scores[1], final=None, test=None, task=task, recipe={"train": {}}),
+        Path("own/lean"),
     )
     assert ("did not help" in told) != helped and ("own/lean" in told) != helped
     assert "0.6 before" in told and f"{after} after" in told
     kept = did_it_help(
-        SimpleNamespace(before=scores[0], best=scores[0], final=scores[1], test=None, task=task), Path("own/lean")
+        SimpleNamespace(before=scores[0], best=scores[0], final=scores[1], test=None, task=task, recipe={"train": {}}),
+        Path("own/lean"),
     )
     assert "did not help" in kept and f"{after} after" in kept
 

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+import shutil
 import tarfile
 
 import datasets
@@ -224,6 +225,7 @@ def test_an_unreadable_image_is_named(tmp_path):
 def test_bad_sets_are_one_sentence(tmp_path):
     data = write(tmp_path / "data", "folder")
     (tmp_path / "data" / "val" / "n09").mkdir()
+    (tmp_path / "data" / "val" / "n09" / "a.png").write_bytes(samples("train")[0][0])
     with pytest.raises(UsageError, match=r"\bval\b.*'n09'"):
         prepared(tmp_path / "cache", data=data)
     shards = tmp_path / "shards"
@@ -290,12 +292,14 @@ def test_images_that_come_later_are_seen_however_deep(tmp_path):
     assert prepared(tmp_path / "cache", data=data).size("train") == 13
 
 
-def test_classes_are_two_or_more_and_none_is_empty(tmp_path):
+def test_classes_are_two_or_more_and_an_empty_or_hidden_folder_is_none(tmp_path):
     write(tmp_path / "data", "folder")
     (tmp_path / "one").mkdir()
     (tmp_path / "data" / "train" / "n00").rename(tmp_path / "one" / "n00")
     with pytest.raises(UsageError, match=r"\bone\b.*\bone class\b"):
         prepared(tmp_path / "cache", data=str(tmp_path / "one"))
-    (tmp_path / "data" / "train" / "n00").mkdir()
-    with pytest.raises(UsageError, match=r"\b1\b.*\b3\b.*'n00'"):
-        prepared(tmp_path / "cache", data=str(tmp_path / "data"))
+    shutil.rmtree(tmp_path / "data" / "val" / "n00")
+    for name in ("n00", ".ipynb_checkpoints", "__MACOSX"):
+        (tmp_path / "data" / "train" / name).mkdir()
+    (tmp_path / "data" / "train" / "__MACOSX" / "a.png").write_bytes(samples("train")[0][0])
+    assert prepared(tmp_path / "cache", data=str(tmp_path / "data")).data_classes == ["n01", "n02"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -115,11 +114,3 @@ def test_a_cpu_trains_in_fp32_and_says_so_once(tmp_path):
     assert sum("fp16" in line and "There is no GPU" in line for line in done.stderr.splitlines()) == 1
     train = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["train"]
     assert (train["precision"], train["compile"]) == ("fp32", False)
-
-
-def test_classes_are_numbered_as_the_model_numbers_them():
-    from leansurgeon.tasks.text.classification import matched
-
-    assert matched(["bad", "GOOD"], ["Good", "Bad"]) == {"bad": 1, "GOOD": 0}
-    assert matched(["0", "1", "10"], [str(n) for n in np.arange(11)]) == {"0": 0, "1": 1, "10": 10}
-    assert matched(["0", "2"], ["no", "yes"]) is None and matched(["bad", "ugly"], ["good", "bad"]) is None

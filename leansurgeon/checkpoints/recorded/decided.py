@@ -17,7 +17,8 @@ from leansurgeon.reading.jsonfile import JsonObject
 @dataclass(frozen=True)
 class SampleData(Part):
     """The sample data that decided: what can be typed behind --calibrate, what it is, its digest, its samples by part,
-    its sources where it has several, how many samples were asked for, and the rule and the digests of its split.
+    its sources where it has several, how many samples were asked for, and the rule and the digests of its split,
+    and which outputs its classes are.
     """
 
     name: str
@@ -27,6 +28,7 @@ class SampleData(Part):
     sources: tuple[SampleData, ...] = ()
     asked: int | None = None
     split: Mapping[str, str] = field(default_factory=dict)
+    classes: str | None = None
 
 
 # -- which layers ----------------------------------------------------------------------------------

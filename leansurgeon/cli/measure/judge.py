@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, Columns, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, Classes, Columns, TrustRemoteCode, say
 
 
 def judge(
@@ -18,6 +18,7 @@ def judge(
         typer.Option(help="Text files, a folder of images, or task:NAME,key=value; as shrink --judge takes it."),
     ] = None,
     columns: Columns = None,
+    classes: Classes = None,
     lm_eval: Annotated[
         str | None,
         typer.Option(help="Tasks of lm-evaluation-harness: names, or YAML files of your own (extra lm-eval)."),

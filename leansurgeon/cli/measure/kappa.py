@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from leansurgeon.cli.common import AllowPickle, AsJson, Columns, ModelName, TrustRemoteCode, WhichTower, mean, say
+from leansurgeon.cli.common import (
+    AllowPickle,
+    AsJson,
+    Classes,
+    Columns,
+    ModelName,
+    TrustRemoteCode,
+    WhichTower,
+    mean,
+    say,
+)
 from leansurgeon.commands import kappa as command
 from leansurgeon.commands.kappa import PROBES, SAMPLES
 
@@ -22,6 +32,7 @@ def kappa(
         ),
     ] = None,
     columns: Columns = None,
+    classes: Classes = None,
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples to measure on, at most.")] = SAMPLES,
     probes: Annotated[
         int, typer.Option(min=0, help="Directions in which each block's Jacobian is tried; 0 leaves it out.")

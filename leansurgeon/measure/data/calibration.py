@@ -25,6 +25,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.choose_task import (
     LINE,
+    choose_classes,
     choose_task,
     has_two_stacks,
     only_length,
@@ -69,6 +70,7 @@ class Calibration:
     asked: int | None = None  # samples to fit on, where somebody said how many
     sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
     guards: tuple[int, ...] = ()  # and which source every batch of the guard is of
+    classes: str | None = None  # which outputs they are, in words
     beside: Calibration | None = field(default=None, repr=False, compare=False)  # to be mixed in where it is too little
     split: Mapping[str, str] = field(default_factory=dict, compare=False)  # rule and digests (`splits.Split.identity`)
 
@@ -98,7 +100,7 @@ class Calibration:
 
         samples = {part: sum(map(rows_of, getattr(self, part))) for part in WORDS}
         sources = tuple(source.recorded() for source in self.sources)
-        return SampleData(self.name, self.says, self.digest, samples, sources, self.asked, self.split)
+        return SampleData(self.name, self.says, self.digest, samples, sources, self.asked, self.split, self.classes)
 
 
 def open_calibration(
@@ -118,14 +120,15 @@ def open_calibration(
     Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
     """
     refuse_two_inputs(source)
+    how = {"cache": cache, "samples": samples, "seed": seed, "say": say}
     if spec.startswith(PREFIX):
         name, options = parse_task(spec, flag)
-        return from_task(name, options, source, cache=cache, samples=samples, seed=seed, say=say)
+        return from_task(name, options, source, **how)
     try:
         chosen = choose_task(source, user_data.recognise(spec, flag), columns, measured=True)
         for sentence in chosen.says:
             say(sentence)
-        data = from_task(chosen.name, chosen.options, source, cache=cache, samples=samples, seed=seed, say=say)
+        data = from_task(chosen.name, chosen.options, source, **how)
     except UsageError as error:
         raise UsageError(error.message, fitting_hint(error, flag)) from error
     return replace(data, name=spec)
@@ -160,6 +163,12 @@ def from_task(
     for note in source.pad_note:
         say(f"{source.name}: {note}.")
     task.prepare(cache, source.folder, workers=1, say=say)
+    found = choose_classes(task, source)
+    if found:
+        say(found.says if not found.new_head else f"{found.says}, so its labels are not scored.")
+    if found and not found.new_head and list(found.names) != task.data_classes:
+        task = tasks.make(name, options | {"class_names": list(found.names)})
+        task.prepare(cache, source.folder, workers=1, say=silent)
     check_kind(task, source)
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
@@ -194,8 +203,8 @@ def from_task(
     windows = tokens and not lines
     says = f"{source_of}: {counts} ({f'windows of {tokens} tokens' if windows else 'samples'})"
     made = replace(of_parts(spell_task(name, options), says, parts, task, samples), split=task.identity)
-    if scores(task, source):
-        return made
+    if scores(task, source) and not (found and found.new_head):
+        return replace(made, classes=found and found.says)
     bare = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
     return replace(made, task=None, **dict(bare.items()))  # its digest is still that of the samples with labels
 

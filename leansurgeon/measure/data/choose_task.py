@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError, plural
+from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
-from leansurgeon.reading import tables
-from leansurgeon.tasks import user_data
-from leansurgeon.tasks.images import places as image_places
-from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks import Task, user_data
+from leansurgeon.tasks.classes import NAMED, NEW, ClassMap, map_classes, match
 from leansurgeon.tasks.text import vocab
-from leansurgeon.tasks.text.classification import matched
 from leansurgeon.tasks.user_data import Columns, UserData
 
 WINDOW = 512  # tokens of a sample of running text
@@ -34,12 +31,11 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """A task and its options; what a person should know about the choice; whether the model needs a new head."""
+    """A task and its options, and what a person should know about the choice."""
 
     name: str
     options: Mapping[str, Any]
     says: tuple[str, ...] = field(default=())
-    new_head: bool = False
 
 
 def choose_task(
@@ -94,6 +90,31 @@ def takes_images(source: Source) -> bool:
     """Whether the source reads images."""
     plain = source.head == "features" and inputs.takes_images(source.config, source.architecture)
     return plain or source.head == "image-classification"
+
+
+def choose_classes(task: Task, source: Source) -> ClassMap | None:
+    """Which outputs of the model the classes of a prepared task are, by their names, or as the user or a recipe says;
+    None where the data has no classes. Raises what `map_classes` raises.
+    """
+    if not (labels := task.data_classes):
+        return None
+    own, given = class_names(source), NAMED.get() or task.options.class_names
+    if source.outputs:
+        return map_classes(labels, own, source.outputs, given)
+    lacks = "has no head" if source.head == "features" else "holds no weights of its head"
+    known = given or (own if len(match(labels, own)) == len(labels) else labels)
+    return ClassMap(tuple(labels if known == [NEW] else known), f"{source.slug} {lacks}", new_head=True)
+
+
+def class_names(source: Source) -> list[str]:
+    """What the model calls its outputs, in their order; empty where it names none, or calls them LABEL_0 and so on."""
+    given = source.config.get("id2label") or source.config.get("label_names") or []
+    named = (
+        sorted((int(number), name) for number, name in given.items()) if isinstance(given, dict) else enumerate(given)
+    )
+    names = [str(name) for _, name in named]
+    bare = all(name == f"LABEL_{number}" for number, name in enumerate(names))
+    return [] if bare or len(names) != (source.outputs or len(names)) else names
 
 
 def window(source: Source, usual: int = WINDOW) -> int:
@@ -170,47 +191,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     options |= {key: list(names) for key, names in (("eval", data.eval_names), ("test", data.test_names)) if names}
     options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
     options |= {"seq_len": text_length(source)} | tokenizer
-    labels = labels_of(data.names, chosen.labels)
-    names, says, new = classes_of(source, labels, "labels")
-    return Chosen(
-        "text-classification", options | ({"classes": names} if names else {}), (*says, *told(tokenizer)), new
-    )
-
-
-def labels_of(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """The different labels of a table, as the task names them."""
-    files = text_files.find(names)
-    cells = [row for path in files for _, row in tables.read(path, list(columns))]
-    found = user_data.labels_in(cells, columns, tables.class_names(files[0], columns[0]))
-    return sorted({str(label) for label in found.values if label is not None})
-
-
-def classes_of(source: Source, labels: list[str], what: str) -> tuple[list[str] | None, tuple[str, ...], bool]:
-    """The model's own names for its outputs where the data speaks of the same classes (None: the order of the data's
-    names is taken); what to say; and whether a new head is needed. Raises `UsageError` for fewer than two classes.
-    """
-    if len(labels) < 2:
-        raise UsageError(
-            f"A classifier needs two classes or more, and the data has {plural(len(labels), what.removesuffix('s'))}"
-            f"{': ' + labels[0] if labels else ''}."
-        )
-    given = source.config.get("id2label") or source.config.get("label_names") or {}
-    pairs = enumerate(given) if isinstance(given, list) else ((int(key), name) for key, name in given.items())
-    own = [str(name) for _, name in sorted(pairs)]
-    many = source.outputs
-    named = own and not all(name == f"LABEL_{number}" for number, name in enumerate(own))
-    known = named and matched(labels, own) is not None
-    if not source.has_head:
-        says = f"The files of {source.slug} hold no weights of its head: it gets a new one."
-        return (own if known else None), (says,), True
-    if known and len(own) == many:
-        return own, (), False
-    if len(labels) == many:
-        order = f"{', '.join(labels[:6])}{' ...' if len(labels) > 6 else ''}"
-        also = f"the model calls its classes {', '.join(own[:6])}" if named else "the model names none"
-        return None, (f"The {what} are taken as the model's {many} classes in this order: {order} ({also}).",), False
-    has = plural(len(labels), what.removesuffix("s"))
-    return None, (f"The data has {has} and the model {many} classes: it gets a new head.",), True
+    return Chosen("text-classification", options, told(options))
 
 
 def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> Chosen:
@@ -224,18 +205,4 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
         says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
     if kind == "features":
         return Chosen("images", options, says)
-    folders = class_folders(data)
-    if not folders:
-        return Chosen("folder", options, says)
-    names, more, new = classes_of(source, folders, "class folders")
-    return Chosen("folder", options | ({"class_names": names} if names else {}), (*says, *more), new)
-
-
-def class_folders(data: UserData) -> list[str]:
-    """Names of the class folders, sorted; none for shards and parquet files."""
-    if data.spec.startswith("hub:"):
-        return []
-    places = image_places.find(data.names[0], None)
-    if places.kind != "folder":
-        return []
-    return sorted(entry.name for entry in Path(places.places["train"][0]).iterdir() if entry.is_dir())
+    return Chosen("folder", options, says)

@@ -73,7 +73,8 @@ def build(
     many = max(many, len(names or []))
     if many == 1:
         raise UsageError(
-            f"{_called(place.places['train'])} holds images of one class, and telling classes apart takes two or more.",
+            f"{_called(place.places['train'])} holds images of one class{', ' + names[0] if names else ''}, and "
+            "telling classes apart takes two or more.",
             "Images without classes, for calibration, lie in one folder without folders in it.",
         )
     if classes is not None and classes < many:
@@ -136,27 +137,18 @@ def _images_in(folder: str) -> Iterator[str]:
 
 def _folders(places: list[Path], names: list[str] | None) -> tuple[Index, list[str]]:
     (root,) = places
-    present = [name for path in listing(str(root)).folders if (name := os.path.basename(path))[0] != "."]
+    found = {os.path.basename(path): list(_images_in(path)) for path in listing(str(root)).folders}
+    present = [name for name, images in found.items() if images]  # an empty folder is no class
     names = present if names is None else names
     strange = [name for name in present if name not in set(names)]
     if strange:
         raise UsageError(f"{root} has the class folder '{strange[0]}', which the training images do not have.")
     numbers = {name: number for number, name in enumerate(names)}
     index = Index()
-    empty = []
     for name in present:
-        before = len(index.files)
-        for path in _images_in(os.path.join(root, name)):
+        for path in found[name]:
             index.add(len(index.files), 0, _WHOLE, numbers[name])
             index.files.append(path)
-        if len(index.files) == before:
-            empty.append(name)
-    if empty and index.files:
-        listed = ", ".join(f"'{name}'" for name in empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise UsageError(
-            f"{root} has {len(empty):,} of {len(present):,} class folders without images: {listed}.",
-            "Fill them or remove them.",
-        )
     return index, names
 
 
@@ -215,13 +207,24 @@ def _unpack(
 ) -> tuple[Index, list[str] | None]:
     """Copy the image bytes of parquet files, or of a hub data set, one after another into `target`."""
     names, rows = image_tables.rows_of(kind, places, label)
+    words: dict[str, int] = {}  # of labels that are names, in the order in which they come
+    without = 0
     _room_for(target.parent, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
     index, place = Index(files=[target.name]), 0
     with target.open("wb") as file:
-        for content, number in rows:
-            index.add(0, place, len(content), number)
+        for content, value in rows:
+            if value is None or value == -1:
+                without += 1
+                continue
+            index.add(0, place, len(content), words.setdefault(value, len(words)) if isinstance(value, str) else value)
             file.write(content)
             place += len(content)
+    if without:
+        say(f"images: {without:,} of {without + len(index.label):,} rows have no label and are left out")
+    if words:
+        names = sorted(words)
+        order = {number: names.index(word) for word, number in words.items()}
+        index.label = [order[number] for number in index.label]
     return index, names
 
 

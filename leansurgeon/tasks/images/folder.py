@@ -16,17 +16,16 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, images
-from leansurgeon.tasks import base, chance, draws
+from leansurgeon.tasks import base, chance, classes, draws
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
-from leansurgeon.tasks.text.classification import matched
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet-1k, pixels in 0..1
-_VERSION = 1
+_VERSION = 2
 Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 
 
@@ -35,7 +34,7 @@ class Options(base.Options):
     shards (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is
     elsewhere.
 
-    `class_names`: names of class folders in the order of the model's outputs, where that is not the alphabetical one.
+    `class_names`: the data's classes in the order of the model's outputs, where that is not the data's.
     `label`: the column, where a parquet file has several. `mean` and `std` are ImageNet's if not given (0.5 for one
     channel). `auto_augment` is timm's text (`rand-m9-mstd0.5`); while it is set, timm leaves out `color_jitter`.
     """
@@ -111,20 +110,8 @@ class ImageFolder(base.Task):
 
         self._open(disk.entry(cache, "images", key, build))
         self._rows = self._chosen()
-        self._numbers = self._renumbered()
-
-    def _renumbered(self) -> np.ndarray | None:
-        """(folders,) the class of every class folder; None where they are in the model's order."""
-        names, wanted = self._info.get("labels"), self.options.class_names
-        if not wanted:
-            return None
-        numbers = matched(list(names or ()), wanted)
-        if numbers is None or not names:
-            raise UsageError(
-                f"The class folders ({', '.join((names or [])[:6])}) are not the classes {', '.join(wanted[:6])}.",
-                "Leave the task's option class_names out to train a new head.",
-            )
-        return np.array([numbers[name] for name in names], dtype=np.int64)
+        stored = [np.unique(self._array(f"{split}-labels")) for split in self._info["sizes"]]
+        self._stored_classes = classes.StoredClasses(self._info.get("labels"), stored, o.class_names)
 
     def _chosen(self) -> dict[str, np.ndarray | None]:
         """Which samples of the index are the split's: all (None), or a choice that follows from `split_seed` alone."""
@@ -163,7 +150,7 @@ class ImageFolder(base.Task):
             seed, epoch = 0, 0
         pixels = [transform(self._image(stored, int(rows[place]))) for place in draws.each(seed, epoch, indices)]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
-        labels = labels if self._numbers is None else self._numbers[labels]
+        labels = self._stored_classes.outputs_of(labels)
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:

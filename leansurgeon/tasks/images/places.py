@@ -225,11 +225,13 @@ def listing(folder: str) -> Listing:
     try:
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda e: e.name):
+                if entry.name.startswith((".", "__MACOSX")):
+                    continue
                 if entry.is_dir():
                     if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
                         raise UsageError(f"The link {entry.path} leads back to a folder that it lies in.")
                     folders.append(entry.path)
-                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.name[0] != "." and entry.is_file():
+                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
                     images.append(entry.path)
     except OSError as error:
         raise UsageError(f"The folder {error.filename or folder} cannot be read: {files.why(error)}.") from None

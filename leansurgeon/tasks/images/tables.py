@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSES = 10_000_000  # that a class number may count to
-_IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg"), ("label", "labels", "fine_label", "cls")
+_IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg"), ("label", "labels", "fine_label", "cls", "class", "category")
 
 
-def rows_of(kind: str, places: list[Any], label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
+def rows_of(
+    kind: str, places: list[Any], label: str | None
+) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
     """Class names (or None), and the encoded image and class of every row of parquet files or of a hub data set."""
     return _hub_rows(places[0], label) if kind == "hub" else _parquet_rows(places, label)
 
 
-def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
+def _parquet_rows(
+    paths: list[Path], label: str | None
+) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
     schema = parquet_schema(paths[0])
     image, label = _columns(schema.names, label, str(paths[0]))
     names = class_names(paths[0], label)
@@ -34,7 +38,7 @@ def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | Non
             if column not in present:
                 raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
 
-    def rows() -> Iterator[tuple[bytes, int]]:
+    def rows() -> Iterator[tuple[bytes, int | str | None]]:
         for path in paths:
             for part in parquet_parts(path, [image, label], 64):
                 yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
@@ -42,7 +46,7 @@ def _parquet_rows(paths: list[Path], label: str | None) -> tuple[list[str] | Non
     return names, rows()
 
 
-def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int]]]:
+def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
     import datasets
 
     image, label = _columns(dataset.column_names, label, "The data set")
@@ -52,13 +56,14 @@ def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, It
     return names, (pair for part in parts for pair in _pairs(part[image], part[label], "The data set"))
 
 
-def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[bytes, int]]:
+def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[bytes, int | str | None]]:
     for image, label in zip(images, labels, strict=True):
         content = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(content, bytes):
             raise UsageError(f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected).")
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < CLASSES:
-            raise UsageError(f"{where}: the label {quoted(label)} is not a class number.")
+        label = int(label) if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()) else label
+        if not (label is None or isinstance(label, str) or (isinstance(label, int) and -1 <= label < CLASSES)):
+            raise UsageError(f"{where}: the label {quoted(label)} is no class.")
         yield content, label
 
 

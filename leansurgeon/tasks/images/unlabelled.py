@@ -29,6 +29,10 @@ class Images(ImageFolder):
         return cosine_score(logits, batch)
 
     @property
+    def data_classes(self) -> list[str]:
+        return []
+
+    @property
     def extra_sums(self) -> int:
         return 0
 

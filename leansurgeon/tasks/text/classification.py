@@ -12,7 +12,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
-from leansurgeon.tasks import base, ragged, splits, user_data
+from leansurgeon.tasks import base, classes, ragged, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
@@ -26,9 +26,8 @@ class Options(base.Options):
     """`train`, `eval` and `test`: files or globs; what is not named is cut from `train` by content, but with
     `hold_out: false` (then `eval` is needed).
 
-    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len. `classes` are
-    names in the order of the model's outputs, where that is not the alphabetical one; a label is one of them, or its
-    number from 0.
+    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len.
+    `class_names`: the data's classes in the order of the model's outputs, where that is not the data's.
     """
 
     train: str | list[str]
@@ -38,7 +37,7 @@ class Options(base.Options):
     text: str = "text"
     text_pair: str | None = None
     label: str | list[str] = "label"
-    classes: list[str] | None = Field(None, min_length=2)
+    class_names: list[str] | None = Field(None, min_length=2)
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
@@ -72,7 +71,6 @@ class TextClassification(Tokenized):
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "columns": [o.text, o.text_pair, o.label],
             "seq_len": o.seq_len,
-            **({"classes": o.classes} if o.classes else {}),
             "split": splits.RULE if o.hold_out else None,
             **{side: [disk.file_key(path) for path in paths] for side, paths in files.items()},
         }
@@ -85,9 +83,8 @@ class TextClassification(Tokenized):
                 found |= more
             elif "eval" not in rows:
                 raise UsageError("hold_out is false, and no rows to evaluate on are named.", "Name them: task.eval.")
-            given = _numbered(rows, o.classes) if o.classes else None
-            names = o.classes or _label_names(rows)
-            numbers = given or {name: i for i, name in enumerate(names)}
+            names = _label_names(rows)
+            numbers = {name: i for i, name in enumerate(names)}
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
             numbered = {
                 split: Rows(part.texts, part.pairs, np.array([numbers[label] for label in part.labels], dtype=np.int32))
@@ -96,6 +93,8 @@ class TextClassification(Tokenized):
             return self._store(folder, numbered, model_dir) | {"labels": names} | found
 
         self._open(disk.entry(cache, "texts", key, build))
+        stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
+        self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
         self._say_cut(say)
         self.source = ", ".join(path.name for paths in files.values() for path in paths)
 
@@ -146,7 +145,7 @@ class TextClassification(Tokenized):
                 self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"], left=left
             ),
             "attention_mask": (real_BT[:, ::-1] if left else real_BT).astype(np.int64),
-            "labels": self._array(f"{split}-labels")[indices].astype(np.int64),
+            "labels": self._labels(split, indices),
         }
         if self._info["token_types"]:
             arrays["token_type_ids"] = ragged.padded(
@@ -154,9 +153,13 @@ class TextClassification(Tokenized):
             )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
+    def _labels(self, split: str, indices: np.ndarray) -> np.ndarray:
+        labels = self._array(f"{split}-labels")[indices].astype(np.int64)
+        return self._stored_classes.outputs_of(labels) if self._stored_classes else labels
+
     def model_overrides(self) -> base.Overrides:
         """The classes with their names, and the vocabulary where the tokenizer is the task's own."""
-        names = self._info["labels"]
+        names = getattr(self.options, "class_names", None) or self._info["labels"]
         return {"num_labels": len(names), "id2label": dict(enumerate(names))} | super().model_overrides()
 
     def _particulars(self) -> base.Description:
@@ -202,30 +205,6 @@ def _label_names(rows: dict[str, Rows]) -> list[str]:
         return sorted(names, key=int)
     except ValueError:
         return sorted(names)
-
-
-def _numbered(rows: dict[str, Rows], classes: list[str]) -> dict[str, int]:
-    """Label -> number of its class. Raises UsageError for a label that is none of the classes."""
-    labels = sorted({label for part in rows.values() for label in part.labels})
-    numbers = matched(labels, classes)
-    if numbers is None:
-        raise UsageError(
-            f"The labels {', '.join(labels[:6])} are not the model's classes {', '.join(classes[:6])}.",
-            "Leave the task's option classes out to train a new head.",
-        )
-    return numbers
-
-
-def matched(labels: list[str], classes: list[str]) -> dict[str, int] | None:
-    """Label -> place among `classes`: by name (whatever its case), or where all labels are numbers, by number; None
-    where they are neither.
-    """
-    places = {name.casefold(): number for number, name in enumerate(classes)}
-    if all(label.casefold() in places for label in labels):
-        return {label: places[label.casefold()] for label in labels}
-    if all(label.isdecimal() and int(label) < len(classes) for label in labels):
-        return {label: int(label) for label in labels}
-    return None
 
 
 def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:

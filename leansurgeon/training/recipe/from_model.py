@@ -14,7 +14,7 @@ from typing import Any
 from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.choose_task import choose_task, has_two_stacks
+from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.user_data import UserData
@@ -57,14 +57,19 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in source.pad_note)):
         say(sentence)
-    if chosen.new_head:
-        taught_by = teacher.Teacher(None, "its head is new")
     task = tasks.make(chosen.name, options)
     task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
+    classes = choose_classes(task, source)
+    new_head = classes is not None and classes.new_head
+    if classes:
+        say(f"{classes.says}: it gets a new head for {', '.join(classes.names[:6])}." if new_head else classes.says)
+        options["class_names"] = list(classes.names)
+    if new_head:
+        taught_by = teacher.Teacher(None, "its head is new")
     tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
     if tokens and hasattr(task, "lengths") and task.options.pad == "longest":
         tokens = int(task.lengths("train").max())
-    train = settings(source, kind, task.size("train"), tokens, taught_by, asked, new_head=chosen.new_head)
+    train = settings(source, kind, task.size("train"), tokens, taught_by, asked, new_head=new_head)
     raw = {
         "version": 1,
         "name": f"{name_of(model_dir)}-{data.slug}",
@@ -117,8 +122,8 @@ def settings(
         if taught_by.own and not (new_head or asked.lora) and (count := teacher.untouched(source)):
             train["frozen_blocks"] = count
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
-    if asked.new_tokenizer:
-        train["new_tokenizer"] = True
+    train |= {"new_tokenizer": True} if asked.new_tokenizer else {}
+    train |= {"new_head": True} if new_head else {}
     if source.learned and not (new_head or asked.new_tokenizer):
         train["checkpoint"] = {"keep_start": True}
     if asked.lora:

@@ -190,6 +190,7 @@ class Train(Strict):
     sharpen: float = Field(default=1.0, gt=0)  # W_q times this before the first step: attention less even, kappa lower
     hold_kappa: HoldKappa | None = None
     new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
+    new_head: bool = False  # other classes than the checkpoint's own, though there may be as many
     sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None
     checkpoint: Checkpoint = Checkpoint()
