@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.pooling import Pooling, read_pooling
 
 
 @dataclass
@@ -84,6 +86,11 @@ class Loaded:
         body = self.model.get_submodule(path) if path else self.model.base_model
         quiet = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
         return body(**inputs, **quiet)[0]
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How its last hidden states become embeddings."""
+        return read_pooling(self.folder)
 
     @property
     def projections(self) -> list[str]:

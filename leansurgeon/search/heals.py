@@ -27,6 +27,7 @@ from leansurgeon.measure.data.inputs import answer
 from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
@@ -118,7 +119,7 @@ class Heals:
         """The task's metric, or the mean cosine to the source's output where there is no task."""
         if self.data.task is not None:
             return task_score(loaded, self.data, batches)
-        judge = Unlabelled(loaded)
+        judge = Unlabelled(loaded, pooling=read_pooling(self.source.folder))
         if part not in self.references:
             source = self.loaded(self.source.folder)
             self.references[part] = [Unlabelled(source).forward(batch) for batch in batches]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor
 from leansurgeon.architectures.infer import roles
@@ -21,6 +21,9 @@ from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
 from leansurgeon.architectures.tensors import Blocks, axis_size, numbered, read_key
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
+
+if TYPE_CHECKING:
+    import torch
 
 Sized = tuple[str, tuple[int, ...]]
 
@@ -93,7 +96,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     )
 
 
-def skipped_positions(model: Any) -> int:
+def skipped_positions(model: torch.nn.Module) -> int:
     """Rows of the table of positions that no token ever has: MPNet's positions begin behind that of padding."""
     tables = (module for name, module in model.named_modules() if "position" in name.rpartition(".")[2])
     paddings = (getattr(table, "padding_idx", None) for table in tables)

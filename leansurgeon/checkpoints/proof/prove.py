@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,6 +24,7 @@ from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
 from leansurgeon.errors import LeanSurgeonError, disk_is_full
+from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
@@ -32,7 +33,16 @@ EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact 
 Families = tuple[Architecture | None, Architecture | None]
 HowToLoad = TypedDict(
     "HowToLoad",
-    {"class": str, "module": str, "trust": bool, "tokens": int, "two_texts": bool, "body": bool, "pad": int | None},
+    {
+        "class": str,
+        "module": str,
+        "trust": bool,
+        "tokens": int,
+        "two_texts": bool,
+        "body": bool,
+        "pad": int | None,
+        "pooling": list,
+    },
     total=False,
 )
 
@@ -207,6 +217,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
     config = trust.with_known_classes(config, architecture)
     held, used = classes_of(folder, config, architecture)
     how: HowToLoad = {"class": held or "AutoModel", "body": used != held}
+    how["pooling"] = list(astuple(read_pooling(folder)))
     how["pad"] = with_pad_token(config, folder, held).get("pad_token_id")
     if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True

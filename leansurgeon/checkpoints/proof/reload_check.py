@@ -4,8 +4,9 @@ Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how
 [--kind KIND]. `how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it
 from, or that registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens`
 of a model that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its
-files or not meant, and the `pad` token where config.json names none. Nothing else of leansurgeon is imported, so a
-result is seen as a user of plain transformers or timm sees it.
+files or not meant, the `pad` token where config.json names none, and the `pooling` of states. Nothing else of
+leansurgeon is imported but `reading/pooling.py`, which stands alone, so a result is seen as a user of plain
+transformers or timm sees it.
 
 One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
@@ -16,7 +17,7 @@ example is made. `--kind` says how labels score: `causal-lm` (those of the next 
 
 import argparse
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -79,7 +80,7 @@ def forward(model, inputs: dict):
     return (output.logits, True) if "logits" in output else (output[0], False)
 
 
-def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
+def run(model, batches: list, kind: str, pooling, torch) -> tuple[dict, list]:
     """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), and the outputs
     (rows, values) of real tokens as long as there is room.
     """
@@ -103,8 +104,7 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
             parts = (losses, wanted.flatten() != -100, hits)
             samples += torch.stack([part.double().view(size).sum(1) for part in parts], dim=1).tolist()
         if output.dim() == 3 and not predicts:  # embeddings of sentences, as their users pool them
-            weight = torch.ones(output.shape[:2]) if real is None else real.float()
-            pooled.append((output * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1))
+            pooled.append(pooling.pool(output, mask))
         flat = output[real] if real is not None else output.flatten(0, -2)
         flat = flat[: room // flat.shape[-1]]
         room -= flat.numel()
@@ -113,6 +113,14 @@ def run(model, batches: list, kind: str, torch) -> tuple[dict, list]:
     sums = {"loss_sum": float(loss), "count": int(count), "right": int(right), "output": shape, "finite": finite}
     sums["samples"] = samples
     return sums, [torch.cat(rows), torch.cat(pooled) if pooled else torch.zeros(0, 1)]
+
+
+def pooling_of(how: dict):
+    """How hidden states become embeddings, by the file that leansurgeon itself pools with."""
+    spec = importlib.util.spec_from_file_location("pooling", Path(__file__).parents[2] / "reading" / "pooling.py")
+    sys.modules["pooling"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Pooling(*how.get("pooling", ()))
 
 
 def read_batches(file: Path) -> list:
@@ -178,7 +186,8 @@ def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> t
     )
     if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
-    sums, outputs = run(model.base_model if how.get("body") else model, batches, kind, torch)
+    body = model.base_model if how.get("body") else model
+    sums, outputs = run(body, batches, kind, pooling_of(how), torch)
     # Some parameters are constants that the library neither saves nor loads (Marian's positions).
     unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
     lacking = [p.numel() for name, p in model.named_parameters() if name in unsaved]

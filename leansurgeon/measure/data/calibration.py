@@ -35,6 +35,7 @@ from leansurgeon.measure.data.choose_task import (
 from leansurgeon.measure.data.parts import WORDS, Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
+from leansurgeon.reading.pooling import default_prompt
 from leansurgeon.tasks import Task, user_data
 from leansurgeon.tasks.base import IGNORED
 from leansurgeon.tasks.text import vocab
@@ -332,7 +333,8 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(vocab.pad_id(tokenizer, source.config.get("pad_token_id")))
     only = only_length(source)
     how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
-    whole = tokenizer(texts, truncation=True, max_length=text_length(source))
+    prompt = default_prompt(source.folder)
+    whole = tokenizer([prompt + text for text in texts], truncation=True, max_length=text_length(source))
     # A model without a table of token types may add them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]

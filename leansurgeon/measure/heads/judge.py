@@ -26,6 +26,7 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.batches import Batch, on
 from leansurgeon.measure.heads.sites import Site, switched_off
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.pooling import Pooling
 from leansurgeon.tasks import Task
 
 TEXT = ("causal-lm", "masked-lm", "seq2seq")
@@ -75,17 +76,15 @@ class Unlabelled:
 
     loaded: Loaded
     seed: int = 0
+    pooling: Pooling | None = None  # that of another model; None: its own
 
     says = "1 - cosine of the output with that of the whole model"
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, values): the model's output, pooled over real tokens, as a unit vector."""
-        output = inputs.answer(self.loaded, batch)
-        if output.dim() == 3:
-            mask = batch.get("attention_mask")
-            weight = torch.ones(output.shape[:2]) if mask is None else mask
-            weight = weight.to(output)[..., None]
-            output = (output * weight).sum(1) / weight.sum(1).clamp(min=1)
+        output = (self.pooling or self.loaded.pooling).pool(
+            inputs.answer(self.loaded, batch), batch.get("attention_mask")
+        )
         wide = output.to(torch.promote_types(output.dtype, torch.float32))
         return torch.nn.functional.normalize(wide, dim=-1)
 

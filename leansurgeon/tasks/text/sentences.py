@@ -1,7 +1,8 @@
 """Sentences one by one for an encoder without a head, which learns what its source says of them.
 
 There are no labels: the target of a sentence is the embedding that the teacher gives it (`training.update.distill`),
-and the metric is the mean cosine of both. Embeddings are means over the real tokens, as users of such models pool them.
+and the metric is the mean cosine of both. Embeddings are pooled as the files of sentence-transformers
+beside the model say (`reading.pooling`), else means over the real tokens; its default prompt stands before every text.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.pooling import default_prompt
 from leansurgeon.tasks import base, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import classification, corpus, vocab
@@ -58,6 +60,7 @@ class Sentences(classification.TextClassification):
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "split": [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
             "seq_len": o.seq_len,
+            **({"prompt": prompt} if (prompt := default_prompt(model_dir)) else {}),
         }
 
         def build(folder: Path) -> disk.Info:
@@ -68,7 +71,9 @@ class Sentences(classification.TextClassification):
             given = np.repeat([splits.SIDES.index(side) for side in lines], [len(some) for some in lines.values()])
             split = splits.split_by_content(np.array([*map(splits.hash_text, every)], dtype=np.uint64), None, given)
             rows = {
-                side: classification.Rows([every[i] for i in chosen], None, np.zeros(len(chosen), dtype=np.int32))
+                side: classification.Rows(
+                    [prompt + every[i] for i in chosen], None, np.zeros(len(chosen), dtype=np.int32)
+                )
                 for side, chosen in split.rows.items()
             }
             say(f"{self.name}: tokenising {len(every):,} sentences ({o.tokenizer})")

@@ -100,7 +100,8 @@ class Distillation:
         with torch.no_grad():
             target = self.teacher.features(batch)
         state, mask = student.features(batch), self.task.token_mask(batch)
-        score = self.task.score(pooled(state, mask), batch | {TARGET: pooled(target, mask)})
+        pool = self.teacher.pooling.pool
+        score = self.task.score(pool(state, mask), batch | {TARGET: pool(target, mask)})
         if not self.settings.hidden:
             return score
         error = self._of_states(batch, [self._error(state, target, mask)])  # taken in evaluation, too: see `_Tap`
@@ -131,16 +132,6 @@ class Distillation:
         if not self.settings.relative:
             return error
         return error / state_error(torch.zeros_like(target), target, mask).clamp(min=1e-12)
-
-
-def pooled(states: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
-    """(B, D) means of (B, T, D) over real tokens, or of timm's (B, H, W, D) over places; (B, D) stays as it is."""
-    if states.dim() == 2:
-        return states
-    if states.dim() > 3 or mask_BT is None or mask_BT.shape != states.shape[:2]:
-        return states.flatten(1, -2).mean(1)
-    weights = mask_BT.to(states.dtype)[..., None]
-    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def divergence(

@@ -13,6 +13,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.pooling import Pooling
 from leansurgeon.tasks.base import Score
 from leansurgeon.tasks.text.sentences import cosine_score
 from leansurgeon.training.recipe.settings import Distill, Train
@@ -174,13 +175,13 @@ def test_embeddings_and_hidden_states_of_sentences_by_hand(pair, monkeypatch):
 def test_states_are_pooled_over_real_tokens_or_places():
     states = torch.arange(24.0).reshape(2, 3, 4)
     mask = torch.tensor([[True, True, False], [False, False, False]])
-    assert distill.pooled(states, mask).tolist() == [[2.0, 3.0, 4.0, 5.0], [0.0] * 4]
-    assert distill.pooled(states, ~mask).tolist()[0] == [8.0, 9.0, 10.0, 11.0]  # a single token
-    assert distill.pooled(states, None).tolist() == [[4.0, 5.0, 6.0, 7.0], [16.0, 17.0, 18.0, 19.0]]
-    assert torch.equal(distill.pooled(states, mask[:, :2]), distill.pooled(states, None))  # a mask of other tokens
-    assert torch.equal(distill.pooled(states[0], mask), states[0])
+    assert Pooling().pool(states, mask).tolist() == [[2.0, 3.0, 4.0, 5.0], [0.0] * 4]
+    assert Pooling().pool(states, ~mask).tolist()[0] == [8.0, 9.0, 10.0, 11.0]  # a single token
+    assert Pooling().pool(states, None).tolist() == [[4.0, 5.0, 6.0, 7.0], [16.0, 17.0, 18.0, 19.0]]
+    assert torch.equal(Pooling().pool(states, mask[:, :2]), Pooling().pool(states, None))  # a mask of other tokens
+    assert torch.equal(Pooling().pool(states[0], mask), states[0])
     places = states.reshape(2, 3, 2, 2)  # timm's maps: no token is padding
-    assert distill.pooled(places, mask).tolist() == [[5.0, 6.0], [17.0, 18.0]]
+    assert Pooling().pool(places, mask).tolist() == [[5.0, 6.0], [17.0, 18.0]]
 
 
 def test_errors_of_maps_of_vectors_and_of_samples_without_tokens():

@@ -1,0 +1,138 @@
+"""How the hidden states of a sample become its embedding, as the files of sentence-transformers beside a model say it;
+the mean over real tokens where there are none. The proof by reloading runs this file by itself, so that `Pooling`
+imports nothing of leansurgeon.
+
+Shape letters: B samples, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Keys of 1_Pooling/config.json before version 5.4 of sentence-transformers, in the order of what several give.
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """`modes` as sentence-transformers calls them; `dense` layers behind, each a file and its activation; and how many
+    tokens of the prompt at the beginning are left out.
+    """
+
+    modes: tuple[str, ...] = ("mean",)
+    dense: tuple[tuple[str, str], ...] = ()
+    skipped: int = 0
+
+    def pool(self, states: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """(B, D) of (B, T, D), where the mask is true at real tokens (None: all); of timm's (B, H, W, D) the mean over
+        places; (B, D) stays as it is.
+        """
+        import torch
+
+        if states.dim() == 2:
+            return states
+        if states.dim() > 3:
+            return states.flatten(1, -2).mean(1)
+        if mask_BT is None or mask_BT.shape != states.shape[:2]:
+            mask_BT = torch.ones(states.shape[:2], device=states.device)
+        real_BT = mask_BT.bool()
+        place_BT = real_BT.int().cumsum(1)
+        counted_BT = real_BT & (place_BT > self.skipped) if self.skipped else real_BT
+        embedding = torch.cat([pooled(states, counted_BT, place_BT, mode) for mode in self.modes], dim=-1)
+        for file, activation in self.dense:
+            weight, bias = (part if part is None else part.to(embedding) for part in linear(file))
+            embedding = getattr(torch.nn, activation)()(torch.nn.functional.linear(embedding, weight, bias))
+        return embedding
+
+
+def pooled(states: Tensor, real_BT: Tensor, place_BT: Tensor, mode: str) -> Tensor:
+    """(B, D) by one mode; `place_BT` counts real tokens from 1."""
+    if mode in ("cls", "lasttoken"):
+        ends_B = real_BT.int().argmax(1) if mode == "cls" else place_BT.argmax(1)
+        return states[range(len(states)), ends_B]
+    weights = real_BT.to(states.dtype)[..., None]
+    if mode == "max":
+        return states.masked_fill(weights == 0, float("-inf")).amax(1)
+    if mode == "weightedmean":
+        weights = weights * place_BT.to(states.dtype)[..., None]
+    count = weights.sum(1).clamp(min=1)
+    return (states * weights).sum(1) / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+
+
+@lru_cache(maxsize=8)
+def linear(file: str) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a dense layer."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(file)
+    return tensors["linear.weight"], tensors.get("linear.bias")
+
+
+def read_pooling(folder: Path | None) -> Pooling:
+    """What modules.json in a model's folder puts behind its hidden states. Raises `UsageError` for a way that is not
+    known here.
+    """
+    from leansurgeon.errors import UsageError
+    from leansurgeon.reading.files import is_name
+
+    modes: tuple[str, ...] = ("mean",)
+    dense: tuple[tuple[str, str], ...] = ()
+    skipped = 0
+    modules = said(folder, "modules.json") if folder else {}
+    for module in modules if isinstance(modules, list) else ():
+        kind, place = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
+        if kind not in ("Pooling", "Dense") or not is_name(place):
+            continue
+        config = said(folder, f"{place}/config.json")
+        if kind == "Pooling":
+            named = config.get("pooling_mode") or tuple(mode for key, mode in FLAGS.items() if config.get(key))
+            modes = (named,) if isinstance(named, str) else tuple(named) or modes
+            if unknown := [mode for mode in modes if mode not in FLAGS.values()]:
+                raise UsageError(f"{folder / place}/config.json pools by '{unknown[0]}', which is not known here.")
+            if config.get("include_prompt") is False:
+                skipped = prompt_tokens(folder)
+        elif kind == "Dense" and (file := folder / place / "model.safetensors").is_file():
+            activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+            if activation not in ACTIVATIONS:
+                raise UsageError(f"{folder / place}/config.json has the activation '{activation}', unknown here.")
+            dense += ((str(file), activation),)
+    return Pooling(modes, dense, skipped)
+
+
+def default_prompt(folder: Path | None) -> str:
+    """What sentence-transformers puts before every text unless it is told otherwise; empty where that is nothing."""
+    config = said(folder, "config_sentence_transformers.json") if folder else {}
+    prompts = config.get("prompts")
+    return str(prompts.get(config.get("default_prompt_name")) or "") if isinstance(prompts, dict) else ""
+
+
+def prompt_tokens(folder: Path) -> int:
+    """Tokens of the default prompt, with what begins a text and without what ends it."""
+    if not (prompt := default_prompt(folder)):
+        return 0
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = tokenizer(prompt)["input_ids"]
+    return len(ids) - (ids[-1] in (tokenizer.sep_token_id, tokenizer.eos_token_id))
+
+
+def said(folder: Path, name: str) -> Any:
+    """What a JSON file of sentence-transformers says; nothing where it is not there."""
+    from leansurgeon.reading import jsonfile
+
+    return jsonfile.read(folder / name) if (folder / name).is_file() else {}
