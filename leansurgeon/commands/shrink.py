@@ -28,7 +28,7 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import indivisible
 from leansurgeon.surgery.plan.planning import Plan, plan, without_data
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide, unread
+from leansurgeon.surgery.shrink import Decided, carry_out, decide, telling_what_is_kept, unread
 from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.runs.sample_data import (
     BY_WEIGHTS,
@@ -229,7 +229,7 @@ def held_for(steps: Plan, folder: Path, asked: ShrinkOptions, *, has_data: bool,
     if asked.dry_run:
         yield
         return
-    with held(folder, force=asked.force):
+    with held(folder, force=asked.force), telling_what_is_kept(folder):
         check_apart(folder, steps.source.folder)
         yield
 

@@ -21,7 +21,15 @@ from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
-from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, OutOfMemory, UnsupportedModel, memory_is_short
+from leansurgeon.errors import (
+    Diverged,
+    Interrupted,
+    LeanSurgeonError,
+    OutOfMemory,
+    UnsupportedModel,
+    UsageError,
+    memory_is_short,
+)
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
@@ -89,12 +97,12 @@ def decide(
     try:
         with blaming_weights(source):
             outcome, calibration = calibrate_safely(steps, calibration, options, say)
-    except Interrupted:
+    except (Diverged, UnsupportedModel, UsageError):
+        kept.remove()  # it would end so again
         raise
     except Exception as error:
         if memory_is_short(error):
-            raise no_room(device, kept=output is not None) from error
-        kept.remove()  # it would end so again
+            raise no_room(device) from error
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
     choice = Choice(outcome.layers, outcome.criterion, {"candidates": tried})
@@ -142,11 +150,27 @@ def unread(steps: Plan) -> tuple[str, ...]:
     return found.unexpected
 
 
-def no_room(device: str, *, kept: bool) -> OutOfMemory:
+def no_room(device: str) -> OutOfMemory:
     """The sentence for a cut that memory had no room for."""
     place, other = ("This machine", "") if device == "cpu" else (device, ", or cut on another (--device)")
-    again = "and give --resume to go on where it stopped" if kept else "and try again"
-    return OutOfMemory(f"{place} ran out of memory while the cut was made.", f"Free some memory {again}{other}.")
+    return OutOfMemory(f"{place} ran out of memory while the cut was made.", f"Free some memory{other}.")
+
+
+@contextmanager
+def telling_what_is_kept(folder: Path) -> Iterator[None]:
+    """Where something fails after steps of the cut to `folder` were kept, whatever it is: say how to go on."""
+    try:
+        yield
+    except (LeanSurgeonError, OSError) as error:
+        if not place_of(folder).exists() or isinstance(error, Interrupted):
+            raise
+        if isinstance(error, LeanSurgeonError):
+            said = error
+        else:
+            why = f"'{error.filename}': {error.strerror}" if error.filename and error.strerror else str(error)
+            said = LeanSurgeonError(f"{folder} could not be made: {why}.")
+        said.hint = f"{said.hint or ''} The same command with --resume goes on where this one stopped.".strip()
+        raise said from error
 
 
 def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:
@@ -183,9 +207,6 @@ def carry_out(
     with output_folder(folder, force=force) as aside, unchanged(source):
         try:
             chosen = apply(steps, aside, decided.edits)
-        except LeanSurgeonError:  # a full disk is not helped by what an interrupted cut would keep
-            decided.forget()
-            raise
         except (MemoryError, RuntimeError) as error:
             if not memory_is_short(error):
                 raise
@@ -225,12 +246,12 @@ def carry_out(
 
 @contextmanager
 def blaming_weights(source: Source) -> Iterator[None]:
-    """Where the block fails, look whether the source's own weights hold NaN or infinity, and say which. Raises
-    `Diverged` then, else what was raised.
+    """Where numbers in the block are not finite, look whether the source's own weights hold NaN or infinity, and say
+    which.
     """
     try:
         yield
-    except LeanSurgeonError:
+    except Diverged:
         names = [spec.name for spec in source.specs] if source.weights else []
         name = next((name for name in names if not source.weights.finite(name)), None)
         if name is None:

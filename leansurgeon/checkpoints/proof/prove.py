@@ -23,7 +23,7 @@ from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
-from leansurgeon.errors import LeanSurgeonError, disk_is_full
+from leansurgeon.errors import Diverged, LeanSurgeonError, disk_is_full
 from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
@@ -110,7 +110,8 @@ def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ())
     if not account["finite"]:
         problems.append("the forward pass gives NaN or Inf")
     if problems:
-        raise LeanSurgeonError(
+        kind = LeanSurgeonError if account["finite"] else Diverged
+        raise kind(
             f"The result does not reload as it should: {'; '.join(problems)}.", "Nothing was kept. Please report this."
         )
 

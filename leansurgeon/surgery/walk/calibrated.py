@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -47,7 +47,7 @@ from leansurgeon.surgery.walk.race import CLOSE, race
 from leansurgeon.surgery.walk.student import Student
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
-CHOICE = "choice"  # what the step of a cut is called that is kept
+CHOICE, RESULT = "choice", "result"  # what steps of a cut are called that are kept
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
     Raises `UnsupportedModel` where the model cannot be run block by block, `Diverged` where activations are not finite,
     `UsageError` where the layers asked for do not fit the plan.
     """
+    if options and (step := options.kept.get(RESULT)):
+        record = Decisions.from_dict(step.record)
+        record = replace(record, steps_taken_over=record.steps_taken_over + 1)
+        return Outcome(record.layers, record.criterion, step.tensors, record)
     started, held = time.monotonic(), ExitStack()
     with ExitStack() as undo, torch.no_grad():
         undo.enter_context(held)
@@ -104,6 +108,9 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
         steps_taken_over=ground.taken,
         seconds=round(time.monotonic() - started, 1),
     )
+    with suppress(OSError):  # what is written next needs the room more; the other steps are there
+        ground.keep(RESULT, winner.edits, record.as_dict())
+        ground.options.kept.keep_only(RESULT)
     return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)
 
 

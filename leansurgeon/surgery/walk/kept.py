@@ -106,14 +106,24 @@ class Kept:
         self.begin()
         aside = self.folder / f"{name}.{os.getpid()}.unfinished"
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        for i, values in enumerate(step.tensors.values()):
-            np.save(aside / f"{i}.npy", np.asarray(values, np.float32, order="C"))
-        told = {"record": step.record, "work": step.work, "asked_for": step.asked_for}
-        (aside / RECORD).write_text(json.dumps({"tensors": list(step.tensors)} | told))
-        sync_tree(aside)
-        shutil.rmtree(self.folder / name, ignore_errors=True)
-        aside.rename(self.folder / name)
+        try:
+            aside.mkdir()
+            for i, values in enumerate(step.tensors.values()):
+                np.save(aside / f"{i}.npy", np.asarray(values, np.float32, order="C"))
+            told = {"record": step.record, "work": step.work, "asked_for": step.asked_for}
+            (aside / RECORD).write_text(json.dumps({"tensors": list(step.tensors)} | told))
+            sync_tree(aside)
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            aside.rename(self.folder / name)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)  # the room that it takes may be what is missing
+            raise
+
+    def keep_only(self, name: str) -> None:
+        """Let all steps but one go."""
+        for other in self.folder.iterdir() if self.folder else ():
+            if other.is_dir() and other.name != name:
+                shutil.rmtree(other, ignore_errors=True)
 
     def begin(self) -> None:
         """The folder, with what it belongs to."""

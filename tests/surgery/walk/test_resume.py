@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 
@@ -11,14 +12,17 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.shrink import ShrinkOptions, shrink
-from leansurgeon.errors import OutOfMemory
+from leansurgeon.errors import OutOfMemory, UsageError
+from leansurgeon.surgery import shrink as surgery
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit import heal_block
 from leansurgeon.surgery.shrink import carry_out, decide
-from leansurgeon.surgery.walk import choose_layers, guards
+from leansurgeon.surgery.walk import calibrated, choose_layers, guards
 from leansurgeon.surgery.walk.kept import Kept, Step, place_of
+from tests.support.command_line import leansurgeon
+from tests.support.models.word_models import WORDS, words
 from tests.surgery.walk.test_device import data
 
 
@@ -109,9 +113,13 @@ def test_what_memory_had_no_room_for_goes_on_later(error, saved, tmp_path, monke
         patch.setattr(Kept, "put", full)
         with pytest.raises(OutOfMemory, match="This machine ran out of memory") as found:
             decide(steps, data("gpt2"), output=out)
-        assert "--resume" in found.value.hint and (place_of(out) / "choice").is_dir()
-        patch.setattr(Kept, "put", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):  # which would end so again
+        assert found.value.hint and (place_of(out) / "choice").is_dir()
+
+        def refuse(*_):
+            raise UsageError("no")
+
+        patch.setattr(Kept, "put", refuse)
+        with pytest.raises(UsageError):  # which would end so again
             decide(steps, data("gpt2"), output=tmp_path / "other")
     assert not place_of(tmp_path / "other").exists()
     said: list[str] = []
@@ -136,3 +144,54 @@ def test_steps_of_another_cut_are_not_taken(tmp_path):
     assert found.record == {"number": 0.1} and found.tensors["x"].tolist() == [0, 1, 2]
     other = Kept(tmp_path / "state", "b", resume=True)
     assert other.get("step") is None and not (tmp_path / "state").exists() and Kept().get("step") is None
+
+
+FAILURES = {
+    "a full disk": OSError(errno.ENOSPC, "No space left on device"),
+    "a full disk, as safetensors says it": RuntimeError("I/O error: No space left on device (os error 28)"),
+    "permission": PermissionError(errno.EACCES, "Permission denied", "/somewhere"),
+    "a folder that vanished": FileNotFoundError(errno.ENOENT, "No such file or directory", "/somewhere"),
+    "memory": MemoryError(),
+    "a defect": ZeroDivisionError("division by zero"),
+}
+
+
+@pytest.mark.parametrize(("failure", "where"), [*((one, "written") for one in FAILURES), ("a full disk", "proved")])
+def test_a_cut_that_fails_at_its_end_is_not_made_again(failure, where, saved, tmp_path, monkeypatch):
+    """Whatever the exception: what was calibrated is kept, and the rerun walks through no layer."""
+    folder, text = saved("gpt2")[0], tmp_path / "text.txt"
+    words(folder)
+    text.write_text("\n".join(f"{WORDS[i % 50]} {WORDS[(3 * i) % 50]} {WORDS[(7 * i) % 50]}" for i in range(400)))
+    call = [
+        "shrink",
+        folder,
+        "--layers",
+        "3",
+        "--calibrate",
+        text,
+        "--calibration-samples",
+        "8",
+        "-o",
+        tmp_path / "out",
+    ]
+
+    def fail(*_, **__):
+        raise FAILURES[failure]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(surgery, "apply" if where == "written" else "prove", fail)
+        try:
+            done = leansurgeon(*call)
+            assert done.returncode and "--resume" in done.stderr and "Traceback" not in done.stderr, done.stderr
+        except ZeroDivisionError:
+            assert failure == "a defect"
+    assert place_of(tmp_path / "out").is_dir() and not (tmp_path / "out").exists()
+    monkeypatch.setattr(calibrated, "walk", fail)
+    monkeypatch.setattr(choose_layers, "measure_layers", fail)
+    again = leansurgeon(*call, "--resume", "--no-proof")
+    assert again.returncode == 0, again.stderr
+    assert not place_of(tmp_path / "out").exists()
+    monkeypatch.undo()
+    whole = leansurgeon(*call[:-1], tmp_path / "whole", "--no-proof")
+    assert whole.returncode == 0 and tensors(tmp_path / "out") == tensors(tmp_path / "whole")
+    assert json.dumps(decisions(tmp_path / "out")) == json.dumps(decisions(tmp_path / "whole"))
