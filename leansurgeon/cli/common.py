@@ -55,13 +55,13 @@ def let_go() -> None:
     _until_the_end.close()
 
 
-def destination(repo: str | None, *, public: bool, dry_run: bool = False) -> Target | None:
+def destination(repo: str | None, *, public: bool, dry_run: bool = False, force: bool = False) -> Target | None:
     """Where --push goes, checked before the work; of the processes of one training the first pushes. Raises
     `UsageError`.
     """
     if (repo is None and not public) or rank() > 0:
         return None
-    where = push.target(repo, public=public, dry_run=dry_run)
+    where = push.target(repo, public=public, dry_run=dry_run, force=force)
     if where is not None:
         push.check(where, say)
     return where
@@ -70,7 +70,7 @@ def destination(repo: str | None, *, public: bool, dry_run: bool = False) -> Tar
 def pushed(where: Target | None, folder: Path) -> None:
     """Push a result that was printed already. Raises `NotPushed`."""
     if where is not None:
-        say(f"Pushed: {push.push(folder, where.repo, private=where.private, say=say)}")
+        say(f"Pushed: {push.push(folder, where.repo, private=where.private, force=where.force, say=say)}")
 
 
 class Tower(StrEnum):

@@ -68,7 +68,7 @@ def heads(
     pruning = command.checked(reduction, normalize, prune, out, heal, force, device)
     if push and pruning is None:
         raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
-    where = common.destination(push, public=public)
+    where = common.destination(push, public=public, force=force)
     if plots is not None:
         check_folder(plots)
     from leansurgeon.measure.heads.document import Options

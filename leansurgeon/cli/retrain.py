@@ -99,6 +99,9 @@ def retrain(
     ] = False,
     push: PushTo = None,
     public: Public = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --push: replace the model that somebody else has there.")
+    ] = False,
     tower: WhichTower = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -117,7 +120,7 @@ def retrain(
         raise UsageError(
             f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
         )
-    where = destination(push, public=public, dry_run=trial is not None)
+    where = destination(push, public=public, dry_run=trial is not None, force=force)
     how = Asked(data, time, columns, new_tokenizer, recipe, tuple(sets or ()), resume, lora)
     asked = command.Running(gpus, cpu_processes, seed, out, workspace, resume_anyway, limit_batches)
     ready = command.prepare(model, how, asked, say, start=not dry_run)

@@ -90,7 +90,7 @@ def shrink(
     from leansurgeon.surgery.plan.method import Method
     from leansurgeon.surgery.plan.wanted import Wanted
 
-    where = common.destination(push, public=public, dry_run=dry_run)
+    where = common.destination(push, public=public, dry_run=dry_run, force=force)
     wanted = Wanted(heads, layers, head_dim, mlp_dim, mlp_ratio, init, class_attention)
     healing, longest = "none" if no_heal else heal, command.seconds(heal_time, "--heal-time")
     how = Method(method, keep, more_heads, healing, balance, uncalibrated, longest)

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leansurgeon.checkpoints.publish import card
+from leansurgeon.checkpoints.record import NAME
 from leansurgeon.errors import LeanSurgeonError, NotPushed, UsageError
 from leansurgeon.progress import Say, silent
+from leansurgeon.reading import modelcard, names
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-# What another model may have left in the repository, and would be loaded beside or instead of what is pushed.
-OF_BEFORE = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json"]
+# Weights at the top of a repository, in whose place the new ones are loaded. All else there is somebody's.
+WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+# What libraries read beside the weights of a model, whosever it is: adapters, tokenizer, processor, settings, modules.
+ADAPTER = "adapter_config.json"
+READ = (ADAPTER, *names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION, *names.SENTENCES)
+FOREIGN = "Push to another repository; or --force puts the result in their place."
 
 
 @dataclass(frozen=True)
 class Target:
-    """A repository `org/name` of the hub; `private` is how it is made where it is new."""
+    """A repository `org/name` of the hub; `private` is how it is made where it is new, `force` replaces what another
+    model has there.
+    """
 
     repo: str
     private: bool = True
+    force: bool = False
 
     def again(self, folder: Path) -> str:
         """The line that pushes a folder there."""
         return f"hf upload {shlex.quote(self.repo)} {shlex.quote(str(folder))}{' --private' if self.private else ''}"
 
 
-def target(repo: str | None, *, public: bool, dry_run: bool = False) -> Target | None:
+def target(repo: str | None, *, public: bool, dry_run: bool = False, force: bool = False) -> Target | None:
     """What `--push` and `--public` ask for. Raises `UsageError` for what excludes each other."""
     if repo is None:
         if public:
@@ -38,7 +54,7 @@ def target(repo: str | None, *, public: bool, dry_run: bool = False) -> Target |
         return None
     if dry_run:
         raise UsageError("--push and --dry-run exclude each other: a dry run writes nothing.", "Leave one of them out.")
-    return Target(repo, not public)
+    return Target(repo, not public, force)
 
 
 def check(where: Target, say: Say, token: str | None = None) -> None:
@@ -46,7 +62,7 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     for then.
 
     Raises `UsageError` for a name that is none, without network or token, for a token that may only read, and for a
-    repository that is public where a private one is meant.
+    repository that is public where a private one is meant, or holds another model.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
@@ -70,6 +86,7 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
         if role(who) == "read":
             raise UsageError("--push: the token may only read.", "Make one that may write, and `hf auth login` again.")
         refuse_public(api, where)
+        refuse_foreign(where, Content.of(api, where.repo))
     except RepositoryNotFoundError:
         return  # it is made
     except LeanSurgeonError:
@@ -83,28 +100,43 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
         say(f"The hub cannot be asked about {where.repo} now ({type(error).__name__}); it is tried after the work.")
 
 
-def push(folder: Path, repo: str, *, private: bool = True, token: str | None = None, say: Say = silent) -> str:
-    """Put a result's folder into a repository, made where it is new; its card is named after it. Returns its address.
+def push(
+    folder: Path,
+    repo: str,
+    *,
+    private: bool = True,
+    force: bool = False,
+    token: str | None = None,
+    say: Say = silent,
+) -> str:
+    """Put a result's folder into a repository, made where it is new; its card is named after it, and goes on with what
+    people wrote on the one that is there. Of other files only weights go in whose place the new ones are loaded; with
+    `force` also what would be read beside them. Returns its address.
 
     Raises `UsageError` as `check` does, and `NotPushed` with the line that tries again: the folder stays as it is.
     """
-    where = Target(repo, private)
+    where = Target(repo, private, force)
     check(where, say, token)
-    from leansurgeon.checkpoints.publish.card import rename
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     api = client(token)
     say(f"Pushing {folder} to {repo} ...")
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         refuse_public(api, where)
-        rename(folder, repo.split("/")[-1])
-        api.upload_folder(
-            repo_id=repo,
-            folder_path=folder,
-            commit_message="Made by leansurgeon",
-            ignore_patterns=[".*", "**/.*"],
-            delete_patterns=OF_BEFORE,
-        )
+        card.rename(folder, repo.split("/")[-1])
+        theirs, ours = Content.of(api, repo), files_of(folder)
+        others = refuse_foreign(where, theirs, ours)
+        given: dict[str, Path | bytes] = dict(ours)
+        if theirs.card and modelcard.CARD in ours:
+            given[modelcard.CARD] = card.merged(theirs.card, ours[modelcard.CARD].read_text(encoding="utf-8")).encode()
+        elif modelcard.CARD in theirs.files:
+            say(f"{modelcard.CARD} of {repo} cannot be read, and stays as it is.")
+            given.pop(modelcard.CARD, None)
+        gone = [name for name in theirs.files if WEIGHTS.fullmatch(name) and name not in ours]
+        operations = [CommitOperationAdd(name, source) for name, source in given.items()]
+        operations += [CommitOperationDelete(name) for name in sorted({*gone, *others})]
+        api.create_commit(repo, operations, commit_message="Made by leansurgeon", parent_commit=theirs.commit)
     except UsageError as error:
         raise NotPushed(f"{folder} is whole, and was not pushed: {error.message}", error.hint) from None
     except Exception as error:  # whatever the hub's client raises: the result is whole, and that is said
@@ -112,6 +144,71 @@ def push(folder: Path, repo: str, *, private: bool = True, token: str | None = N
             f"{folder} is whole, and was not pushed to {repo}: {reason(error)}.", f"Again: {where.again(folder)}"
         ) from error
     return f"{api.endpoint}/{repo}"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a repository holds: size and digest of its files by name, the text of its card (empty where none can be
+    read), and the commit that has them.
+    """
+
+    files: Mapping[str, tuple[int, str]]
+    card: str = ""
+    commit: str | None = None
+    is_ours: bool = False  # a push of ours made it, or nothing of a model is there
+
+    @classmethod
+    def of(cls, api: HfApi, repo: str) -> Content:
+        """Raises what the hub's client raises."""
+        from huggingface_hub.hf_api import RepoFile
+
+        tree = [entry for entry in api.list_repo_tree(repo, recursive=True) if isinstance(entry, RepoFile)]
+        files = {entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id) for entry in tree}
+        text, tags = "", []
+        with tempfile.TemporaryDirectory() as place, suppress(Exception):  # whatever the client raises: it stays then
+            if modelcard.CARD in files:
+                read = Path(api.hf_hub_download(repo, modelcard.CARD, local_dir=place)).read_text(encoding="utf-8")
+                text, tags = read, card.tags_of(modelcard.parts(read, repo)[0])
+        ours = NAME in files or card.TAG in tags or not any(map(is_of_a_model, files))
+        return cls(files, text, api.repo_info(repo).sha, ours)
+
+
+def is_of_a_model(name: str) -> bool:
+    """Whether a file of a repository belongs to a model of its top folder."""
+    return bool(WEIGHTS.fullmatch(name)) or name == "config.json" or any(fnmatch(name, one) for one in READ)
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The files of a folder by name, hidden ones left out."""
+    found = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name.as_posix(): file for name, file in found.items() if not any(p.startswith(".") for p in name.parts)}
+
+
+def refuse_foreign(where: Target, theirs: Content, ours: Mapping[str, Path] | None = None) -> list[str]:
+    """Files of a repository that would be read beside what is pushed, which `force` takes away; `ours` are known once
+    the work is done. Raises `UsageError` for those of another model without `force`.
+    """
+    read = [name for name in theirs.files if any(fnmatch(name, one) for one in READ)]
+    beside = [name for name in read if name not in ours] if ours is not None else [n for n in read if n == ADAPTER]
+    others = list(beside)
+    if ours is not None:
+        own = (*names.TOKENIZER, *names.PROCESSOR)
+        others += [n for n in read if n in ours and n in own and not same(ours[n], *theirs.files[n])]
+    if not theirs.is_ours:
+        others += [name for name in theirs.files if is_of_a_model(name)]
+    if others and not where.force:
+        first = list(dict.fromkeys(others))
+        more = f" and {len(first) - 4} more" if len(first) > 4 else ""
+        raise UsageError(f"{where.repo} holds files of another model: {', '.join(first[:4])}{more}.", FOREIGN)
+    return beside
+
+
+def same(file: Path, size: int, digest: str) -> bool:
+    """Whether a file is the one of this size and digest: SHA-256 where it is stored apart, else git's."""
+    if file.stat().st_size != size:
+        return False
+    content = file.read_bytes()
+    return digest in (hashlib.sha256(content).hexdigest(), hashlib.sha1(b"blob %d\0" % size + content).hexdigest())
 
 
 def client(token: str | None) -> HfApi:

@@ -42,14 +42,16 @@ class Folder:
         return made
 
     @public
-    def push_to_hub(self, repo: str, *, private: bool = True, token: str | None = None) -> str:
+    def push_to_hub(self, repo: str, *, private: bool = True, force: bool = False, token: str | None = None) -> str:
         """Put the folder into the repository `org/name` of the hub, made private if it is new; returns its address.
+        `force` replaces the model that somebody else has there; text and metadata of its card stay all the same.
 
-        Raises `UsageError` without a token, and `errors.NotPushed` where the hub refuses: the folder stays.
+        Raises `UsageError` without a token or for a repository of another model, and `errors.NotPushed` where the hub
+        refuses: the folder stays.
         """
         from leansurgeon.commands.push import push
 
-        return push(self.folder, repo, private=private, token=token)
+        return push(self.folder, repo, private=private, force=force, token=token)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import yamlfile
@@ -39,9 +40,7 @@ def front_matter(folder: Path) -> JsonObject:
     """
     if not (folder / CARD).is_file():
         return {}
-    head = HEAD.match(read_text(folder / CARD, LIMIT, raising=LeanSurgeonError))
-    said = yamlfile.parse(head[1], f"{CARD} of {folder.name}", raising=LeanSurgeonError)[0] if head else None
-    kept = plain(said)
+    kept = plain(parts(read_text(folder / CARD, LIMIT, raising=LeanSurgeonError), folder.name)[0])
     return kept if isinstance(kept, dict) else {}
 
 
@@ -52,6 +51,13 @@ def body(folder: Path) -> str:
     card = read_text(folder / CARD, LIMIT, raising=LeanSurgeonError)
     head = HEAD.match(card)
     return card[head.end() if head else 0 :].lstrip()
+
+
+def parts(card: str, of: str) -> tuple[dict[str, Any], str]:
+    """Front matter and body of a card, all that YAML holds in the first. Raises `LeanSurgeonError` for no YAML."""
+    head = HEAD.match(card)
+    said = yamlfile.parse(head[1], f"{CARD} of {of}", raising=LeanSurgeonError)[0] if head else None
+    return said if isinstance(said, dict) else {}, card[head.end() if head else 0 :].lstrip()
 
 
 def plain(value: object) -> Json:

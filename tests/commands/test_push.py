@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from huggingface_hub import ModelCard, constants
 
@@ -52,6 +54,102 @@ def test_a_result_arrives_whole_and_private_under_its_name(there, lean):
     there.files["me/small-digits"]["notes.txt"] = b"mine"
     push(lean, "me/small-digits")
     assert "notes.txt" in sent and "model-00001-of-00002.safetensors" not in sent
+
+
+STRANGE = {"tables/index.bin": b"1", "lora-v2/adapter_model.safetensors": b"2", "training_args.bin": b"3"}
+CARD = """---
+license: apache-2.0
+language: [de]
+tags: [poems]
+released: 2024-03-01
+---
+# Ours
+
+Written by **hand**.
+"""
+
+
+def pushed_before(there, lean, repo):
+    push(lean, repo)
+    return there.files[repo]
+
+
+def test_what_is_not_of_the_model_stays(there, lean):
+    held = pushed_before(there, lean, "me/stays")
+    held |= STRANGE | {"pytorch_model.bin": b"old", "model-00002-of-00002.safetensors": b"old", "run.safetensors": b"4"}
+    push(lean, "me/stays")
+    assert {name: held[name] for name in STRANGE} == STRANGE and held["run.safetensors"] == b"4"
+    assert "pytorch_model.bin" not in held and "model-00002-of-00002.safetensors" not in held
+
+
+def test_the_card_keeps_what_people_wrote(there, lean):
+    """On a card that was there first, and around what an earlier push wrote."""
+    there.private["me/card"], there.files["me/card"] = True, {"README.md": CARD.encode()}
+    for _ in range(2):
+        push(lean, "me/card")
+    made = there.files["me/card"]["README.md"].decode()
+    card = ModelCard(made)
+    assert card.data.license == "apache-2.0" and card.data.language == ["de"] and "2024-03-01" in made
+    assert card.data.tags == ["poems", "leansurgeon"]
+    assert card.text.lstrip().startswith("# Ours\n\nWritten by **hand**.\n")
+    assert made.count("<!-- leansurgeon") == 1
+    held = pushed_before(there, lean, "me/edited")
+    pushed = held["README.md"].decode()
+    edited = pushed.replace("# edited\n", "# edited\n\nRead this first.\n") + "\n## Thanks\n\nTo all.\n"
+    held["README.md"] = edited.replace("layers", "LAYERS").encode()
+    push(lean, "me/edited")
+    assert held["README.md"].decode() == edited
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"adapter_config.json": b"{}"},
+        {"added_tokens.json": b"{}", "special_tokens_map.json": b"{}"},
+        {"chat_template.jinja": b"x"},
+        {"tokenizer.json": b"{}"},
+        {"1_Pooling/config.json": b"{}", "modules.json": b"[]"},
+    ],
+    ids=lambda files: next(iter(files)),
+)
+def test_what_would_be_read_beside_the_result_is_refused_by_name(files, there, lean):
+    held = pushed_before(there, lean, "me/beside")
+    held |= files
+    before = dict(held)
+    with pytest.raises((NotPushed, UsageError)) as refused:
+        push(lean, "me/beside")
+    assert all(name in refused.value.message for name in files) and "--force" in refused.value.hint
+    assert held == before
+    push(lean, "me/beside", force=True)
+    assert not files.keys() & held.keys()
+
+
+def test_another_tokenizer_in_its_place_is_refused(there, lean, tmp_path):
+    folder = shutil.copytree(lean, tmp_path / "worded")
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    held = pushed_before(there, folder, "me/worded")
+    push(folder, "me/worded")  # the same: nothing to say
+    held["tokenizer.json"] = b'{"a": 2}'
+    with pytest.raises(NotPushed, match=r"tokenizer\.json"):
+        push(folder, "me/worded")
+    assert held["tokenizer.json"] == b'{"a": 2}'
+    push(folder, "me/worded", force=True)
+    assert held["tokenizer.json"] == b'{"a": 1}'
+
+
+def test_a_repository_of_another_tool_is_refused_before_the_work(there, tmp_path):
+    theirs = {"config.json": b"{}", "model.safetensors": b"x", "README.md": CARD.encode()} | STRANGE
+    there.private["me/theirs"], there.files["me/theirs"] = True, dict(theirs)
+    shape = ["digits-vit", "--layers", "2", "--no-proof", "-o", "lean", "--push", "me/theirs"]
+    done = leansurgeon("shrink", *shape, cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "config.json, model.safetensors" in said and "--force" in said
+    assert there.files["me/theirs"] == theirs and not list(tmp_path.iterdir())
+    done = leansurgeon("shrink", *shape, "--force", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    held = there.files["me/theirs"]
+    assert held["model.safetensors"] != b"x" and {name: held[name] for name in STRANGE} == STRANGE
+    assert "Written by **hand**." in held["README.md"].decode()
 
 
 def test_public_only_where_it_was_said(there, lean):

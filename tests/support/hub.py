@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 TOKEN = "hf_writer"
 
@@ -64,13 +65,31 @@ def hub() -> Iterator[Hub]:
                 return
             if self.path == "/api/whoami-v2":
                 return self.answer(200, {"name": "me", "auth": {"accessToken": {"role": state.role}}})
-            repo = "/".join(self.path.split("?")[0].split("/")[3:5])
+            first = 1 if "/resolve/" in self.path else 3
+            repo = "/".join(self.path.split("?")[0].split("/")[first : first + 2])
             if repo not in state.private:
                 return self.answer(404, {"error": "Not found"}, {"X-Error-Code": "RepoNotFound"})
+            if "/resolve/" in self.path:
+                return self.send(repo, unquote(self.path.split("?")[0].split("/resolve/main/")[1]))
             if "/tree/" in self.path:
                 files = state.files[repo]
                 return self.answer(200, [entry(name, content) for name, content in files.items()])
             self.answer(200, {"id": repo, "private": state.private[repo], "sha": "0" * 40, "siblings": []})
+
+        do_HEAD = do_GET
+
+        def send(self, repo: str, name: str) -> None:
+            """A file of a repository, as downloads ask for it."""
+            content = state.files[repo].get(name)
+            if content is None:
+                return self.answer(404, {"error": "Not found"}, {"X-Error-Code": "EntryNotFound"})
+            oid, size = entry(name, content)["oid"], str(len(content))
+            self.send_response(200)
+            for key, word in {"ETag": f'"{oid}"', "X-Repo-Commit": "0" * 40, "Content-Length": size}.items():
+                self.send_header(key, word)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
 
         def do_POST(self) -> None:
             if self.refused():
@@ -145,4 +164,5 @@ def hub() -> Iterator[Hub]:
 
 def entry(name: str, content: bytes) -> dict[str, Any]:
     """A file as the tree of a repository lists it."""
-    return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+    oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # as git has it
+    return {"type": "file", "path": name, "size": len(content), "oid": oid}

@@ -31,6 +31,8 @@ from leansurgeon.shape import NUMBERS, Shape
 
 TAG = "leansurgeon"
 JUDGED = "## On other data"
+# Around what a push writes, so that the next one tells it from what people wrote on the card.
+BEGIN, END = "<!-- leansurgeon writes what follows, up to its end mark -->", "<!-- end of what leansurgeon writes -->"
 OF_THE_SOURCE = ("model-index", "eval_results", "base_model_relation")  # what is said of the source's own weights
 # What a model with such a class is for, as the hub has it.
 PIPELINES = {
@@ -235,7 +237,27 @@ def rename(folder: Path, name: str) -> None:
         return
     for entry in head.get("model-index") or []:
         entry["name"] = name
-    write_durably(file, text_of(head, f"# {name}\n" + text.partition("\n")[2]))
+    rest = text.partition("\n")[2].replace(BEGIN, "").replace(END, "").strip("\n")
+    write_durably(file, text_of(head, f"# {name}\n\n{BEGIN}\n{rest}\n{END}\n" if rest else f"# {name}\n"))
+
+
+def merged(theirs: str, ours: str) -> str:
+    """The card of a repository with a result's in it. What people wrote stays, front matter and text; what leansurgeon
+    wrote before, between its marks, is replaced. Raises `LeanSurgeonError` for one that cannot be read.
+    """
+    (kept, text), (head, new) = (modelcard.parts(card, "the repository") for card in (theirs, ours))
+    index = [entry for entry in head.get("model-index") or []]
+    names = {entry["name"] for entry in index}
+    index += [e for e in kept.get("model-index") or [] if not (isinstance(e, dict) and e.get("name") in names)]
+    of_weights = {key: head[key] for key in ("base_model", "base_model_relation") if key in head}
+    made = kept | {key: value for key, value in head.items() if key not in kept} | of_weights
+    made |= {"tags": list(dict.fromkeys([*tags_of(kept), *tags_of(head)]))}
+    if index:
+        made["model-index"] = index
+    block, places = new[max(0, new.find(BEGIN)) :].strip(), (text.find(BEGIN), text.find(END))
+    if -1 in places:
+        return text_of(made, f"{text.rstrip()}\n\n{block}\n" if text.strip() else new)
+    return text_of(made, text[: places[0]] + block + text[places[1] + len(END) :])
 
 
 def judge(folder: Path, made: SurgeryRecord) -> None:
