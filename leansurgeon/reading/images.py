@@ -1,4 +1,4 @@
-"""Images of others: a few formats, a limit of pixels, one sentence for whatever else stands in the file."""
+"""Images of others as a viewer shows them: a few formats, a limit of pixels, one sentence for whatever else is there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ LIMIT = 256_000_000  # bytes of a file
 
 
 def decode(content: bytes, mode: str, where: str) -> Image:
-    """The image in the mode `RGB` or `L`. Raises `UsageError`; `where` begins its sentence."""
-    from PIL import Image, UnidentifiedImageError
+    """The image in the mode `RGB` or `L`, upright, on white where it is transparent, and 16 bit scaled to 8. Raises
+    `UsageError`; `where` begins its sentence.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -28,7 +30,7 @@ def decode(content: bytes, mode: str, where: str) -> Image:
             width, height = image.size
             if width * height > PIXELS:
                 raise UsageError(f"{where} has {width:,} x {height:,} pixels, more than {PIXELS:,}.")
-            return image.convert(mode)
+            return plain(ImageOps.exif_transpose(image), where).convert(mode)
     except UsageError:
         raise
     except UnidentifiedImageError:
@@ -40,3 +42,31 @@ def decode(content: bytes, mode: str, where: str) -> Image:
             raise
         said = str(error) or type(error).__name__
         raise UsageError(f"{where} cannot be read: {said}.") from None
+
+
+def plain(image: Image, where: str) -> Image:
+    """The image with 8 bits a channel and nothing transparent: Pillow clips 16 bits and fractions where others scale
+    them, and shows the colours of pixels that nobody sees. Raises `UsageError` for numbers that mean no brightness.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = np.asarray(image, dtype=np.float64)
+        low, high = float(values.min()), float(values.max())
+        white = next((most for most in tops(image.mode) if high <= most), None)
+        if not (white and low >= 0):
+            raise UsageError(
+                f"{where} holds numbers from {low:g} to {high:g}, of which it does not say what is white.",
+                "Save it with 8 or 16 bits a channel, or with fractions from 0 to 1.",
+            )
+        return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+    return image
+
+
+def tops(mode: str) -> tuple[int, ...]:
+    """What may be white in an image of this mode: fractions or bytes; 16 bits; or integers of which one must guess."""
+    return (1, 255) if mode == "F" else (65_535,) if mode.startswith("I;16") else (255, 65_535)

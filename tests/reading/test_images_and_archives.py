@@ -145,3 +145,63 @@ def test_gzip_to_a_limit(tmp_path):
                 archives.read_gzip(tmp_path / "x.gz", 10_000)
     with pytest.raises(UsageError):
         files.read_bytes(tmp_path / "none.gz", 10)
+
+
+GREY = np.add.outer(np.arange(0, 120, 8), np.arange(0, 130, 10)).astype(np.uint8)  # 15 x 13
+
+
+def saved(image: Image.Image, kind: str, **options) -> np.ndarray:
+    """What is read of an image that was stored so."""
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return np.asarray(images.decode(out.getvalue(), "RGB", "picture"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled(kind):
+    assert (saved(Image.fromarray(GREY.astype(np.uint16) * 257), kind) == GREY[..., None]).all()
+
+
+def test_integers_and_fractions_are_scaled_where_their_white_is_plain():
+    assert (saved(Image.fromarray(GREY.astype(np.float32) / 255), "TIFF") == GREY[..., None]).all()
+    assert (saved(Image.fromarray(GREY.astype(np.float32)), "TIFF") == GREY[..., None]).all()
+    assert (saved(Image.fromarray(GREY.astype(np.int32)), "TIFF") == GREY[..., None]).all()
+
+
+@pytest.mark.parametrize("values", [GREY * 1000.0, GREY - 300.0, GREY * np.nan])
+def test_numbers_that_mean_no_brightness_are_refused(values):
+    with pytest.raises(UsageError, match="picture holds numbers from"):
+        saved(Image.fromarray(values.astype(np.float32)), "TIFF")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_datasets_turns_them(kind, orientation):
+    import datasets
+
+    exif, out = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(GREY).convert("RGB").save(out, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    theirs = datasets.Image().decode_example({"bytes": out.getvalue(), "path": None})
+    assert np.array_equal(np.asarray(images.decode(out.getvalue(), "RGB", "x")), np.asarray(theirs))
+
+
+def test_colours_that_are_not_seen_are_not_read():
+    rng = np.random.default_rng(0)
+    drawing = np.dstack([*rng.integers(0, 255, (3, *GREY.shape)), np.zeros_like(GREY)]).astype(np.uint8)
+    drawing[3:6, 3:6] = (10, 20, 30, 255)
+    expected = np.full((*GREY.shape, 3), 255)
+    expected[3:6, 3:6] = 10, 20, 30
+    assert np.array_equal(saved(Image.fromarray(drawing, "RGBA"), "PNG"), expected)
+    black = np.zeros((*GREY.shape, 4), np.uint8)
+    black[..., 3] = 255 - GREY  # black ink on the white of the page
+    assert (np.abs(saved(Image.fromarray(black, "RGBA"), "PNG").astype(int) - GREY[..., None]) <= 1).all()
+    palette = Image.fromarray((GREY > 60).astype(np.uint8), "P")
+    palette.putpalette([200, 0, 0, 0, 0, 200])
+    assert set(map(tuple, saved(palette, "PNG", transparency=0).reshape(-1, 3))) == {(255, 255, 255), (0, 0, 200)}
+
+
+def test_inks_of_print_are_colours():
+    colours = Image.fromarray(np.dstack([GREY, 255 - GREY, GREY]))
+    ours = saved(colours.convert("CMYK"), "JPEG", quality=100)
+    assert np.abs(ours.astype(int) - np.asarray(colours)).max() < 12

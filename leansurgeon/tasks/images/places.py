@@ -18,7 +18,9 @@ from leansurgeon.tasks import hub
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"))
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+)
 TRAIN = ("train", "training")
 EVAL = ("val", "validation", "valid", "eval", "dev", "development")
 TEST = ("test", "testing")
