@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.family import auto_map, modelling_file
 from leansurgeon.checkpoints.foreign import companions, trust
+from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.progress import quiet_transformers
 
@@ -56,8 +58,22 @@ def classes_of(
         lacking, body, alone = random_weights(folder, config, architecture)
     except (LeanSurgeonError, OSError, RuntimeError, TypeError, ValueError):
         return name, name  # whoever loads it says why it cannot be loaded
-    used = body if lacking or (companions.is_embedder(folder) and not trains) else name
+    used = body if lacking or (companions.is_embedder(folder) and (alone or not trains)) else name
     return body if lacking and alone else name, used
+
+
+def used_in(folder: Path) -> str:
+    """`used_class` of the model in a folder."""
+    config = read_config(folder)
+    return used_class(folder, config, trust.judged(architectures.of(config), config, folder))
+
+
+def head_note(name: str, used: str, folder: Path | None) -> str:
+    """Why a model of the class `name` is used as one of the class `used`, in a sentence; empty where it is the same."""
+    if name == used:
+        return ""
+    why = "modules.json makes embeddings of it" if companions.is_embedder(folder) else "its head is not in the files"
+    return f"config.json names {name}, but {why}: it is used and measured as {used}"
 
 
 def body_class(architecture: Architecture, plain: str) -> str:
@@ -82,7 +98,10 @@ def random_weights(folder: Path, config: Config, architecture: Architecture) -> 
     drawn = (n for n, p in model.named_parameters() if n.endswith("weight") and p.dim() > 1)
     body = name if model.base_model is model else body_class(architecture, type(model.base_model).__name__)
     inside = {id(p) for p in model.base_model.parameters()}
-    alone = all(n in info["missing_keys"] for n, p in model.named_parameters() if id(p) not in inside)
+    own = [n for n, p in model.named_parameters() if id(p) not in inside]
+    alone = all(n in info["missing_keys"] for n in own)
+    if not own:  # tied: the names in the files say as what it was saved
+        alone = not any(n.startswith(f"{model.base_model_prefix}.") for n in Weights.open(folder).shapes)
     return tuple(n for n in drawn if n in info["missing_keys"]), body, alone
 
 

@@ -27,7 +27,7 @@ from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
 from leansurgeon.checkpoints.foreign import companions, converted, crammed_bert_layout, trust, unpacked
-from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, used_class
+from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, head_note, used_class
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
@@ -88,6 +88,12 @@ class Source:
     def has_head(self) -> bool:
         """Whether the head that config.json names is in the files, and is what the model is used with."""
         return class_name(self.used_config) == class_name(self.config)
+
+    @property
+    def head_note(self) -> tuple[str, ...]:
+        """What a person should know of a head that config.json names and that is not used."""
+        note = head_note(class_name(self.config), class_name(self.used_config), self.folder)
+        return (note,) if note else ()
 
     @property
     def head(self) -> str:

@@ -13,9 +13,11 @@ from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import harness
+from leansurgeon.measure.data.choose_task import brings_tokenizer
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.check import judged
+from leansurgeon.tasks.text import vocab
 from leansurgeon.training.recipe.teacher import at_hand
 from leansurgeon.training.runs.sample_data import data_to_measure
 from leansurgeon.words import wrap
@@ -65,6 +67,8 @@ def judge(
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
+        if data:
+            refuse_other_tokens(opened, origin)
         comparisons = on_all(opened, origin, data, tasks, limit, seed, say, columns)
         language = opened.head in LANGUAGE
         if opened.record and against is None:
@@ -115,6 +119,21 @@ def on_all(
     if tasks:
         comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
     return comparisons
+
+
+def refuse_other_tokens(opened: Source, origin: Source) -> None:
+    """Raises `UsageError` where two models read text by different tokenizers, of whatever size: what one reads as words
+    are other words to the other, and losses per token of different tokens do not compare.
+    """
+    if not (brings_tokenizer(opened.folder) and brings_tokenizer(origin.folder)):
+        return
+    both = [vocab.load(one.folder) for one in (opened, origin)]
+    if not vocab.same_tokens(*both):
+        raise UsageError(
+            f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
+            "tokens): the same numbers are other words to each, and their losses do not compare.",
+            "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
+        )
 
 
 def prepares(origin: Source, opened: Source) -> Source:

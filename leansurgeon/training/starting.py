@@ -115,7 +115,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     if not has_learned(model_dir) or not brings_tokenizer(Path(model_dir)):
         return
     own = vocab.load(model_dir)
-    if own.get_vocab() != tokenizer.get_vocab():
+    if not vocab.same_tokens(own, tokenizer):
         raise Refused(
             f"The recipe's tokenizer ({choice}, {len(tokenizer):,} tokens) is not the one that the embeddings of "
             f"{model_dir} belong to ({len(own):,} tokens).",

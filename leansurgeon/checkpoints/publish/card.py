@@ -18,6 +18,7 @@ import yaml
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.kind import class_name, head_note, used_in
 from leansurgeon.checkpoints.places import public
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.publish.durable import write_durably
@@ -214,8 +215,14 @@ def write_card(
     kept, trouble = kept_from(source)
     measured = list(training.measured) if training else measured_of(made) if made else []
     base = base_of(made.source if made else None, source, kept)
-    head = front(kept, name, base, read_config(folder), measured, cut=made is None or made.plan.init != FRESH)
-    write_durably(folder / modelcard.CARD, text_of(head, "\n".join(body(made, name, trouble, training))))
+    config, used = read_config(folder), used_in(folder)
+    note = head_note(class_name(config), used, folder)
+    config = config | ({"architectures": [used]} if note else {})
+    head = front(kept, name, base, config, measured, cut=made is None or made.plan.init != FRESH)
+    if note and "pipeline_tag" not in kept and companions.is_embedder(folder):
+        head["pipeline_tag"] = "sentence-similarity"
+    lines = [*body(made, name, trouble, training), *([note + ".\n"] if note else [])]
+    write_durably(folder / modelcard.CARD, text_of(head, "\n".join(lines)))
 
 
 def adopt(home: Path, folder: Path, base: str | None) -> None:

@@ -161,7 +161,7 @@ def from_task(
     refuse_two_inputs(source)
     task = tasks.make(name, options)
     check_head(task, source)
-    for note in source.pad_note:
+    for note in (*source.pad_note, *source.head_note):
         say(f"{source.name}: {note}.")
     task.prepare(cache, source.folder, workers=1, say=say)
     found = choose_classes(task, source)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
@@ -98,7 +99,8 @@ def choose_classes(task: Task, source: Source) -> ClassMap | None:
     """
     if not (labels := task.data_classes):
         return None
-    own, given = class_names(source), NAMED.get() or task.options.class_names
+    own, given = class_names(source.config), NAMED.get() or task.options.class_names
+    own = own if len(own) == (source.outputs or len(own)) else []
     if source.outputs:
         return map_classes(labels, own, source.outputs, given)
     lacks = "has no head" if source.head == "features" else "holds no weights of its head"
@@ -106,15 +108,15 @@ def choose_classes(task: Task, source: Source) -> ClassMap | None:
     return ClassMap(tuple(labels if known == [NEW] else known), f"{source.slug} {lacks}", new_head=True)
 
 
-def class_names(source: Source) -> list[str]:
+def class_names(config: Config) -> list[str]:
     """What the model calls its outputs, in their order; empty where it names none, or calls them LABEL_0 and so on."""
-    given = source.config.get("id2label") or source.config.get("label_names") or []
+    given = config.get("id2label") or config.get("label_names") or []
     named = (
         sorted((int(number), name) for number, name in given.items()) if isinstance(given, dict) else enumerate(given)
     )
     names = [str(name) for _, name in named]
     bare = all(name == f"LABEL_{number}" for number, name in enumerate(names))
-    return [] if bare or len(names) != (source.outputs or len(names)) else names
+    return [] if bare else names
 
 
 def window(source: Source, usual: int = WINDOW) -> int:

@@ -120,6 +120,20 @@ def own(folder: Path | None) -> PreTrainedTokenizerBase:
     return load(folder)
 
 
+def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers make the same tokens of text: every token has the same number, and a text of thousands of
+    pieces of the vocabulary, in words and run together, becomes the same numbers, special ones too. Another vocabulary
+    of equal size is another one.
+    """
+    if (entries := one.get_vocab()) != other.get_vocab():
+        return False
+    some = one.convert_tokens_to_string(sorted(entries)[:: 1 + len(entries) // 4096])
+    text = f"{some}\n {' '.join(sorted(entries)[:: 1 + len(entries) // 1024])} Élan  naïve\tÀ 1234567.89 don't\r\n"
+    # A call leaves its length and padding in a tokenizer.
+    ids = [copy.deepcopy(tokenizer)(text, verbose=False)["input_ids"] for tokenizer in (one, other)]
+    return ids[0] == ids[1]
+
+
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token that the tokenizer puts before every text (Gemma's and Llama's BOS); empty where it puts none (GPT-2,
     Qwen), or one that stands for the whole text instead ([CLS] of BERT).

@@ -16,7 +16,9 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, value_at
+from leansurgeon.tasks import Task
+from leansurgeon.tasks.classes import ClassMap
 from leansurgeon.tasks.user_data import UserData
 from leansurgeon.training.recipe import machine, reading, teacher
 from leansurgeon.training.recipe.asked import Asked
@@ -47,15 +49,10 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
             "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
         )
     kind = source.head
-    taught_by = teacher.find(source, model_dir, kind, asked.sets, new_tokenizer=asked.new_tokenizer)
-    if kind == "features" and taught_by.name is None:
-        raise UsageError(
-            f"{source.slug} has no head, and a model that it could learn from is not at hand: {taught_by.why}.",
-            "Name one: --set train.distill.teacher=FOLDER.",
-        )
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, new_tokenizer=asked.new_tokenizer)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
-    for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in source.pad_note)):
+    notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
+    for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
         say(sentence)
     task = tasks.make(chosen.name, options)
     task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
@@ -64,8 +61,12 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
     if classes:
         say(f"{classes.says}: it gets a new head for {', '.join(classes.names[:6])}." if new_head else classes.says)
         options["class_names"] = list(classes.names)
-    if new_head:
-        taught_by = teacher.Teacher(None, "its head is new")
+    taught_by = find_teacher(source, model_dir, task, asked, classes)
+    if kind == "features" and taught_by.name is None:
+        raise UsageError(
+            f"{source.slug} has no head, and a model that it could learn from is not at hand: {taught_by.why}.",
+            "Name one: --set train.distill.teacher=FOLDER.",
+        )
     tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
     if tokens and hasattr(task, "lengths") and task.options.pad == "longest":
         tokens = int(task.lengths("train").max())
@@ -79,7 +80,25 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
         "measure": None,
     }
     say(taught_by.sentence(kind))
-    return reading.checked(raw, asked.sets, f"--data {data.spec}")
+    sets = [text for text in asked.sets if taught_by.name is not None or not text.startswith("train.distill")]
+    return reading.checked(raw, sets, f"--data {data.spec}")
+
+
+def find_teacher(
+    source: Source, model_dir: Path, task: Task, asked: Asked, classes: ClassMap | None
+) -> teacher.Teacher:
+    """Whom the model learns from, if anybody: as --set says it, else the model that it was cut from."""
+    said = value_at(reading.with_sets({}, asked.sets), "train")
+    said = said if isinstance(said, dict) else {}
+    if said.get("distill", "") is None:
+        return teacher.Teacher(None, "train.distill is null")
+    distill = said.get("distill") or {}
+    named = distill.get("teacher") if distill.get("teacher") != "source" else None
+    if classes is not None and classes.new_head and named is None:
+        return teacher.Teacher(None, "its head is new")
+    logits = task.head != "features" and distill.get("logits", 1) != 0
+    names = classes.names if classes else ()
+    return teacher.find(source, model_dir, task, names, named, logits=logits, new_tokenizer=asked.new_tokenizer)
 
 
 def settings(

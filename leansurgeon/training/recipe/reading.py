@@ -67,7 +67,7 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bo
     if not sets:
         return whole
     return _check(
-        _with_sets(raw, sets), _Source(str(path), places, sets=tuple(sets), over=("debug",) if debug else None)
+        with_sets(raw, sets), _Source(str(path), places, sets=tuple(sets), over=("debug",) if debug else None)
     )
 
 
@@ -112,7 +112,7 @@ def load_training(
 
 def checked(raw: dict[str, Any], sets: list[str] | tuple[str, ...], where: str) -> TrainingRecipe:
     """A recipe that was made and not read, with `sets` laid over it; `where` names it in errors."""
-    return _check(_with_sets(raw, sets), _Source(where, {}, sets=tuple(sets)))
+    return _check(with_sets(raw, sets), _Source(where, {}, sets=tuple(sets)))
 
 
 def dump(recipe: Recipe) -> str:
@@ -185,7 +185,7 @@ class _Source:
         return self.places[parents[0]] if parents else self.file
 
 
-def _with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> JsonObject:
+def with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> JsonObject:
     for text in sets:
         key, equals, value = text.partition("=")
         parts = key.strip().split(".")

@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.record import Origin
 from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.measure.data.calibration import check_kind
+from leansurgeon.measure.data.choose_task import brings_tokenizer, class_names
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.tasks import hub
+from leansurgeon.tasks import Task, hub
+from leansurgeon.tasks.classes import match
+from leansurgeon.tasks.text import vocab
 
-_KEY = "train.distill.teacher="
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HINT = "Name a trained model folder: --set train.distill.teacher=FOLDER."
 
 
 @dataclass(frozen=True)
@@ -42,10 +52,21 @@ class Teacher:
         return f"It learns {what} of {self.why}."
 
 
-def find(source: Source, model_dir: Path, kind: str, sets: Sequence[str], *, new_tokenizer: bool) -> Teacher:
-    """The teacher of the model in `model_dir`."""
-    named = next((text.removeprefix(_KEY) for text in reversed(sets) if text.startswith(_KEY)), None)
-    if named not in (None, "source"):
+def find(
+    source: Source,
+    model_dir: Path,
+    task: Task,
+    classes: Sequence[str],
+    named: str | None,
+    *,
+    logits: bool,
+    new_tokenizer: bool,
+) -> Teacher:
+    """The teacher of the model in `model_dir` for this task: the one that is `named`, else what it was cut from. Raises
+    `UsageError` for a named one that cannot teach it.
+    """
+    if named is not None:
+        check_teacher(open_teacher(named), task, classes, source.config, logits=logits)
         return Teacher(named, named)
     if source.record is None:
         return Teacher(None, "it was not cut from another model")
@@ -65,9 +86,72 @@ def find(source: Source, model_dir: Path, kind: str, sets: Sequence[str], *, new
             return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
         if not opened.learned:
             return Teacher(None, f"{name}, from which it was cut, has learned nothing")
-        if kind != "features" and answers(opened) != answers(source):
-            return Teacher(None, f"{name}, from which it was cut, answers something else")
+        try:
+            check_teacher(opened, task, classes, source.config, logits=logits, own=True)
+        except UsageError as error:
+            return Teacher(None, error.message.rstrip("."))
     return Teacher("source" if place == name else place, f"{name}, from which it was cut", own=True)
+
+
+def open_teacher(name: str) -> Source:
+    """A teacher by its name. Raises `UsageError` for one that is not there or has learned nothing."""
+    opened = open_source(name)
+    if not opened.learned or opened.folder is None:
+        raise UsageError(f"The teacher {name} has learned nothing.", HINT)
+    return opened
+
+
+def check_teacher(
+    teacher: Source, task: Task, classes: Sequence[str], student: Config, *, logits: bool, own: bool = False
+) -> list[int] | None:
+    """Which outputs of the teacher, as it is, are those of the student, in the student's order; None where they are the
+    same, or its `logits` are not asked for. The student has this config, and `classes` is what the data calls its
+    outputs. `own` says that it was cut from the teacher.
+
+    Raises `UsageError` where the teacher would read other inputs than the student or says other things.
+    """
+    check_kind(task, teacher)
+    if (tokenizer := task.tokenizer()) is not None:
+        check_tokens(teacher, tokenizer, own=own)
+    if not logits:
+        return None
+    if teacher.head != task.head or not teacher.has_head:
+        raise UsageError(f"The teacher {teacher.name} was not trained for {task.head}: its head would be new.", HINT)
+    count = len(classes) or task.model_overrides().get("num_labels")
+    if task.head in LANGUAGE or not count:
+        return None
+    theirs = class_names(teacher.config)
+    ours = [names for names in (class_names(student), classes) if len(names) == count]
+    for names in ours if theirs else ():
+        if len(places := match(names, theirs)) == count:
+            return [places[name] for name in names]
+    if teacher.outputs == count and not (theirs and ours):
+        return None
+    has, wants = (f" ({', '.join(names[:6])})" if names else "" for names in (theirs, ours[0] if ours else ()))
+    raise UsageError(
+        f"The teacher {teacher.name} tells {teacher.outputs} classes apart{has}, and the model {count}{wants}: its "
+        "logits do not speak of them.",
+        "Name a teacher of the same classes, or learn from the data alone: leave train.distill out.",
+    )
+
+
+def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bool) -> None:
+    """Raises `UsageError` where the teacher's tokenizer is another than the student's, whatever its size, or is not
+    there to say so.
+    """
+    if not brings_tokenizer(teacher.folder):
+        if own:
+            return
+        raise UsageError(
+            f"The folder of the teacher {teacher.name} holds no tokenizer, so its tokens are not known.", HINT
+        )
+    theirs = vocab.load(teacher.folder)
+    if not vocab.same_tokens(theirs, tokenizer):
+        raise UsageError(
+            f"The teacher {teacher.name} has another tokenizer ({len(theirs):,} tokens; the model's has "
+            f"{len(tokenizer):,}): the same numbers are other words to it.",
+            "Name a teacher with the model's tokenizer, or learn from the data alone: leave train.distill out.",
+        )
 
 
 def at_hand(origin: Origin, model_dir: Path) -> str | None:
@@ -97,11 +181,6 @@ def cached(name: str) -> bool:
         return True
     except Exception:  # a class of its own for every reason
         return False
-
-
-def answers(source: Source) -> tuple[str, int | None]:
-    """The head and the number of its outputs: whether two models' logits mean the same."""
-    return source.head, source.outputs or source.architecture.flat(source.config).get("vocab_size")
 
 
 def untouched(source: Source) -> int:

@@ -16,7 +16,7 @@ Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,17 @@ from torch.nn import functional as F
 
 from leansurgeon import checkpoints
 from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.checkpoints.record import Origin, SurgeryRecord
-from leansurgeon.checkpoints.source import open_source
+from leansurgeon.checkpoints.record import Origin
+from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import images
 from leansurgeon.tasks import Score, Task
 from leansurgeon.tasks.text.sentences import TARGET
 from leansurgeon.training.data import sparse
 from leansurgeon.training.data.feed import Batch
+from leansurgeon.training.recipe import teacher as teaching
 from leansurgeon.training.recipe.settings import Distill, Train
 
 _IGNORED = -100
@@ -58,9 +61,7 @@ class Distillation:
 
     def __init__(self, settings: Distill, student: Any, task: Task, model_dir: Path, device: torch.device) -> None:
         self.settings, self.task = settings, task
-        self.teacher = load_teacher(
-            settings.teacher, model_dir, student.surgery, task, trained_head=settings.logits > 0
-        )
+        self.teacher, self._outputs, self._seen = load_teacher(settings, model_dir, student, task)
         self.teacher.model.to(device).eval().requires_grad_(False)
         self._student_states: list[_Tap] = []
         self._teacher_states: list[_Tap] = []
@@ -68,6 +69,12 @@ class Distillation:
             raise UsageError(
                 f"{type(student.model).__name__} learns embeddings, and train.distill.logits is {settings.logits:g}.",
                 "A model without a head has no logits: --set train.distill.logits=0.",
+            )
+        widths = [one.architecture.shape(one.config).stages[-1].width for one in (student, self.teacher)]
+        if task.head == FEATURES and widths[0] != widths[1]:
+            raise UsageError(
+                f"The teacher {settings.teacher} gives embeddings of {widths[1]} numbers, the model of {widths[0]}.",
+                teaching.HINT,
             )
         if settings.hidden:
             wanted = targets(student, self.teacher, settings.teacher)
@@ -84,10 +91,12 @@ class Distillation:
         """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
         just computed `logits` of this batch.
         """
+        seen = self._seen(batch)
         with torch.no_grad():
-            taught = sparse.forward(self.teacher, batch)
+            taught = sparse.forward(self.teacher, seen) if self.settings.logits else self.teacher.features(seen)
         loss = score.loss_sum
         if self.settings.logits:
+            taught = taught if self._outputs is None else taught[..., self._outputs]
             loss = loss + self.settings.logits * self._of_logits(logits, taught, sparse.scored(batch)["labels"])
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
@@ -98,7 +107,7 @@ class Distillation:
         of hidden states.
         """
         with torch.no_grad():
-            target = self.teacher.features(batch)
+            target = self.teacher.features(self._seen(batch))
         state, mask = student.features(batch), self.task.token_mask(batch)
         pool = self.teacher.pooling.pool
         score = self.task.score(pool(state, mask), batch | {TARGET: pool(target, mask)})
@@ -110,6 +119,9 @@ class Distillation:
     def _of_logits(self, logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.task.head == "causal-lm":  # position t predicts token t + 1
             logits, taught, labels = logits[:, :-1], taught[:, :-1], labels[:, 1:]
+        if self.task.head in LANGUAGE:  # rows behind the last token fill the tables up, each to its own size
+            size = min(logits.shape[-1], taught.shape[-1])
+            logits, taught = logits[..., :size], taught[..., :size]
         return divergence(logits, taught, scored(labels, logits.dim()), self.settings.temperature)
 
     def _of_states(self, batch: Batch, more: Sequence[torch.Tensor] = ()) -> torch.Tensor:
@@ -264,6 +276,46 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
     ]
 
 
+def load_teacher(
+    settings: Distill, model_dir: Path, student: Loaded, task: Task
+) -> tuple[Loaded, list[int] | None, Callable[[Batch], Batch]]:
+    """The teacher exactly as it is; which of its outputs are the student's (`check_teacher`); and how a batch of the
+    student's becomes one of its own. Raises `UsageError` for one that is not there, has learned nothing, or sees or
+    says other things than the student.
+    """
+    name, surgery = settings.teacher, student.surgery
+    if own := name == "source":
+        if surgery is None:
+            raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", teaching.HINT)
+        name = place_of(surgery.source, teaching.HINT)
+    source = teaching.open_teacher(name)
+    logits = settings.logits > 0 and task.head != FEATURES
+    classes = getattr(task.options, "class_names", None) or task.data_classes or ()
+    outputs = teaching.check_teacher(source, task, classes, student.config, logits=logits, own=own)
+    tower = surgery.tower if surgery else None  # of both the same
+    teacher = checkpoints.load(source.folder, None if logits else FEATURES, tower=tower)
+    teacher.source = source  # a converted source lives as long as this
+    return teacher, outputs, standardised(source, task)
+
+
+def standardised(source: Source, task: Task) -> Callable[[Batch], Batch]:
+    """Images as the teacher's own processor standardises them, made from those that are so for the student."""
+    given = [getattr(task.options, key, None) for key in ("mean", "std")]
+    wanted = images.folder_options(source) if all(given) else None
+    if wanted is None or not wanted.says_normalisation or [wanted.mean, wanted.std] == given:
+        return lambda batch: batch
+    (mean, std), (new_mean, new_std) = (
+        [torch.tensor(value).view(-1, 1, 1) for value in pair] for pair in (given, (wanted.mean, wanted.std))
+    )
+
+    def seen(batch: Batch) -> Batch:
+        pixels = batch["pixel_values"]
+        scale, shift = (value.to(pixels) for value in (std / new_std, (mean - new_mean) / new_std))
+        return batch | {"pixel_values": pixels * scale + shift}
+
+    return seen
+
+
 def place_of(origin: Origin, hint: str) -> str:
     """What opens the model that this one was cut from. Raises `UsageError` where it is not at hand, or another one."""
     if origin.kind != "folder" or not origin.sha256:
@@ -272,27 +324,3 @@ def place_of(origin: Origin, hint: str) -> str:
     if place is None:
         raise UsageError(f"The source {origin.name} is not on this machine, or not what was cut any more.", hint)
     return str(place)
-
-
-def load_teacher(
-    name: str, model_dir: Path, surgery: SurgeryRecord | None, task: Task, *, trained_head: bool = True
-) -> Any:
-    """The teacher with the task's head. Raises `UsageError` for one that is not there, has learned nothing, or whose
-    head would be new where its logits weigh something.
-    """
-    hint = "Name a trained model folder: --set train.distill.teacher=FOLDER."
-    if name == "source":
-        if surgery is None:
-            raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", hint)
-        name = place_of(surgery.source, hint)
-    source = open_source(name)
-    if not source.learned or source.folder is None:
-        raise UsageError(f"The teacher {name} has learned nothing.", hint)
-    tower = surgery.tower if surgery else None  # of both the same
-    teacher = checkpoints.load(source.folder, task.head, task.model_overrides(), tower=tower)
-    teacher.source = source  # a converted source lives as long as this
-    if trained_head and type(teacher.model).__name__ not in (
-        source.config.get("architectures") or [type(teacher.model).__name__]
-    ):
-        raise UsageError(f"The teacher {name} was not trained for {task.head}: its head would be new.", hint)
-    return teacher

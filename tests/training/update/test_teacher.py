@@ -39,7 +39,7 @@ def cut_from(loaded, *layers: int):
 
 
 def taught(settings: Distill, student, teacher, task, monkeypatch) -> distill.Distillation:
-    monkeypatch.setattr(distill, "load_teacher", lambda *_, **__: teacher)
+    monkeypatch.setattr(distill, "load_teacher", lambda *_: (teacher, None, lambda batch: batch))
     return distill.Distillation(settings, student, task, teacher.folder, CPU)
 
 
@@ -217,17 +217,21 @@ def test_layers_follow_the_record_or_are_the_same():
 
 
 def test_a_teacher_is_trained_and_known_and_has_the_head(saved, tmp_path):
-    task = Asks("masked-lm")
-    with pytest.raises(UsageError, match=r"surgery\.json"):
-        distill.load_teacher("source", tmp_path, None, task)
-    with pytest.raises(UsageError, match="learned nothing"):
-        distill.load_teacher("bert-crammed", tmp_path, None, task)
     folder, model = saved("bert")
-    assert distill.load_teacher(str(folder), tmp_path, None, task).source.learned
-    model.bert.save_pretrained(tmp_path / "headless")
+    task, student = Asks("masked-lm"), checkpoints.load(folder)
+
+    def teacher(name: str, **settings):
+        return distill.load_teacher(Distill(teacher=name, **settings), tmp_path, student, task)[0]
+
+    with pytest.raises(UsageError, match=r"surgery\.json"):
+        teacher("source")
+    with pytest.raises(UsageError, match="learned nothing"):
+        teacher("bert-crammed")
+    assert teacher(str(folder)).source.learned
+    named = str(tmp_path / "headless")
+    model.bert.save_pretrained(named)
     with pytest.raises(UsageError, match=r"\bmasked-lm\b.*new"):
-        distill.load_teacher(str(tmp_path / "headless"), tmp_path, None, task)
-    student, named = checkpoints.load(folder), str(tmp_path / "headless")
+        teacher(named)
     with pytest.raises(UsageError, match=r"\bmasked-lm\b.*new"):
         distill.Distillation(Distill(teacher=named, logits=0.1, hidden=1), student, task, folder, CPU)
     hidden = distill.Distillation(Distill(teacher=named, logits=0, hidden=1), student, task, folder, CPU)
@@ -244,14 +248,14 @@ def test_the_source_is_opened_by_its_name_or_where_it_lies(own_cache, saved, tmp
     folder, _ = saved("bert")
     here = Origin(str(folder), "folder", sha256={"model.safetensors": sha256(folder / "model.safetensors")})
     assert distill.place_of(here, "hint") == str(folder)
-    towers, load = [], checkpoints.load
+    student, towers, load = checkpoints.load(folder), [], checkpoints.load
     monkeypatch.setattr(checkpoints, "load", lambda *a, tower: towers.append(tower) or load(*a))
-    surgery = SimpleNamespace(source=here, tower="vision")
-    assert distill.load_teacher("source", tmp_path, surgery, Asks("masked-lm")).folder == folder
+    student.surgery = SimpleNamespace(source=here, tower="vision")
+    assert distill.load_teacher(Distill(), tmp_path, student, Asks("masked-lm"))[0].folder == folder
     assert towers == ["vision"]  # of a model with several
     record.write(folder, SurgeryRecord(Origin("bert-crammed", "preset", "bert-crammed"), initialised="fresh"))
     with pytest.raises(UsageError, match="learned nothing"):  # it has weights, and they were drawn
-        distill.load_teacher(str(folder), tmp_path, None, Asks("masked-lm"))
+        distill.load_teacher(Distill(teacher=str(folder)), tmp_path, student, Asks("masked-lm"))
 
 
 def test_a_task_without_labels_needs_a_teacher_and_no_logits(pair, monkeypatch):

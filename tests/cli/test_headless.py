@@ -1,0 +1,136 @@
+"""Models whose config.json names a head that their files do not hold, or that modules.json leaves unused: nothing of a
+head that the library would draw at random is measured, followed, taught or written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data.calibration import open_calibration
+from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
+from tests.support.models.word_models import words
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61}
+
+
+def named(folder: Path, cls: str, **more) -> Path:
+    """The model in a folder under the name of another class."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [cls]} | more))
+    return folder
+
+
+def pooled(folder: Path, mode: str) -> Path:
+    """The same as sentence-transformers has it."""
+    parts = ("Transformer", ""), ("Pooling", "1_Pooling")
+    modules = [
+        {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"} for i, (kind, path) in enumerate(parts)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, f"pooling_mode_{mode}": True})
+    )
+    return folder
+
+
+def mlm(folder: Path) -> Path:
+    """As all-mpnet-base-v2 lies on the hub: a body with its pooler, called ...ForMaskedLM."""
+    return pooled(named(strangers.encoder(folder), "BertForMaskedLM"), "mean_tokens")
+
+
+def causal(folder: Path, tied: bool) -> Path:
+    """As Qwen3-Embedding (tied) or gte-Qwen2 (not) lie on the hub: a body called ...ForCausalLM."""
+    torch.manual_seed(2)
+    config = transformers.Qwen3Config(
+        **SIZES, num_key_value_heads=2, head_dim=8, tie_word_embeddings=tied, initializer_range=0.3, pad_token_id=0
+    )
+    transformers.Qwen3Model(config).save_pretrained(folder)
+    words(folder)
+    named(folder, "Qwen3ForCausalLM")
+    return pooled(folder, "lasttoken") if tied else folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return strangers.texts(tmp_path_factory.mktemp("texts") / "texts", lines=40)
+
+
+def embeddings(folder: Path, batches: list) -> torch.Tensor:
+    """(N, D) means of the library's own last states over real tokens."""
+    model, found = transformers.AutoModel.from_pretrained(folder).eval(), []
+    for batch in batches:
+        inputs = {key: value for key, value in batch.items() if key in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            states = model(**inputs).last_hidden_state
+        weights = inputs["attention_mask"][..., None].float()
+        found.append((states * weights).sum(1) / weights.sum(1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    "make", [mlm, lambda f: causal(f, True), lambda f: causal(f, False)], ids=["mlm", "tied", "gte"]
+)
+def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cache, tmp_path):
+    source = make(tmp_path / "source")
+    cut = strangers.halved(tmp_path / "cut", source)
+    done = leansurgeon("judge", cut, "--data", texts, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["judged"].values()
+    assert "loss" not in found and -1 <= found["embeddings"]["cosine"] < 0.999
+    if make is mlm:
+        data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache")
+        batches = [*data.guard, *data.heldout]
+        own = torch.nn.functional.cosine_similarity(*(embeddings(f, batches) for f in (source, cut)))
+        assert found["embeddings"]["cosine"] == pytest.approx(float(own.mean()), abs=1e-4)
+    done = strangers.healed(cut, texts, tmp_path / "run")
+    assert done.returncode == 0 and "perplexity" not in done.stdout + done.stderr
+    assert "It learns hidden states and embeddings" in done.stderr
+    assert "it is used and measured as" in " ".join(done.stderr.split())
+    healed = tmp_path / "run" / "model"
+    with safe_open(cut / "model.safetensors", "pt") as a, safe_open(healed / "model.safetensors", "pt") as b:
+        assert set(a.keys()) == set(b.keys())  # no head was drawn and written
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, healed)]
+    assert configs[0]["architectures"] == configs[1]["architectures"]
+    for folder in (cut, healed):
+        card = (folder / "README.md").read_text()
+        assert ("sentence-similarity" if (source / "modules.json").exists() else "feature-extraction") in card
+        assert "perplexity" not in card and "is used and measured as" in card
+
+
+def test_a_cut_follows_embeddings_and_no_random_head(texts, own_cache, tmp_path):
+    source = causal(tmp_path / "source", False)
+    done = leansurgeon(
+        "shrink", source, "--layers", "2", "--calibrate", texts, "--heal", "closed", "-o", tmp_path / "out"
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out/surgery.json").read_text())
+    assert "cosine of embeddings" in done.stdout and "perplexity" not in done.stdout
+    assert "embeddings" in record["proof"]["compared"] and "loss" not in record["proof"]["compared"]
+    assert not any(c.get("guard_loss") or c.get("guard_divergence") for c in record["decided"]["candidates"])
+
+
+def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_cache, tmp_path):
+    source = named(
+        strangers.encoder(tmp_path / "source"), "BertForSequenceClassification", id2label={"0": "good", "1": "bad"}
+    )
+    table = strangers.reviews(tmp_path / "reviews.csv")
+    cut = strangers.halved(tmp_path / "cut", source)
+    done = leansurgeon("judge", cut, "--data", table, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["judged"].values()
+    assert "accuracy" not in found and found["embeddings"]["cosine"] < 0.999
+    done = strangers.healed(cut, table, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "new" in done.stderr and "It learns from the data alone: its head is new" in done.stderr
+    healed = open_source(str(tmp_path / "run/model"))
+    assert healed.head == "sequence-classification" and healed.outputs == 2
+    assert healed.config["id2label"] == {"0": "good", "1": "bad"}
