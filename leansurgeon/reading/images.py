@@ -1,4 +1,4 @@
-"""Images of others as a viewer shows them: a few formats, a limit of pixels, one sentence for whatever else is there."""
+"""Images of others as a viewer shows them: a few formats, a limit of pixels, one sentence for all else."""
 
 from __future__ import annotations
 
