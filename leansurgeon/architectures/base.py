@@ -145,6 +145,7 @@ class Architecture:
     section: str = ""  # the part of the config that describes this tower
     taps: tuple[str, ...] = ()  # config keys, its own or the whole model's, that say behind which layers others listen
     stay: tuple[int, ...] = ()  # how many of the first layers of every stage cannot move, since others speak to them
+    stay_last: tuple[int, ...] = ()  # how many of the last ones stay, which the library takes for another kind
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Architecture:
         """A copy of a config of this family that describes `shape`, with these `layers` of the source."""
         config = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
         c, apart = self.flat(config), self._keys_apart(config)
-        depth = self.shape(config).stages[0].depth if self.counters or self.taps else 0
+        depth = self.shape(config).stages[0].depth
         several = isinstance(c.get(self.keys.depth), list | tuple)
         # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
         rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}

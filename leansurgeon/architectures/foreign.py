@@ -4,6 +4,7 @@ sentence about the config.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ def rules_of(family: str) -> Iterator[None]:
     try:
         yield
     except _UNFIT as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        what = f"it has no {error}" if isinstance(error, KeyError) else "a value is missing or out of range"
         raise UnsupportedModel(
             f"The config does not say what a {family} model needs: {what}.", "Is config.json complete?"
         ) from error
@@ -37,7 +38,14 @@ def library_builds(what: str) -> Iterator[None]:
     except Exception as error:
         if memory_is_short(error) or disk_is_full(error):
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
         raise UnsupportedModel(
-            f"{what} cannot be built from its config and weights: {said[:300]}.", "Do they belong together?"
+            f"{what} cannot be built from its config and weights{in_words(error)}.", "Do they belong together?"
         ) from error
+
+
+def in_words(error: Exception) -> str:
+    """What a library itself says of a config, where it is a sentence of its own and not one of Python or torch."""
+    last = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    said = " ".join(str(error).split()).rstrip(".")
+    of_library = isinstance(error, ValueError) and last.startswith("raise ") and " " in said and "Error" not in said
+    return f": {said[:300]}" if of_library else ""

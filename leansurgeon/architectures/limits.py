@@ -19,6 +19,8 @@ HIDDEN_STATES = ("vision_feature_layer", "vision_feature_layers")
 ONCE_EACH = ("deepstack_visual_indexes",)
 BEHIND_LAYERS = (*ONCE_EACH, "intermediate_layers_indices")
 TAPS = HIDDEN_STATES + BEHIND_LAYERS
+FROM_END = "num_kv_shared_layers"  # counts the last layers of a kind
+BY_LAYER = "per_layer_config"  # what differs in some layers, by their numbers
 
 
 class Limited(Protocol):
@@ -70,6 +72,11 @@ def followed(
     for key in index_lists:
         if isinstance(c.get(key), list):
             changes[key] = [layers.index(i) for i in c[key] if i in layers]
+    if isinstance(c.get(FROM_END), int) and c[FROM_END] <= depth:
+        changes[FROM_END] = sum(i >= depth - c[FROM_END] for i in layers)
+    if isinstance(of_some := c.get(BY_LAYER), dict):
+        own = {int(number): entry for number, entry in of_some.items()}
+        changes[BY_LAYER] = {str(new): own[old] for new, old in enumerate(layers) if old in own}
     return changes
 
 

@@ -169,13 +169,13 @@ def _inferred(config: Mapping[str, Any], tower: str | None) -> Architecture:
         with library.quietly():
             return bind.declaration(finding, full)
     except library.Unbuildable as error:
-        raise UnsupportedModel(f"transformers does not build this {model_type}: {error}") from None
+        raise _not_inferred(model_type, str(error)) from error
     except (LeanSurgeonError, MemoryError):
         raise
     except Exception as error:  # a library's models fail in every way there is, and its configs hold anything
         if memory_is_short(error) or disk_is_full(error):
             raise
-        raise _not_inferred(model_type, library.reason(error)) from error
+        raise _not_inferred(model_type, "its config or its model is of a form that is not understood") from error
 
 
 def _announce(name: str) -> None:

@@ -87,6 +87,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         section=finding.section,
         taps=first.taps,
         stay=tuple(s.stay for s in finding.stages) if any(s.stay for s in finding.stages) else (),
+        stay_last=tuple(s.stay_last for s in finding.stages) if any(s.stay_last for s in finding.stages) else (),
         decoupled=MODEL_TYPE if widened else None,
         shared=("heads",) if widened and halves else (),
         heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
-from leansurgeon.architectures.limits import followed, move_taps
+from leansurgeon.architectures.limits import BY_LAYER, followed, move_taps
 from leansurgeon.architectures.tensors import numbered
 from leansurgeon.errors import UsageError
 from leansurgeon.hooks import Hooks
@@ -136,13 +136,13 @@ def proven_cut(whole: Whole, level: Level, keep: Sequence[int]) -> str | None:
     return None if gap <= EQUAL else f"without layer {gone[0]} outputs differ by {gap:.1e} of their spread"
 
 
-def cuts(depth: int, group: int = 1, first: int = 0) -> list[list[int]]:
-    """Which layers are kept in the cuts that are proven, the `first` ones always; where layers alternate, whole groups
-    go.
+def cuts(depth: int, group: int = 1, first: int = 0, last: int = 0) -> list[list[int]]:
+    """Which layers are kept in the cuts that are proven, the `first` and `last` ones always; where layers alternate,
+    whole groups go.
     """
     if group > 1:
         return [[i for i in range(depth) if i // group != gone] for gone in range(depth // group)]
-    alone = sorted({first, max(first, depth // 2), depth - 1})
+    alone = sorted({first, max(first, depth // 2), depth - 1 - last})
     one_less = [[j for j in range(depth) if j != i] for i in alone]
     both = {max(first, 1), depth - 2}
     return [*one_less, [j for j in range(depth) if j not in both]] if depth >= 5 else one_less
@@ -157,59 +157,70 @@ def period(config: Config) -> int:
 
 
 def deeper(config: Config, level: Level, depth: int) -> Config:
-    """The config at another depth; lists of layers go on as they began."""
-    longer = dict(config) | {level.key: depth}
-    for key in level.lists:
-        longer[key] = [config[key][i % level.depth] for i in range(depth)]
+    """The config at another depth; lists of layers go on as they began, and end as they did."""
+    like = [*(i % level.depth for i in range(depth - 1)), level.depth - 1]
+    longer = dict(config) | {level.key: depth} | {key: [config[key][i] for i in like] for key in level.lists}
+    if BY_LAYER in config:
+        own = {int(number): entry for number, entry in config[BY_LAYER].items()}
+        longer[BY_LAYER] = {str(i): own[old] for i, old in enumerate(like) if old in own}
     return longer
 
 
 @torch.no_grad()
 def depth_trouble(
-    library: Library, config: Config, level: Level, make_inputs: Any, seed: int = 0, group: int = 1, first: int = 0
+    library: Library,
+    config: Config,
+    level: Level,
+    make_inputs: Any,
+    seed: int = 0,
+    group: int = 1,
+    first: int = 0,
+    last: int = 0,
 ) -> str | None:
-    """Why layers (groups of them) behind the `first` ones cannot be dropped from this stage; None where every cut was
-    proven.
+    """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage; None
+    where every cut was proven.
     """
     whole = Whole.of(library, config, make_inputs, seed)
-    troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first))
+    troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first, last))
     return next(filter(None, troubles), None)
 
 
-def proven_depth(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int]:
-    """Why no layer of a stage can be dropped (empty: they can), and how many of the first ones have to stay. Proven at
-    two depths, the second over a whole period of kinds of layers.
+def proven_depth(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int, int]:
+    """Why no layer of a stage can be dropped (empty: they can), and how many of the first and last ones have to stay.
+    Proven at two depths, the second over a whole period of kinds of layers.
     """
     if level.outside:
-        return "a tensor outside the blocks has a part for every layer", 0
-    why, first = depth_trouble(library, config, level, make_inputs), 0
-    if why:
-        numbers = range(1, min(FIRST, level.depth - 2) + 1)
-        possible = (n for n in numbers if depth_trouble(library, config, level, make_inputs, first=n) is None)
-        first = next(possible, 0)
-        if not first:
-            return why, 0
+        return "a tensor outside the blocks has a part for every layer", 0, 0
+    ways = ((0, 0), *((n, 0) for n in range(1, min(FIRST, level.depth - 2) + 1)), (0, 1))
+    troubles: list[str] = []
+    for first, last in ways:
+        why = depth_trouble(library, config, level, make_inputs, first=first, last=last)
+        if why is None:
+            break
+        troubles.append(why)
+    else:
+        return troubles[0], 0, 0
     other = deeper(config, level, min(max(level.depth + 2, period(config) + 3), 13))
     depth = other[level.key]
     try:
-        again = depth_trouble(library, other, replace(level, depth=depth), make_inputs, seed=7, first=first)
+        again = depth_trouble(library, other, replace(level, depth=depth), make_inputs, seed=7, first=first, last=last)
     except Unbuildable as error:
         again = f"at depth {depth} no model of it runs: {error}"
-    return (why or again, 0) if again else ("", first)
+    return (troubles[0] if troubles else again, 0, 0) if again else ("", first, last)
 
 
-def droppable(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int, int]:
-    """Why no layer of a stage can be dropped (empty: they can), how many of the first ones have to stay, and in groups
-    of how many the others go, where kinds of layers take turns by a rule that no list of the config says.
+def droppable(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int, int, int]:
+    """Why no layer of a stage can be dropped (empty: they can), how many of the first and last ones have to stay, and
+    in groups of how many the others go, where kinds of layers take turns by a rule that no list of the config says.
     """
-    trouble, first = proven_depth(library, config, level, make_inputs)
+    trouble, first, last = proven_depth(library, config, level, make_inputs)
     if not trouble or level.outside or level.lists:
-        return trouble, first, 1
+        return trouble, first, last, 1
     for group in sorted({2, 3, period(config)}):
         counts = (3, 4) if group < 5 else (2, 3)
         if not any(group_trouble(library, config, level, make_inputs, group, count) for count in counts):
-            return "", 0, group
-    return trouble, first, 1
+            return "", 0, 0, group
+    return trouble, first, last, 1
 
 
 def group_trouble(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.infer import inputs, tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
-from leansurgeon.architectures.infer.tiny import Config, aliases, is_per_layer
-from leansurgeon.architectures.limits import TAPS
+from leansurgeon.architectures.infer.tiny import Config, aliases, per_layer
+from leansurgeon.architectures.limits import TAPS, followed
 
 Shapes = dict[str, tuple[int, ...]]
 Axis = tuple[str, int]  # a tensor's name and the number of an axis
@@ -63,10 +63,8 @@ def numbers(config: Config) -> list[str]:
 def without_last(config: Config, key: str) -> Config:
     """The config with one layer less of this depth; its lists of layers are cut."""
     depth = config[key]
-    cut = {
-        k: v[:-1] for k, v in config.items() if isinstance(v, list | tuple) and len(v) == depth and is_per_layer(k, v)
-    }
-    return config | cut | {key: depth - 1}
+    cut = {k: config[k][:-1] for k in per_layer(config, depth)}
+    return config | cut | {key: depth - 1} | followed(config, (), (), range(depth - 1), depth)
 
 
 def module_lists(model: nn.Module) -> dict[str, int]:

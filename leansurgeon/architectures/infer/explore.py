@@ -22,6 +22,7 @@ from leansurgeon.architectures.infer.differences import (
 )
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import (
+    FAILED,
     Library,
     Unbuildable,
     memory_names,
@@ -33,6 +34,12 @@ from leansurgeon.architectures.infer.units import Kind, Trial, conv1d, explained
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
+
+
+def fails(trouble: str | None) -> bool:
+    """Whether a library did not do what was tried, so that nothing could be compared."""
+    return trouble is not None and any(text in trouble for text in FAILED)
+
 
 SHARED = "=1"  # the number 1 itself, in the place of a key
 
@@ -196,8 +203,8 @@ class Search:
         shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
         if shared:
             return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
-        trouble, first, group = cuts.droppable(self.library, self.config, level, self.example)
-        return replace(stage, depth_trouble=trouble, stay=first, period=group)
+        trouble, first, last, group = cuts.droppable(self.library, self.config, level, self.example)
+        return replace(stage, depth_trouble=trouble, stay=first, stay_last=last, period=group)
 
     # -- heads ---------------------------------------------------------------------------------------
 
@@ -244,12 +251,12 @@ class Search:
         if not shared and (outside := self.outside_axes(effect, level, "the heads")):
             return replace(stage, heads_trouble=outside)
         places, trouble = self.placed(key, options, kind, level, shared)
-        if trouble and "Error" in trouble:  # the library may want heads that divide the width
+        if fails(trouble):  # the library may want heads that divide the width
             whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)
             again, still = self.placed(f"{key}, dividing", options, whole, level, shared)
             if still is None:
                 return replace(stage, heads=self.part(key, again), heads_divide_width=True)
-            trouble = still if "Error" not in still else trouble
+            trouble = trouble if fails(still) else still
         return replace(stage, heads=self.part(key, places), heads_trouble=self.in_words(trouble, options))
 
     def placed(

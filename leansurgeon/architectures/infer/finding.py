@@ -46,6 +46,7 @@ class Stage:
     index_lists: tuple[str, ...] = ()  # config keys that list layers of a kind
     taps: tuple[str, ...] = ()  # config keys that say behind which layers others listen
     stay: int = 0  # so many of the first layers have to stay
+    stay_last: int = 0  # and of the last
     depth_trouble: str = ""
     heads_trouble: str = ""
     halves_trouble: str = "was inferred, and heads of half the size were not tried"

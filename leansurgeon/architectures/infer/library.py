@@ -39,8 +39,16 @@ MAPPINGS = (
 )
 
 
+# What a library does not do with a small model; what it says of that is for those who work on it, not for a user.
+REFUSED = "its library refuses such a config"
+UNBUILT = "its library does not build it so"
+UNLOADED = "its library does not load it so"
+UNRUN = "it does not run so"
+FAILED = (REFUSED, UNBUILT, UNLOADED, UNRUN)
+
+
 class Unbuildable(Exception):
-    """A config of which the library makes no model that runs; the text says why."""
+    """A config of which the library makes no model that runs; the text says why, the cause is what the library said."""
 
 
 @contextlib.contextmanager
@@ -181,7 +189,7 @@ class Library:
         try:
             return spelled_out(config_class(config["model_type"]).from_dict(plain(config)))
         except Exception as error:
-            raise Unbuildable(reason(error)) from None
+            raise Unbuildable(REFUSED) from error
 
     def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
         """A model in eval mode, fp32, with random weights (`seed` None leaves the library's own). Raises
@@ -194,7 +202,7 @@ class Library:
                 torch.manual_seed(0)
                 model = self.cls(made).float().eval()
         except Exception as error:
-            raise Unbuildable(reason(error)) from None
+            raise Unbuildable(UNBUILT) from error
         if seed is not None:
             perturb(model, seed)
         return model
@@ -235,7 +243,7 @@ class Library:
                 dtype=torch.float32,
             )
         except Exception as error:
-            raise Unbuildable(reason(error)) from None
+            raise Unbuildable(UNLOADED) from error
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if info[what]:
                 first_one = min(map(str, info[what]))
@@ -285,7 +293,7 @@ def outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         output = model(**inputs, **cache)
         return first(output).float()
     except Exception as error:
-        raise Unbuildable(f"forward: {reason(error)}") from None
+        raise Unbuildable(UNRUN) from error
 
 
 def first(output: Any) -> Tensor:
@@ -306,9 +314,3 @@ def difference(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape or not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return float("inf")
     return float((a - b).abs().max() / a.std().clamp(min=1e-6))
-
-
-def reason(error: BaseException) -> str:
-    """The first line of what a library says."""
-    text = str(error).strip().replace("\n", " ")
-    return f"{type(error).__name__}: {text[:200]}"

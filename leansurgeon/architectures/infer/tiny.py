@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
-from leansurgeon.architectures.limits import BEHIND_LAYERS, HIDDEN_STATES, ONCE_EACH, TAPS
+from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, HIDDEN_STATES, ONCE_EACH, TAPS
 
 Config = dict[str, Any]
 
@@ -67,6 +68,13 @@ POSITIONS = (
     *("max_2d_position_embeddings", "num_position_embeddings"),
 )
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size")
+MAMBA_HEADS = (
+    "mamba_n_heads",
+    "mamba_num_heads",
+    "num_mamba_heads",
+    "n_mamba_heads",
+)  # times their size: the width, expanded
+MAMBA_DIMS, MAMBA_DIM = ("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16
 # Lists of layers' numbers: they follow the layers that stay.
 INDEX_LISTS = (
     *("attn_layer_indices", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "global_attn_layers"),
@@ -85,18 +93,17 @@ SMALL = {
     **{"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12},
     **{"qk_head_dim": 16, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8},
     # State-space and linear layers.
-    **{"mamba_n_heads": 12, "mamba_num_heads": 12, "linear_num_value_heads": 12, "num_mamba_heads": 12},
-    **{"mamba_d_head": 16, "mamba_head_dim": 16, "mamba_headdim": 16, "mamba_d_state": 8, "state_size": 8},
+    **{"linear_num_value_heads": 12, "mamba_d_state": 8, "state_size": 8},
     **{"ssm_state_size": 8, "mamba_dt_rank": 8, "time_step_rank": 8, "mamba_n_groups": 1, "n_groups": 1},
     **{"linear_num_key_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4},
-    **{"mamba_chunk_size": 8, "chunk_size": 8, "mamba_d_ssm": 192, "lru_width": 96},
+    **{"mamba_chunk_size": 8, "chunk_size": 8, "lru_width": 96},
     # All else that is large by default.
     **{"attention_window": 4, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12},
     **{"altup_num_inputs": 2, "num_mel_bins": 16, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
     **{"classifier_proj_size": 32, "codebook_size": 32, "projection_dim": 64, "n_mels": 16, "proj_codevector_dim": 32},
     **{"num_codevectors_per_group": 8, "codevector_dim": 32, "temporal_patch_size": 2, "spatial_merge_size": 2},
     **{"num_global_layers": 2, "mm_tokens_per_image": 4, "moe_num_shared_experts": 1, "audio_vocab_size": VOCAB},
-    **{"pooler_hidden_size": 96, "max_source_positions": 32, "relation_transformer_layers": 1},
+    **{"max_source_positions": 32, "relation_transformer_layers": 1},
 }
 # What a default config leaves open and a model needs.
 OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": VOCAB}
@@ -169,6 +176,8 @@ class Sizes:
         self.heads = next((general[k] for k in HEADS if isinstance(general.get(k), int)), None)
         self.depth = next((general[k] for k in LAYERS if isinstance(general.get(k), int)), None)
         self.width, self.n_heads, self.head_dim, self.kv = (128, 4, 16, 2) if attempt == 4 else (96, 6, 8, 3)
+        self.was_wide = next((general[k] for k in WIDTHS if isinstance(general.get(k), int)), None)
+        self.stages = len(c["depths"]) if isinstance(c.get("depths"), list | tuple) else 0
         self.c = general
 
     def of(self, key: str, name: str, value: Any) -> Any:
@@ -182,6 +191,10 @@ class Sizes:
                 return value
             own = self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads
             return sectioned(rope(value, own), own) if self.attempt else rope(value, own)
+        if name == BY_LAYER and isinstance(value, dict):
+            return {number: self.of_layer(entry) for number, entry in value.items()}
+        if isinstance(value, list | tuple) and value and len(value) == self.depth and name in (*SMALL, *MLPS):
+            return [self.of(key, name, entry) for entry in value]
         if not number or value <= 0 or key in self.kept or (name == "num_mel_bins" and "spec_size" in self.c):
             return value  # spectrograms that are cut to pictures keep their height
         if name in LAYERS:
@@ -199,6 +212,19 @@ class Sizes:
             return VOCAB
         if name in ("image_size", "img_size"):
             return self.image(value)
+        if name in MAMBA_DIMS:
+            return MAMBA_DIM
+        inner = self.width * next((self.c[k] for k in ("mamba_expand", "expand") if self.c.get(k)), 2)
+        if name == "head_dim" and "state_size" in self.c and "expand" in self.c:  # Mamba 2 has no other heads
+            return inner // self.n_heads
+        if name in MAMBA_HEADS or name == "mamba_d_ssm":
+            return inner if name == "mamba_d_ssm" else inner // MAMBA_DIM
+        if name == "window_size" and self.stages:
+            return min(value, 2)
+        if "layers" in name and self.depth and self.depth > DEPTH <= value:  # that many of them are of a kind
+            return max(1, value * DEPTH // self.depth)
+        if value == self.was_wide and name not in SMALL and ("hidden" in name or name.endswith(("_dim", "_width"))):
+            return self.width
         if name == "window_size" and "spatial_merge_size" in self.c:  # in pixels: two merged patches
             return 2 * min(self.c["spatial_merge_size"], SMALL["spatial_merge_size"]) * self.c["patch_size"]
         if name in ("rotary_dim",):
@@ -208,6 +234,18 @@ class Sizes:
         if name in SMALL and value > SMALL[name]:
             return value if self.attempt >= 3 and ("position" in name or "window" in name) else SMALL[name]
         return value
+
+    def of_layer(self, entry: Mapping[str, Any]) -> Config:
+        """What differs in a layer, by as much as it did: a head may be twice as wide as those of other layers."""
+
+        def small(key: str, value: Any) -> Any:
+            """The small number of all layers, times what this layer's is of theirs."""
+            usual = self.c.get(key)
+            if type(value) is not int or type(usual) is not int or not usual or value % usual:
+                return self.of(key, key, value)
+            return self.of(key, key, usual) * (value // usual)
+
+        return {key: small(key, value) for key, value in entry.items()}
 
     def key_value_heads(self, value: int) -> int:
         if value == 1:
@@ -225,7 +263,7 @@ class Sizes:
     def image(self, value: int) -> int:
         patch = self.c.get("patch_size")
         patch = patch if isinstance(patch, int) else 16
-        return min(value, 4 * patch)
+        return min(value, 4 * patch * 2 ** max(0, self.stages - 1))  # a pyramid's last stage has four a side, too
 
 
 def token(value: Any) -> Any:
@@ -263,17 +301,36 @@ def sectioned(value: Any, head_dim: int) -> Any:
 
 
 def per_layer(c: Config, depth: int) -> Iterator[str]:
-    """Keys whose list has one entry for every layer."""
+    """Keys whose list has one entry for every layer: as long as the depth for a reason, since it holds words and
+    switches, or its name says it, or the type's default config has no list of another depth's length there.
+    """
+    usual = default_lengths(c.get("model_type"))
     for key, value in c.items():
-        if isinstance(value, list | tuple) and len(value) == depth and is_per_layer(key, value):
+        if not isinstance(value, list | tuple) or len(value) != depth or key in (*TAPS, *INDEX_LISTS):
+            continue
+        said = "layer" in key or "types" in key or "pattern" in key or all(isinstance(v, str | bool) for v in value)
+        if said or (usual is not None and key not in usual and all(map(is_number, value))):
             yield key
 
 
-def is_per_layer(key: str, value: list) -> bool:
-    """Whether a list that is as long as the depth is so for a reason: words and switches, or the name says it."""
-    if key in TAPS or key in INDEX_LISTS:
-        return False
-    return "layer" in key or "types" in key or "pattern" in key or all(isinstance(v, str | bool) for v in value)
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@cache
+def default_lengths(model_type: str | None) -> dict[str, int] | None:
+    """The lengths of lists in a type's default config that are not as long as its own depth; None where there is no
+    such config.
+    """
+    from leansurgeon.architectures.infer.library import config_class
+
+    try:
+        usual = config_class(model_type)().to_dict()
+    except Exception:
+        return None
+    depths = {usual[key] for key in usual if key in LAYERS and isinstance(usual[key], int)}
+    lists = {key: len(value) for key, value in usual.items() if isinstance(value, list | tuple)}
+    return {key: length for key, length in lists.items() if length not in depths}
 
 
 def pick_layers(c: Config, before: int, after: int, of_each: int = 1) -> None:
@@ -281,6 +338,17 @@ def pick_layers(c: Config, before: int, after: int, of_each: int = 1) -> None:
     its order; a single layer is repeated.
     """
     keys = list(per_layer(c, before))
+    if BY_LAYER in c:  # as one more list
+        own = {int(number): entry for number, entry in c[BY_LAYER].items()}
+        c[BY_LAYER] = [own.get(i) for i in range(before)]
+        pick_from([*keys, BY_LAYER], c, before, after, of_each)
+        c[BY_LAYER] = {str(i): entry for i, entry in enumerate(c[BY_LAYER]) if entry}
+    else:
+        pick_from(keys, c, before, after, of_each)
+
+
+def pick_from(keys: list[str], c: Config, before: int, after: int, of_each: int) -> None:
+    """The same for these lists."""
     if after > before:
         c |= {key: [*c[key]] * after for key in keys if before == 1 and key != "architectures"}
         return

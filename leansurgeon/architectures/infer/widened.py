@@ -17,7 +17,7 @@ from torch import nn
 
 from leansurgeon.architectures.base import Architecture, derive
 from leansurgeon.architectures.infer.differences import Level
-from leansurgeon.architectures.infer.library import Library, Unbuildable, outputs, reason, spelled_out
+from leansurgeon.architectures.infer.library import REFUSED, Library, Unbuildable, outputs, spelled_out
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.units import Looked
 from leansurgeon.architectures.infer.words import Place
@@ -38,7 +38,7 @@ class LeanLibrary(Library):
         try:
             return spelled_out(LeanConfig.from_dict(self.joined(config)))
         except Exception as error:
-            raise Unbuildable(reason(error)) from None
+            raise Unbuildable(REFUSED) from error
 
     def loaded(self, settings: Any, **how: Any) -> Any:
         return lean_class(self.cls.__name__).made(settings).from_pretrained(None, config=settings, **how)

@@ -25,7 +25,6 @@ from leansurgeon.architectures.infer.library import (
     difference,
     outputs,
     quietly,
-    reason,
     whole,
 )
 from leansurgeon.architectures.limits import move_taps, refusals
@@ -65,10 +64,16 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Family
             library = Library.of(full)
             small = built(library, full)
         except (Unbuildable, *BROKEN) as error:
-            row = FamilyCheck(name, cls, why=str(error) if isinstance(error, Unbuildable) else reason(error))
+            row = FamilyCheck(name, cls, why=told(error))
         else:
             row = in_scratch(name, cls, partial(through_the_product, name, library, small, tower, drawn))
     return replace(row, seconds=round(time.monotonic() - started, 1))
+
+
+def told(error: Exception) -> str:
+    """Why no small model of a type was made."""
+    own = isinstance(error, Unbuildable | LeanSurgeonError)
+    return " ".join(str(error).split()) if own else "its library refuses its own default config"
 
 
 def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> FamilyCheck:
@@ -81,7 +86,7 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
             refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
             return replace(row, refused=refused, why=" ".join(str(error).split()))
         except Exception as error:  # a defect of ours; the table shows it
-            return replace(row, why=f"defect: {reason(error)}")
+            return replace(row, why=f"defect: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def through_the_product(

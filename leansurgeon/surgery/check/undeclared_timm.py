@@ -18,7 +18,7 @@ from timm.models._hub import save_config_for_hf
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.infer.differences import levels
-from leansurgeon.architectures.infer.library import Unbuildable, quietly, reason
+from leansurgeon.architectures.infer.library import quietly
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary, args_of
 from leansurgeon.architectures.infer.timm_models.search import first_small
@@ -27,7 +27,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.model import entry_module
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.check.family_check import PREFIX, USUAL, Drawn, FamilyCheck
-from leansurgeon.surgery.check.undeclared import compared, in_scratch
+from leansurgeon.surgery.check.undeclared import compared, in_scratch, told
 
 
 def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
@@ -38,7 +38,7 @@ def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
             flat = {"model_type": entry} | arguments.flattened(arguments.numbers_of(entry, {}))
             small, library = first_small(TimmLibrary.of(flat), flat)
         except Exception as error:  # timm raises whatever it likes
-            row = FamilyCheck(name, why=str(error) if isinstance(error, Unbuildable) else reason(error))
+            row = FamilyCheck(name, why=told(error))
         else:
             row = in_scratch(name, library.cls.__name__, partial(through_the_product, name, library, small, drawn.seed))
     return replace(row, seconds=round(time.monotonic() - started, 1))

@@ -35,7 +35,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     try:
         made = bind.declaration(finding, flat, TimmLibrary.of(flat))
     except Unbuildable as error:
-        raise UnsupportedModel(f"timm does not build this {name}: {error}") from None
+        raise UnsupportedModel(f"timm does not build this {name}: {error}") from error
     return derive(
         made,
         library="timm",

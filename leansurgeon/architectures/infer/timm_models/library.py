@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.architectures.infer.library import Library, Unbuildable, perturb, reason
+from leansurgeon.architectures.infer.library import UNBUILT, UNLOADED, Library, Unbuildable, perturb
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.tensors import Config
 
@@ -40,7 +40,7 @@ class TimmLibrary(Library):
         try:
             model = arguments.build(self.name, {**args_of(config), **self.extra}, device).float().eval()
         except Exception as error:
-            raise Unbuildable(reason(error)) from None
+            raise Unbuildable(UNBUILT) from error
         if seed is not None:
             perturb(model, seed)
         return model
@@ -54,7 +54,7 @@ class TimmLibrary(Library):
         try:
             model.load_state_dict(dict(state), strict=True)
         except RuntimeError as error:
-            raise Unbuildable(reason(error)) from None
+            raise Unbuildable(UNLOADED) from error
         return model
 
     def example(self, model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:

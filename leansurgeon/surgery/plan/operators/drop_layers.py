@@ -58,8 +58,14 @@ def misplaced(source: Source, kept: Sequence[int]) -> str | None:
 
 
 def tied_to_the_start(source: Source, kept: Sequence[int]) -> str | None:
-    """Other parts of some models speak to the first layers by their numbers, which therefore all stay."""
+    """Other parts of some models speak to the first layers by their numbers, which therefore all stay; of some the
+    library makes the last one another layer than the config says (Gemma 4).
+    """
     arch = source.architecture
+    for span, most in zip(source.shape.spans, arch.stay_last, strict=False):
+        gone = next((layer for layer in span[len(span) - most :] if layer not in kept), None)
+        if gone is not None:
+            return f"Layer {gone} has to stay: {arch.name} computes something else where another layer is the last."
     for span, least in zip(source.shape.spans, arch.stay, strict=False):
         gone = next((layer for layer in span[:least] if layer not in kept), None)
         if gone is not None:
@@ -114,8 +120,11 @@ def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
     chosen: list[int] = []
     for number, span in enumerate(source.shape.spans):
         here = [i for i in kept if i in span]
-        least = span[: max(1, source.architecture.stay[number] if source.architecture.stay else 0)]
-        chosen += [*least, *here[len(least) :]] if len(here) >= len(least) else here
+        arch = source.architecture
+        least = span[: max(1, arch.stay[number] if arch.stay else 0)]
+        last = span[len(span) - (arch.stay_last[number] if arch.stay_last else 0) :]
+        room = len(here) - len(last)
+        chosen += [*least, *here[len(least) : room], *last] if room >= len(least) else here
     return None if misplaced(source, chosen) else chosen
 
 
