@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, HIDDEN_STATES, ONCE_EACH, TAPS
+from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, FROM_END, HIDDEN_STATES, ONCE_EACH, TAPS
 
 Config = dict[str, Any]
 
@@ -221,7 +221,7 @@ class Sizes:
             return inner if name == "mamba_d_ssm" else inner // MAMBA_DIM
         if name == "window_size" and self.stages:
             return min(value, 2)
-        if "layers" in name and self.depth and self.depth > DEPTH <= value:  # that many of them are of a kind
+        if name == FROM_END and self.depth and self.depth > DEPTH:
             return max(1, value * DEPTH // self.depth)
         if value == self.was_wide and name not in SMALL and ("hidden" in name or name.endswith(("_dim", "_width"))):
             return self.width
