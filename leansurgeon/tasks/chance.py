@@ -49,15 +49,6 @@ def integers(
     return low + (uniform(seed, epoch, indices_B, count, stream=stream) * (high - low)).astype(np.int64)
 
 
-def held_out(count: int, fraction: float, seed: int) -> dict[str, np.ndarray]:
-    """The numbers of `count` samples parted at random for "train" and "eval" (about `fraction` of them, one at least),
-    both sorted.
-    """
-    order = np.random.default_rng(seed).permutation(count)
-    held = max(1, round(fraction * count))
-    return {"train": np.sort(order[held:]), "eval": np.sort(order[:held])}
-
-
 def _keys(seed: int, epoch: int, indices_B: np.ndarray, stream: int) -> np.ndarray:
     """(B,) uint64: what the numbers of a sample follow from."""
     key = mix_number(seed % 2**64)

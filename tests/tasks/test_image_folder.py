@@ -22,6 +22,7 @@ from timm.data import create_transform
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks import base, draws
+from tests.support.content import number_of_image
 
 COUNTS = {"train": 12, "val": 7}
 RANDAUG = {"auto_augment": "rand-m9-mstd0.5", "random_erase": 0.5}
@@ -32,7 +33,7 @@ def quiet(line: str) -> None:
 
 
 def prepared(cache, name="folder", **options):
-    task = tasks.make(name, {"image_size": 16, **options})
+    task = tasks.make(name, {"image_size": 16, "hold_out": False, **options})
     task.prepare(cache, None, workers=1, say=quiet)
     return pickle.loads(pickle.dumps(task))
 
@@ -127,15 +128,32 @@ def test_the_global_generators_are_left_as_they_were():
     assert next(iter(draws.each(0, 0, np.array([7])))) == 0  # the lock is free again
 
 
-def test_one_folder_of_classes_holds_some_out(tmp_path):
-    write(tmp_path / "data", "folder")
-    root = str(tmp_path / "data" / "train")
-    tasks_by_seed = [prepared(tmp_path / "cache", data=root, eval_fraction=0.25, split_seed=seed) for seed in (0, 1)]
-    assert [(task.size("train"), task.size("eval")) for task in tasks_by_seed] == [(9, 3)] * 2
-    parts = [everything(tasks_by_seed[0], split)["labels"].bincount(minlength=3) for split in ("train", "eval")]
-    assert (parts[0] + parts[1]).tolist() == [4, 4, 4]
-    first, second = (everything(task)["pixel_values"] for task in tasks_by_seed)
-    assert not torch.equal(first, second)
+def test_one_folder_of_classes_is_split_by_what_its_images_show(tmp_path):
+    """As PNG or as BMP, in another order of files, and with half of them twice: each picture stands on one side."""
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (20, 16, 3), dtype=np.uint8) for _ in range(120)]
+    sides = []
+    for name, suffix, order in (("a", "png", 1), ("b", "bmp", -1)):
+        for number, picture in enumerate(pictures[::order]):
+            folder = tmp_path / name / f"n{int(picture[0, 0, 0]) % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(folder / f"{number:03}.{suffix}")
+            if name == "b" and number % 2:
+                Image.fromarray(picture).save(folder / f"again{number:03}.png")
+        task = prepared(tmp_path / "cache", data=str(tmp_path / name), hold_out=True, augment=False)
+        sides.append(
+            {
+                split: {bytes(pixels.numpy()) for pixels in everything(task, split)["pixel_values"]}
+                for split in task.splits
+            }
+        )
+        parts = list(sides[-1].values())
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 120
+    assert sides[0] == sides[1]
+    shares = [number_of_image(picture) / 2**64 for picture in pictures]
+    assert len(sides[0]["test"]) == sum(share < 0.1 for share in shares)
+    assert len(sides[0]["eval"]) == sum(0.1 <= share < 0.2 for share in shares)
+    assert "60 images that repeat others stay on one side" in task.held_out
 
 
 def test_fewer_samples_are_of_all_classes(tmp_path):
@@ -150,9 +168,9 @@ def test_fewer_samples_are_of_all_classes(tmp_path):
 
 def test_images_without_classes_can_be_read_but_not_scored(tmp_path):
     write(tmp_path / "data", "folder")
-    task = prepared(tmp_path / "cache", data=str(tmp_path / "data" / "train" / "n01"), channels=1)
+    task = prepared(tmp_path / "cache", data=str(tmp_path / "data" / "train" / "n01"), channels=1, hold_out=True)
     batch = everything(task, "train")
-    assert batch["pixel_values"].shape == (3, 1, 16, 16) and set(batch["labels"].tolist()) == {-100}
+    assert batch["pixel_values"].shape == (2, 1, 16, 16) and set(batch["labels"].tolist()) == {-100}
     assert "num_labels" not in task.model_overrides()
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import numpy as np
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.progress import track
 from leansurgeon.reading import archives, files, images, jsonfile
-from leansurgeon.tasks import base, ragged
+from leansurgeon.tasks import base, ragged, splits
 from leansurgeon.tasks.images import tables as image_tables
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, listing
 
@@ -80,6 +82,41 @@ def build(
     if classes is not None and classes < many:
         raise UsageError(f"The data has {many:,} classes, more than the task's option classes {classes:,}.")
     return {"sizes": sizes, "labels": names, "classes": classes or many}
+
+
+def split(folder: Path, info: dict[str, Any], workers: int) -> dict[str, Any]:
+    """Part the images of the index in `folder` by what they show, and write which rows stand on which side; what the
+    entry keeps of it. Every image is decoded once. Raises UsageError for one that cannot be.
+    """
+    index = {name: np.load(path) for path in folder.glob("*.npy") if (name := path.stem)}
+    stored = [side for side in splits.SIDES if side in info["sizes"]]
+    ids: list[int] = []
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for side in stored:
+            reader, size = Reader(folder, side, index.__getitem__), info["sizes"][side]
+            for start in track(range(0, size, 256), "images: looking at each", "x 256 images/s"):
+                ids += pool.map(partial(_content_of, reader), range(start, min(start + 256, size)))
+    labels = np.concatenate([index[f"{side}-labels"] for side in stored])
+    counts = [info["sizes"][side] for side in stored]
+    found = splits.split_by_content(
+        np.array(ids, dtype=np.uint64), labels, np.repeat([splits.SIDES.index(side) for side in stored], counts)
+    )
+    first = dict(zip(stored, np.cumsum([0, *counts]), strict=False))
+    names = info["labels"]
+    for side, rows in found.rows.items():
+        np.save(folder / f"{side}-rows.npy", rows - first.get(side, 0))
+    return {
+        "sizes": {side: len(rows) for side, rows in found.rows.items()},
+        "stored": {side: side if side in stored else "train" for side in splits.SIDES},
+    } | base.found(found, "images", [names[i] for i in labels] if names and labels.min() >= 0 else None)
+
+
+def _content_of(reader: Reader, row: int) -> int:
+    where = f"The image {reader.name(row)}"
+    try:
+        return splits.hash_image(images.decode(reader.read(row), "RGB", where))
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {files.why(error)}.") from None
 
 
 class Reader:

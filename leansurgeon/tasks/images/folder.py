@@ -8,6 +8,7 @@ training script that the paper used; mixup, cutmix and label smoothing concern w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, images
-from leansurgeon.tasks import base, chance, classes, draws
+from leansurgeon.tasks import base, classes, draws, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
@@ -30,9 +31,9 @@ Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 
 
 class Options(base.Options):
-    """`data`: a folder with `train/CLASS/` and `val/CLASS/`, one folder of classes (then `eval_fraction` is held out),
-    shards (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is
-    elsewhere.
+    """`data`: a folder with `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, one folder of classes, shards
+    (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is elsewhere.
+    What the data does not name is cut from its training images by content, but with `hold_out: false`.
 
     `class_names`: the data's classes in the order of the model's outputs, where that is not the data's.
     `label`: the column, where a parquet file has several. `mean` and `std` are ImageNet's if not given (0.5 for one
@@ -41,8 +42,7 @@ class Options(base.Options):
 
     data: str
     eval_data: str | None = None
-    eval_fraction: float = Field(0.1, gt=0, lt=1)
-    split_seed: int = Field(0, ge=0)
+    hold_out: bool = True
     label: str | None = None
     classes: int | None = Field(None, ge=2)
     class_names: list[str] | None = Field(None, min_length=2)
@@ -102,38 +102,44 @@ class ImageFolder(base.Task):
         self.source = o.data
         _check_transform(o)
         source = places.find(o.data, o.eval_data)
+        if not o.hold_out and "eval" not in source.places and "test" in source.places:
+            source = replace(source, places={"train": source.places["train"], "eval": source.places["test"]})
         key = {"version": _VERSION, **source.key(), "label": o.label, "classes": o.classes}
+        key |= {"split": splits.RULE} if o.hold_out else {}
 
         def build(folder: Path) -> disk.Info:
             say(f"{self.name}: looking through {o.data}")
-            return image_files.build(source, folder, o.label, o.classes, say)
+            info = image_files.build(source, folder, o.label, o.classes, say)
+            return info | (image_files.split(folder, info, workers) if o.hold_out else {"stored": {}})
 
         self._open(disk.entry(cache, "images", key, build))
         self._rows = self._chosen()
-        stored = [np.unique(self._array(f"{split}-labels")) for split in self._info["sizes"]]
+        named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
+        stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
         self._stored_classes = classes.StoredClasses(self._info.get("labels"), stored, o.class_names)
 
     def _chosen(self) -> dict[str, np.ndarray | None]:
-        """Which samples of the index are the split's: all (None), or a choice that follows from `split_seed` alone."""
+        """Which samples of the index are the split's: all (None), those on its side, or as few as the options say."""
         o, sizes = self.options, self._info["sizes"]
-        rows: dict[str, np.ndarray | None] = {"train": None, "eval": None, "test": None}
         if "eval" not in sizes:
-            rows |= chance.held_out(sizes["train"], o.eval_fraction, o.split_seed)
-            if not len(rows["train"]):
-                raise UsageError(f"{o.data} holds {sizes['train']} image, too few to hold any out.")
+            raise UsageError(
+                f"{o.data} has no images to evaluate on.",
+                "Name them: task.eval_data; or hold some out: task.hold_out=true.",
+            )
+        rows = {split: self._array(f"{split}-rows") if self._info["stored"] else None for split in sizes}
         for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
-            there = sizes[split] if rows[split] is None else len(rows[split])
+            there = sizes[split]
             if limit is not None and limit > there:
                 raise UsageError(f"{o.data} holds {there:,} {split} images where {split}_samples asks for {limit:,}.")
             if limit is not None and limit < there:
                 # The first of them would be of the first classes.
-                order = np.random.default_rng([o.split_seed, split == "eval"]).permutation(there)[:limit]
-                rows[split] = np.sort(order) if rows[split] is None else rows[split][np.sort(order)]
+                order = np.sort(np.random.default_rng([0, split == "eval"]).permutation(there)[:limit])
+                rows[split] = order if rows[split] is None else rows[split][order]
         return rows
 
     def size(self, split: str) -> int:
         """Number of images of a split, of the classes and the part that the options choose."""
-        rows = self._rows[split] if split in base.SPLITS and self._folder else None
+        rows = self._rows.get(split) if self._folder else None
         return super().size(split) if rows is None else len(rows)
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
@@ -144,7 +150,7 @@ class ImageFolder(base.Task):
 
         indices = self._indices(split, indices)
         rows = indices if self._rows[split] is None else self._rows[split][indices]
-        stored = split if split in self._info["sizes"] else "train"
+        stored = self._info["stored"].get(split, split)
         transform = self._transform(split == "train" and self.options.augment)
         if split != "train":
             seed, epoch = 0, 0
@@ -198,10 +204,17 @@ class ImageFolder(base.Task):
         return {k: v for k, v in super().__getstate__().items() if k not in ("_transforms", "_readers")}
 
 
+class Published(Options):
+    """The same; the data's own parts are those of the published figures."""
+
+    hold_out: bool = False
+
+
 class ImageNet(ImageFolder):
     """ImageNet-1k (Russakovsky et al., 2015): `ImageFolder` with the source's name and licence."""
 
     name = "imagenet"
+    Options = Published
     licence = "ImageNet terms of access: non-commercial research and education"
 
 
