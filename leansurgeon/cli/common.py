@@ -47,6 +47,14 @@ def _name_classes(value: str | None) -> str | None:
     return value
 
 
+def _skip_damaged(value: bool) -> bool:
+    from leansurgeon.reading.images import skipping_damaged
+
+    if value:
+        _until_the_end.enter_context(skipping_damaged())
+    return value
+
+
 _until_the_end = ExitStack()
 
 
@@ -125,6 +133,10 @@ Classes = Annotated[
         callback=_name_classes,
         help="The data's classes in the order of the model's outputs, where names do not say it; new: other classes.",
     ),
+]
+SkipDamaged = Annotated[
+    bool,
+    typer.Option("--skip-damaged", callback=_skip_damaged, help="Leave out, and count, images that cannot be read."),
 ]
 PushTo = Annotated[
     str | None, typer.Option("--push", metavar="ORG/NAME", help="Put the result on the hub, private if new.")

@@ -56,6 +56,7 @@ def heads(
     public: common.Public = False,
     tower: common.WhichTower = None,
     allow_pickle: common.AllowPickle = False,
+    skip_damaged: common.SkipDamaged = False,
     trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Importance of every head, what its absence costs, and how many heads can go.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PANELS = {
     "Shape": "heads layers head_dim mlp_dim mlp_ratio params memory latency tower class_attention sweep_heads",
-    "Data": "data lm_eval limit against columns classes calibrate judge "
+    "Data": "data lm_eval limit against columns classes skip_damaged calibrate judge "
     "time recipe sets set train label samples calibration_samples judge_samples",
     "Method": "init method keep more_heads heal heal_time balance uncalibrated prune reduction normalize ablate "
     "curve lora new_tokenizer distill",

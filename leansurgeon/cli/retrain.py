@@ -20,6 +20,7 @@ from leansurgeon.cli.common import (
     Columns,
     Public,
     PushTo,
+    SkipDamaged,
     TrustRemoteCode,
     WhichTower,
     destination,
@@ -103,6 +104,7 @@ def retrain(
         bool, typer.Option("--force", help="With --push: replace the model that somebody else has there.")
     ] = False,
     tower: WhichTower = None,
+    skip_damaged: SkipDamaged = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a model by a recipe and leave a run folder: best and last model, metrics.jsonl, summary.json."""

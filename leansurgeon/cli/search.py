@@ -80,6 +80,7 @@ def search(
     force: Annotated[bool, typer.Option("--force", help="Forget what an earlier call of this search found.")] = False,
     tower: common.WhichTower = None,
     allow_pickle: common.AllowPickle = False,
+    skip_damaged: common.SkipDamaged = False,
     trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Find the best (heads, layers, MLP) of SOURCE under a budget: count, then try, the better half for twice as long.

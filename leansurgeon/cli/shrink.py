@@ -83,6 +83,7 @@ def shrink(
     public: common.Public = False,
     tower: common.WhichTower = None,
     allow_pickle: common.AllowPickle = False,
+    skip_damaged: common.SkipDamaged = False,
     trust_remote_code: common.TrustRemoteCode = False,
 ) -> None:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads."""

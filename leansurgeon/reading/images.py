@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import UsageError
@@ -15,6 +18,19 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 PIXELS = 100_000_000
 LIMIT = 256_000_000  # bytes of a file
+
+
+SKIPS: ContextVar[bool] = ContextVar("SKIPS", default=False)
+
+
+@contextmanager
+def skipping_damaged(yes: bool = True) -> Iterator[None]:
+    """As long as this lasts, images of a command's data that cannot be read are left out, and counted."""
+    before = SKIPS.set(yes)
+    try:
+        yield
+    finally:
+        SKIPS.reset(before)
 
 
 def decode(content: bytes, mode: str, where: str) -> Image:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.common import AllowPickle, AsJson, Classes, Columns, TrustRemoteCode, say
+from leansurgeon.cli.common import AllowPickle, AsJson, Classes, Columns, SkipDamaged, TrustRemoteCode, say
 
 
 def judge(
@@ -33,6 +33,7 @@ def judge(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of samples.")] = 0,
     as_json: AsJson = False,
     allow_pickle: AllowPickle = False,
+    skip_damaged: SkipDamaged = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Judge MODEL and the model that it was cut from on data of your own: the same samples, with intervals.

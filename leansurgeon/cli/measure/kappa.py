@@ -13,6 +13,7 @@ from leansurgeon.cli.common import (
     Classes,
     Columns,
     ModelName,
+    SkipDamaged,
     TrustRemoteCode,
     WhichTower,
     mean,
@@ -44,6 +45,7 @@ def kappa(
     as_json: AsJson = False,
     tower: WhichTower = None,
     allow_pickle: AllowPickle = False,
+    skip_damaged: SkipDamaged = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.

@@ -202,6 +202,8 @@ def from_task(
     parts, counts = rows.each(read), told(rows.each(lambda _, chosen: len(chosen)))
     source_of = task.describe().get("source", name)
     windows = tokens and not lines
+    damaged = task.describe().get("damaged")
+    counts += f", {damaged} damaged left out" if damaged else ""
     says = f"{source_of}: {counts} ({f'windows of {tokens} tokens' if windows else 'samples'})"
     made = replace(of_parts(spell_task(name, options), says, parts, task, samples), split=task.identity)
     if scores(task, source) and not (found and found.new_head):

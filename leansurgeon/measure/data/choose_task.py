@@ -11,6 +11,7 @@ from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
+from leansurgeon.reading.images import SKIPS
 from leansurgeon.tasks import Task, user_data
 from leansurgeon.tasks.classes import NAMED, NEW, ClassMap, map_classes, match
 from leansurgeon.tasks.text import vocab
@@ -200,6 +201,7 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
     """A folder of images, prepared as the model's own processor prepares them."""
     wanted = images.folder_options(source)
     options: dict[str, Any] = {"data": data.names[0], **wanted.as_options()}
+    options |= {"skip_damaged": True} if SKIPS.get() else {}
     if given := user_data.label_of_images(data, columns):
         options["label"] = given
     says: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from leansurgeon.tasks.images import tables as image_tables
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, listing
 
 _WHOLE = -1
+UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".dng")  # images all the same
 _LABEL = 1_000_000  # bytes of a sample's class
 
 
@@ -72,6 +74,17 @@ def build(
             raise UsageError(f"{_called(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
         _write(folder, split, index)
         sizes[split], many = len(index.file), max(many, max(index.label) + 1)
+    others = Counter(
+        suffix
+        for places in (place.places.values() if place.kind in ("folder", "flat") else ())
+        for root in places
+        for _, _, found in os.walk(root)
+        for name in found
+        if (suffix := os.path.splitext(name)[1].lower()) in UNREAD
+    )
+    if others:
+        told = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(others.items()))
+        say(f"Left out, since such images are not read here: {told}. Save them as PNG or JPEG.")
     many = max(many, len(names or []))
     if many == 1:
         raise UsageError(
@@ -84,13 +97,14 @@ def build(
     return {"sizes": sizes, "labels": names, "classes": classes or many}
 
 
-def split(folder: Path, info: dict[str, Any], workers: int) -> dict[str, Any]:
+def split(folder: Path, info: dict[str, Any], workers: int, *, skip_damaged: bool = False) -> dict[str, Any]:
     """Part the images of the index in `folder` by what they show, and write which rows stand on which side; what the
-    entry keeps of it. Every image is decoded once. Raises UsageError for one that cannot be.
+    entry keeps of it. Every image is decoded once. Raises UsageError for those that cannot be, unless they are left
+    out.
     """
     index = {name: np.load(path) for path in folder.glob("*.npy") if (name := path.stem)}
     stored = [side for side in splits.SIDES if side in info["sizes"]]
-    ids: list[int] = []
+    ids: list[int | UsageError] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for side in stored:
             reader, size = Reader(folder, side, index.__getitem__), info["sizes"][side]
@@ -98,25 +112,35 @@ def split(folder: Path, info: dict[str, Any], workers: int) -> dict[str, Any]:
                 ids += pool.map(partial(_content_of, reader), range(start, min(start + 256, size)))
     labels = np.concatenate([index[f"{side}-labels"] for side in stored])
     counts = [info["sizes"][side] for side in stored]
-    found = splits.split_by_content(
-        np.array(ids, dtype=np.uint64), labels, np.repeat([splits.SIDES.index(side) for side in stored], counts)
-    )
+    damaged = [one.message for one in ids if isinstance(one, UsageError)]
+    if damaged and not skip_damaged:
+        others = f" So it is with {len(damaged) - 1:,} more." if len(damaged) > 1 else ""
+        raise UsageError(damaged[0] + others, "Mend or remove what is damaged, or leave it out: --skip-damaged.")
+    kept = np.array([row for row, one in enumerate(ids) if not isinstance(one, UsageError)], dtype=np.int64)
+    sides = np.repeat([splits.SIDES.index(side) for side in stored], counts)
+    found = splits.split_by_content(np.array([ids[row] for row in kept], dtype=np.uint64), labels[kept], sides[kept])
     first = dict(zip(stored, np.cumsum([0, *counts]), strict=False))
     names = info["labels"]
     for side, rows in found.rows.items():
-        np.save(folder / f"{side}-rows.npy", rows - first.get(side, 0))
-    return {
-        "sizes": {side: len(rows) for side, rows in found.rows.items()},
-        "stored": {side: side if side in stored else "train" for side in splits.SIDES},
-    } | base.found(found, "images", [names[i] for i in labels] if names and labels.min() >= 0 else None)
+        np.save(folder / f"{side}-rows.npy", kept[rows] - first.get(side, 0))
+    return (
+        {
+            "sizes": {side: len(rows) for side, rows in found.rows.items()},
+            "stored": {side: side if side in stored else "train" for side in splits.SIDES},
+        }
+        | base.found(found, "images", [names[i] for i in labels[kept]] if names and labels.min() >= 0 else None)
+        | {"damaged": damaged}
+    )
 
 
-def _content_of(reader: Reader, row: int) -> int:
+def _content_of(reader: Reader, row: int) -> int | UsageError:
     where = f"The image {reader.name(row)}"
     try:
         return splits.hash_image(images.decode(reader.read(row), "RGB", where))
+    except UsageError as error:
+        return error
     except OSError as error:
-        raise UsageError(f"{where} cannot be read: {files.why(error)}.") from None
+        return UsageError(f"{where} cannot be read: {files.why(error)}.")
 
 
 class Reader:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
 from leansurgeon.reading import files, images
 from leansurgeon.tasks import base, classes, draws, splits
 from leansurgeon.tasks import cache as disk
@@ -33,7 +33,8 @@ Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 class Options(base.Options):
     """`data`: a folder with `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, one folder of classes, shards
     (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is elsewhere.
-    What the data does not name is cut from its training images by content, but with `hold_out: false`.
+    What the data does not name is cut from its training images by content, but with `hold_out: false`. Images that
+    cannot be read end it, or are left out with `skip_damaged: true`.
 
     `class_names`: the data's classes in the order of the model's outputs, where that is not the data's.
     `label`: the column, where a parquet file has several. `mean` and `std` are ImageNet's if not given (0.5 for one
@@ -43,6 +44,7 @@ class Options(base.Options):
     data: str
     eval_data: str | None = None
     hold_out: bool = True
+    skip_damaged: bool = False
     label: str | None = None
     classes: int | None = Field(None, ge=2)
     class_names: list[str] | None = Field(None, min_length=2)
@@ -105,14 +107,18 @@ class ImageFolder(base.Task):
         if not o.hold_out and "eval" not in source.places and "test" in source.places:
             source = replace(source, places={"train": source.places["train"], "eval": source.places["test"]})
         key = {"version": _VERSION, **source.key(), "label": o.label, "classes": o.classes}
-        key |= {"split": splits.RULE} if o.hold_out else {}
+        if o.hold_out:  # every image is looked at, and anew where one was written to
+            key |= {"split": splits.RULE, "files": source.file_stamps(), "skip_damaged": o.skip_damaged}
 
         def build(folder: Path) -> disk.Info:
             say(f"{self.name}: looking through {o.data}")
             info = image_files.build(source, folder, o.label, o.classes, say)
-            return info | (image_files.split(folder, info, workers) if o.hold_out else {"stored": {}})
+            parted = image_files.split(folder, info, workers, skip_damaged=o.skip_damaged) if o.hold_out else None
+            return info | (parted or {"stored": {}})
 
         self._open(disk.entry(cache, "images", key, build))
+        if damaged := self._info.get("damaged"):
+            say(f"{self.name}: {plural(len(damaged), 'damaged image')} left out. {damaged[0]}")
         self._rows = self._chosen()
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
         stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
@@ -180,7 +186,8 @@ class ImageFolder(base.Task):
         return overrides | {"image_size": o.image_size, "num_channels": o.channels}
 
     def _particulars(self) -> base.Description:
-        return {"classes": self._info["classes"]}
+        damaged = {"damaged": len(self._info["damaged"])} if self._info.get("damaged") else {}
+        return {"classes": self._info["classes"], **damaged}
 
     def _transform(self, augmented: bool) -> Any:
         """timm's transform, made once per process: it carries compiled-in random state of its own nowhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -42,6 +43,17 @@ class ImagePlaces:
             "kind": self.kind,
             "places": {split: [stamp(p) for p in places] for split, places in self.places.items()},
         }
+
+    def file_stamps(self) -> str:
+        """A digest of name, size and time of every image in folders, which have changed where it differs."""
+        sha256 = hashlib.sha256()
+        for place in (place for split in self.places.values() for place in split if isinstance(place, Path)):
+            for root, folders, names in os.walk(place, followlinks=False):
+                folders.sort()
+                for name in sorted(names):
+                    stat = os.stat(os.path.join(root, name))
+                    sha256.update(f"{root}/{name} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
+        return sha256.hexdigest()
 
 
 def part_of(name: str) -> str | None:
