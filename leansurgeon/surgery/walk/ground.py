@@ -24,7 +24,6 @@ from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, some_rows, tokens_of
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.device import free_memory
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.planning import Plan
@@ -38,8 +37,7 @@ from leansurgeon.surgery.walk.kept import Kept, Step
 PARTS = ("fit", "guard")
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
-SPANS = 0.6  # of the memory of a GPU beside what stands outside the blocks
-SPAN = "span"  # what the step is called in which the longest one is kept
+FITTED = 8 * 2**30  # bytes that blocks may take while they are fitted, and more only where the weights are more
 AGREES = 0.03  # relative error of the source's last hidden states by products in bf16
 Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
@@ -162,23 +160,12 @@ class Ground:
 
     @cached_property
     def longest_span(self) -> int:
-        """Blocks that the memory of the GPU, or what is free of the host's, lets be trained together; a cut that goes
-        on keeps to what was free when its first span began, or to less, and says so.
+        """Blocks that are trained together at most. That follows from the model alone, so that no other machine makes
+        another result: they take as much memory as the weights do in their file, or `FITTED` where that is more.
         """
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
-        room = free_memory()  # what stands outside the blocks and the states are in it already
-        if self.device.type == "cuda":
-            outside = sum(spec.size for spec in self.by_layer.get(None, ()))
-            room = torch.cuda.get_device_properties(self.device).total_memory - 4 * outside
-        longest = min(int(SPANS * room / (4 * TRAINED * block)), self.teacher.depth)  # memory beyond that says nothing
-        if step := self.options.kept.get(SPAN):
-            if longest >= (before := min(step.record["blocks"], self.teacher.depth)):
-                return before
-            self.say(
-                "Less memory is free than when this cut began: the result may not be that of an uninterrupted one."
-            )
-        self.keep(SPAN, {}, {"blocks": longest})
-        return longest
+        entries = (self.source.weights.entries[spec.name] for spec in self.source.specs)
+        return max(FITTED, sum(entry.end - entry.start for entry in entries)) // (4 * TRAINED * block)
 
     def choose_products(self) -> None:
         """Products in bf16 from now on where the device has them and the guard agrees: on a GPU in every cut, on a CPU

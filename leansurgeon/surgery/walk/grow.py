@@ -181,7 +181,7 @@ class Growing:
         longest = self.ground.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
             if end - mark.first >= longest:
-                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers, for memory")
+                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers, for its size")
                 break
             if not self.most(pieces, end - mark.first + 1, phase.steps):
                 self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers")
