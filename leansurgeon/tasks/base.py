@@ -161,6 +161,11 @@ class Task(ABC):
         return dict(self._info.get("split", {}))
 
     @property
+    def was_read(self) -> str | None:
+        """What a person is told of the data that was read; None where it is the task's own."""
+        return self._info.get("was_read")
+
+    @property
     def held_out(self) -> str | None:
         """What a person is told of the split; None where the task brings its own."""
         return self._info.get("held_out")

@@ -14,6 +14,7 @@ import csv
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -351,6 +352,34 @@ def _samples(data: UserData, columns: Sequence[str]) -> dict[str, list[Any]]:
 
 def _listed(columns: tuple[str, ...]) -> str:
     return f"Columns: {', '.join(columns)}." if columns else "The table has no columns."
+
+
+def tell(
+    names: Sequence[str],
+    counted: Mapping[str, int],
+    roles: Sequence[tuple[str, Sequence[str]]],
+    columns: Sequence[str] = (),
+    labels: Sequence[Any] = (),
+    cut: tuple[int, int] = (0, 0),
+) -> str:
+    """What a person is told of data that was read: how much of what (`counted`, "rows" first, then what was left out of
+    them), which of the `columns` is what, the shares of the `labels`, and how many texts are `cut` at how many tokens.
+    """
+    shares = Counter(map(str, labels))
+    most = [f"{label} {100 * count / len(labels):.0f} %" for label, count in sorted(shares.most_common(4))]
+    most += [f"{len(shares) - 4} more"] if len(shares) > 4 else []
+    amount, *rest = [f"{count:,} {what}" for what, count in counted.items() if count] or ["nothing"]
+    read = {role: ", ".join(names) for role, names in roles if columns}
+    if "label" in read and most:
+        read["label"] += f" ({', '.join(most)})"
+    words = [amount, *(f"{role} = {said}" for role, said in read.items()), *rest]
+    others = [column for column in columns if not any(column in read for _, read in roles)]
+    if others:
+        words.append(f"{', '.join(others[:4])}{f' and {len(others) - 4} more' if len(others) > 4 else ''} left out")
+    if cut[0]:
+        words.append(f"{cut[0]:,} {'text' if cut[0] == 1 else 'texts'} longer than {cut[1]:,} tokens are cut")
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}: {'; '.join(words)}."
 
 
 # -- cells -----------------------------------------------------------------------------------------

@@ -164,6 +164,8 @@ def from_task(
     for note in (*source.pad_note, *source.head_note):
         say(f"{source.name}: {note}.")
     task.prepare(cache, source.folder, workers=1, say=say)
+    for sentence in filter(None, (task.was_read, task.held_out)):
+        say(sentence)
     found = choose_classes(task, source)
     if found:
         say(found.says if not found.new_head else f"{found.says}, so its labels are not scored.")
@@ -182,8 +184,6 @@ def from_task(
     elif tokens:
         usual = TOKENS.each(lambda _, count: max(4, count // tokens))
     wanted = for_samples(usual, samples)
-    if task.held_out:
-        say(task.held_out)
     third = "test" in task.splits
     splits = Parts("train", "eval" if third else "train", "test" if third else "eval")
     rows = choose(splits.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)

@@ -25,7 +25,7 @@ from leansurgeon.tasks.base import IGNORED, token_score
 from leansurgeon.tasks.splits import SIDES, hash_text, split_by_content
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
-from leansurgeon.tasks.user_data import HINT, Columns, columns_of, is_role, recognise
+from leansurgeon.tasks.user_data import HINT, Columns, columns_of, is_role, recognise, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def open_pairs(
         raise UsageError(f"{source.name} takes text, and {data.spec} holds images.", HINT)
     bare = data.kind == "table" and not columns and all(name.lower().endswith(".tsv") for name in data.names)
     if bare and not any(map(is_role, data.columns)):
-        given, names = True, [Path(name).name for name in data.names]
+        given, names, texts = True, [Path(name).name for name in data.names], None
         said = written_pairs("\n".join(text_files.read(Path(name)) for name in data.names), flag)
     else:
         roles = columns_of(data, columns, "seq2seq") if data.kind != "text" else Columns("text", ("text",))
@@ -83,6 +83,9 @@ def open_pairs(
         given, names = len(roles.texts) > 1, texts.names
         said = texts.answers() if given else texts.texts()
     made = list(encoded(said, tokenizer) if given else hidden_pairs(said, tokenizer, rng))
+    counted = {"pairs" if given else "sentences": len(made)}
+    shown = [("input", roles.texts[:-1]), ("answer", roles.texts[-1:])] if texts and given else None
+    say(corpus.tell({"train": texts}, counted, roles=shown) if texts else tell(names, counted, ()))
     split = split_by_content(np.array([number for number, _ in made], dtype=np.uint64))
     say(split.sentence("pairs" if given else "sentences"))
     sides = Parts(*(split.rows[side] for side in SIDES))

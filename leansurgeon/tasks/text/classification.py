@@ -77,7 +77,8 @@ class TextClassification(Tokenized):
 
         def build(folder: Path) -> disk.Info:
             read = {side: _read(paths, o) for side, paths in files.items()}
-            rows, found = {side: part for side, (part, _) in read.items()}, {"read": read["train"][1]}
+            rows, found = {side: part for side, (part, _) in read.items()}, {}
+            counted = {what: sum(of_side[what] for _, of_side in read.values()) for what in read["train"][1]}
             if o.hold_out:
                 rows, more = _split(rows)
                 found |= more
@@ -90,23 +91,22 @@ class TextClassification(Tokenized):
                 split: Rows(part.texts, part.pairs, np.array([numbers[label] for label in part.labels], dtype=np.int32))
                 for split, part in rows.items()
             }
-            return self._store(folder, numbered, model_dir) | {"labels": names} | found
+            info = self._store(folder, numbered, model_dir) | {"labels": names} | found
+            texts = [("text", [o.text, *([o.text_pair] if o.text_pair else [])])]
+            roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
+            there = tables.columns(files["train"][0])
+            labels = [label for part, _ in read.values() for label in part.labels]
+            said = [path.name for paths in files.values() for path in paths]
+            return info | {"was_read": user_data.tell(said, counted, roles, there, labels, (info["cut"], o.seq_len))}
 
         self._open(disk.entry(cache, "texts", key, build))
         stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
         self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
-        self._say_cut(say)
         self.source = ", ".join(path.name for paths in files.values() for path in paths)
 
     def _pad_of(self, model_dir: Path | None) -> int | None:
         """The token by which the model finds the end of a text, where it says one and reads by its own tokenizer."""
         return vocab.said_in(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
-
-    def _say_cut(self, say: Callable[[str], None]) -> None:
-        """Say how many texts are longer than what is read of them."""
-        if cut := self._info["cut"]:
-            total, most = sum(self._info["sizes"].values()), self.options.seq_len
-            say(f"{self.name}: {cut:,} of {total:,} texts are longer than {most:,} tokens, and are cut there.")
 
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
@@ -172,12 +172,12 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
     """
     texts = [options.text, *([options.text_pair] if options.text_pair else [])]
     columns = [options.label] if isinstance(options.label, str) else options.label
-    rows, counted = [], {"rows": 0, "without text": 0, "without label": 0}
+    rows, counted = [], {"rows": 0, "without text left out": 0, "without label left out": 0}
     for path in paths:
         for number, row in tables.read(path, [*texts, *columns]):
             counted["rows"] += 1
             empty = any(map(user_data.is_empty, row[: len(texts)]))
-            counted["without text"] += empty
+            counted["without text left out"] += empty
             for column, text in zip(texts, row, strict=False):
                 if not empty and not isinstance(text, str):
                     raise UsageError(f"{path}, row {number}: '{column}' is {quoted(text)}, not a text.")
@@ -187,7 +187,7 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
         what = "numbers with decimals" if found.kind == "score" else "several of a text"
         raise UsageError(f"{', '.join(map(str, paths))}: the labels are {what}, and this task has one class of each.")
     whole = [(row, label) for row, label in zip(rows, found.values, strict=True) if label is not None]
-    counted["without label"] = len(rows) - len(whole)
+    counted["without label left out"] = len(rows) - len(whole)
     if not whole:
         raise UsageError(f"{', '.join(map(str, paths))}: no rows{' with text and label' if counted['rows'] else ''}.")
     pairs = [row[1] for row, _ in whole] if options.text_pair else None

@@ -54,7 +54,8 @@ class Corpus:
             return [hub.digest(self.rows), *self.columns, self.first]
         stamps = [disk.file_key(path) for path in self.files]
         tabular = any(tables.is_table(path) for path in self.files)
-        return stamps + (list(self.columns) if tabular else []) + ([self.first] if self.first else [])
+        read = [*self.columns, *(["chat"] if self.chat else [])] if tabular else []
+        return stamps + read + ([self.first] if self.first else [])
 
     def split_last(self, held: float) -> tuple[_Part, _Part]:
         """All but, and the last part of about this fraction: of each text file, and of the rows of all tables."""
@@ -66,8 +67,16 @@ class Corpus:
 
     def all_rows(self) -> Iterator[Document]:
         """The documents of tables one by one, no more than `first`."""
+        self.counted["chats"] = self.counted["rendered"] = 0
+
+        def render(chat: list[dict[str, Any]]) -> str | None:
+            written = self.render(chat) if self.render else None
+            self.counted["chats"] += 1
+            self.counted["rendered"] += written is not None
+            return written
+
         for cells, where in islice(self._cells(), self.first):
-            yield user_data.document_in(cells, where, self.chat, self.render)
+            yield user_data.document_in(cells, where, self.chat, render)
 
     def texts(self) -> list[str]:
         """The different sentences of text files, and all texts that stand in the cells of tables, whole."""
@@ -229,6 +238,28 @@ def find_named(options: Any, **how: Any) -> dict[str, Corpus]:
         if names is not None:
             corpora[side] = find(names, options.text, split=split, **how)
     return corpora
+
+
+def tell(
+    corpora: Mapping[str, Corpus],
+    amount: Mapping[str, int],
+    cut: tuple[int, int] = (0, 0),
+    roles: Sequence[tuple[str, Sequence[str]]] | None = None,
+) -> str:
+    """What a person is told of corpora that were read, of which there is this amount (`user_data.tell`)."""
+    train = corpora["train"]
+    names = [name for one in corpora.values() for name in one.names]
+    rows = sum(one.counted.get("rows", 0) for one in corpora.values())
+    counted = (
+        {"rows": rows} | amount | {"empty rows left out": sum(c.counted.get("empty", 0) for c in corpora.values())}
+    )
+    tabular = [path for path in train.files if tables.is_table(path)]
+    columns = train.rows.column_names if train.rows is not None else tables.columns(tabular[0]) if tabular else ()
+    role = "text" if len(train.columns) == 1 else "texts"
+    if any(one.counted.get("chats") for one in corpora.values()):
+        written = any(one.counted.get("rendered") for one in corpora.values())
+        role = "chat (by the model's template)" if written else "chat (joined, as the tokenizer has no template)"
+    return user_data.tell(names, counted, roles or [(role, train.columns)], columns, (), cut)
 
 
 def sentences(text: str) -> list[str]:

@@ -97,7 +97,8 @@ class CausalLM(Tokenized):
                 found = base.found(split, "blocks of text")
             say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
             tokenizer = self._make_tokenizer(folder, sides["train"], model_dir)
-            return _pack(folder, tokenizer, sides, say) | found
+            info = _pack(folder, tokenizer, sides, say) | found
+            return info | {"was_read": corpus.tell(corpora, {"characters": sum(info["characters"].values())})}
 
         self._open(disk.entry(cache, "text", key, build))
         self._begin = vocab.beginning(self.tokenizer())

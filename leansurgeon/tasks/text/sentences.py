@@ -77,10 +77,11 @@ class Sentences(classification.TextClassification):
                 for side, chosen in split.rows.items()
             }
             say(f"{self.name}: tokenising {len(every):,} sentences ({o.tokenizer})")
-            return self._store(folder, rows, model_dir) | base.found(split, "sentences")
+            info = self._store(folder, rows, model_dir) | base.found(split, "sentences")
+            cut = (info["cut"], o.seq_len)
+            return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 
         self._open(disk.entry(cache, "sentences", key, build))
-        self._say_cut(say)
         self.source = ", ".join(name for one in corpora.values() for name in one.names)
 
     def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:

@@ -56,6 +56,8 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
         say(sentence)
     task = tasks.make(chosen.name, options)
     task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
+    for sentence in filter(None, (task.was_read, task.held_out)):
+        say(sentence)
     classes = choose_classes(task, source)
     new_head = classes is not None and classes.new_head
     if classes:
