@@ -23,6 +23,7 @@ from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import inputs
+from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import (
     LINE,
     choose_classes,
@@ -173,6 +174,7 @@ def from_task(
         task = tasks.make(name, options | {"class_names": list(found.names)})
         task.prepare(cache, source.folder, workers=1, say=silent)
     check_kind(task, source)
+    check_classes(source, task, found, chance=source.record is None)
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None

@@ -36,6 +36,7 @@ class Teacher:
     name: str | None
     why: str
     own: bool = False
+    place: str | None = None  # what opens it, where it is the model that this one was cut from
 
     def settings(self, kind: str) -> JsonObject:
         """The recipe's `train.distill`."""
@@ -81,7 +82,8 @@ def find(
             place = at_hand(origin, model_dir)
             if place is None:
                 return Teacher(None, f"{name}, from which it was cut, is not on this machine")
-            opened = open_source(str(whereabouts.find(origin) or place), keep=keep)
+            found = str(whereabouts.find(origin) or place)
+            opened = open_source(found, keep=keep)
         except LeanSurgeonError as error:
             return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
         if not opened.learned:
@@ -90,7 +92,7 @@ def find(
             check_teacher(opened, task, classes, source.config, logits=logits, own=True)
         except UsageError as error:
             return Teacher(None, error.message.rstrip("."))
-    return Teacher("source" if place == name else place, f"{name}, from which it was cut", own=True)
+    return Teacher("source" if place == name else place, f"{name}, from which it was cut", own=True, place=found)
 
 
 def open_teacher(name: str) -> Source:

@@ -1,0 +1,93 @@
+"""Whether a trained head agrees with the data at all: before anything is cut, ranked or healed by labels that may be in
+another order than its outputs.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import inputs
+from leansurgeon.tasks import Task
+from leansurgeon.tasks.classes import NAMED, ClassMap
+
+LEAST, MOST = 50, 200  # held-out samples
+LEVEL = 0.05  # an agreement that a shuffle of the labels reaches more often is chance
+BETTER, SURE = 0.15, 0.001  # another order must be right on so many more, and by McNemar's test so surely
+SHUFFLES = 999
+
+
+def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance: bool = True) -> None:
+    """Let the source answer held-out samples of the prepared task, whose classes are its outputs as `found` says.
+    Without `chance` only another order of the classes counts, as for a model that a cut may have ruined.
+
+    Nothing is checked where the user named the classes, with fewer than LEAST samples, or without room for the model.
+    Raises `UsageError` where its answers agree with the labels no more than a shuffle of these does (which knows how
+    often each class is there and is answered, so that always saying the largest is chance), or where another order,
+    found on one half of the samples, fits the other half far better.
+    """
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    heard = source.learned and source.folder is not None and 8 * source.parameters.total < whole
+    if found is None or found.new_head or NAMED.get() or not heard:
+        return
+    splits = sorted({"eval", *task.splits} - {"train"})
+    held = [(split, row) for split in splits for row in range(task.size(split))]
+    if len(held) < LEAST:
+        return
+    import torch
+
+    from leansurgeon.checkpoints.model import load
+
+    chosen = [held[i] for i in np.random.default_rng(0).permutation(len(held))[:MOST]]
+    loaded = load(source.folder)
+    loaded.model.eval()
+    answers, labels = [], []
+    for split, row in chosen:
+        batch = task.batch(split, np.array([row]), seed=0, epoch=0)
+        with torch.no_grad():
+            answers.append(int(inputs.answer(loaded, batch).argmax(-1)))
+        labels.append(int(batch["labels"]))
+    answers_N, labels_N = np.array(answers), np.array(labels)
+    right = answers_N == labels_N
+    told = f"{source.name} is right on {right.sum()} of {len(right)} held-out samples"
+    hint = (
+        "Say which output is which: --classes A,B,C, the data's classes in the order of the outputs (the same order "
+        "again goes on all the same); --classes new trains a new head."
+    )
+    other = fitted_elsewhere(answers_N, labels_N)
+    if better(other == answers_N, right):
+        raise UsageError(
+            f"{told}, and with another order of the classes it would be on {(other == answers_N).sum()}. "
+            f"{found.says}", hint
+        )  # fmt: skip
+    rng = np.random.default_rng(0)
+    as_good = sum((answers_N == rng.permutation(labels_N)).sum() >= right.sum() for _ in range(SHUFFLES))
+    if chance and (1 + as_good) / (1 + SHUFFLES) > LEVEL:
+        raise UsageError(f"{told}, no better than chance. {found.says}", hint)
+
+
+def fitted_elsewhere(answers_N: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
+    """(N,) the output that each sample's class would be in the order that fits the other half of the samples best."""
+    from scipy.optimize import linear_sum_assignment
+    from sklearn.metrics import confusion_matrix
+
+    size, half = int(max(answers_N.max(), labels_N.max())) + 1, np.arange(len(labels_N)) % 2
+    other_N = labels_N.copy()
+    for part in (0, 1):
+        counts = confusion_matrix(labels_N[half != part], answers_N[half != part], labels=np.arange(size))
+        # Of equal orders the one that is nearest to what was said.
+        order = linear_sum_assignment(counts + 1e-3 * np.eye(size), maximize=True)[1]
+        other_N[half == part] = order[labels_N[half == part]]
+    return other_N
+
+
+def better(other_N: np.ndarray, right_N: np.ndarray) -> bool:
+    """Whether one way to read the classes is right far more often than another, on the same samples."""
+    from scipy.stats import binomtest
+
+    won, lost = int((other_N & ~right_N).sum()), int((right_N & ~other_N).sum())
+    more = (won - lost) / len(right_N)
+    return more > BETTER and binomtest(won, won + lost, alternative="greater").pvalue < SURE

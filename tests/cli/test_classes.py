@@ -1,0 +1,145 @@
+"""A trained classifier and data whose classes are called or numbered otherwise: every command measures the truth, or
+stops.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import calibration
+from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
+
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def digits():
+    """(1797, 8, 8) bytes and their classes."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return (found.images * 15).astype(np.uint8), found.target
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, digits):
+    """A small ViT that knows the digits, without names."""
+    folder, (images, labels) = tmp_path_factory.mktemp("digits") / "vit", digits
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        image_size=8, patch_size=2, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
+        num_labels=10, initializer_range=0.15, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config)
+    pixels = (torch.tensor(images / 255, dtype=torch.float32)[:, None].expand(-1, 3, -1, -1) - 0.3) / 0.2
+    steps = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(160):
+        chosen = torch.randint(len(pixels), (128,))
+        loss = model(pixels[chosen], labels=torch.tensor(labels[chosen])).loss
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    assert loss < 0.5
+    model.save_pretrained(folder)
+    return strangers.processor(folder, 8, 3)
+
+
+@pytest.fixture
+def folders(tmp_path, digits):
+    """Class folders with `each` image of a digit, called as asked."""
+
+    def made(names, each=60, root="images"):
+        for digit, name in enumerate(names):
+            (tmp_path / root / name).mkdir(parents=True)
+            for i in np.flatnonzero(digits[1] == digit)[:each]:
+                Image.fromarray(digits[0][i]).convert("RGB").save(tmp_path / root / name / f"{i}.png")
+        return tmp_path / root
+
+    return made
+
+
+def named(trained, folder, names):
+    """The same model with names for its outputs."""
+    shutil.copytree(trained, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def accuracy_of(found, folder):
+    """Of the samples as the calibration has them, by plain transformers."""
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    right = [
+        model(batch["pixel_values"]).logits.argmax(-1) == batch["labels"] for batch in [*found.fit, *found.heldout]
+    ]
+    return torch.cat(right).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("own", "data"),
+    [
+        (NAMES, NAMES),
+        (NAMES, [name.upper() for name in NAMES]),
+        (None, [str(i) for i in range(10)]),
+        (None, [str(i + 1) for i in range(10)]),  # 1, 10, 2 as text
+        (NAMES, [f"LABEL_{i}" for i in range(10)]),
+        (NAMES, NAMES[:5]),
+    ],
+)
+def test_labels_are_those_of_the_model(trained, folders, tmp_path, own, data):
+    model = named(trained, tmp_path / "model", own) if own else trained
+    found = calibration.open_calibration(str(folders(data)), open_source(str(model)), cache=tmp_path / "cache")
+    assert accuracy_of(found, model) > 0.8 and found.classes in str(found.recorded().as_dict())
+
+
+def test_what_is_in_another_order_is_neither_cut_nor_healed(trained, folders, tmp_path):
+    """The folders' alphabet is another one than the model's: a shuffle of the classes, and of two of them."""
+    swapped = [f"c{i}" for i in (0, 1, 2, 3, 9, 5, 6, 7, 8, 4)]
+    for number, (names, says) in enumerate(((NAMES, r"chance|another order"), (swapped, "another order"))):
+        data = folders(names, root=f"images-{number}")
+        for command in (
+            ("shrink", trained, "--layers", "2", "--calibrate", data, "-o", tmp_path / "out"),
+            ("retrain", trained, "--data", data, "-o", tmp_path / "out"),
+        ):
+            done = leansurgeon(*command)
+            assert done.returncode == 2 and "--classes" in done.stderr and not (tmp_path / "out").exists()
+            assert any(word in " ".join(done.stderr.split()) for word in says.split("|"))
+    # What the message says helps.
+    classes = ",".join(f"c{i}" for i in (0, 1, 2, 3, 9, 5, 6, 7, 8, 4))
+    done = leansurgeon(
+        "shrink", trained, "--layers", "2", "--calibrate", data, "--classes", classes, "-o", tmp_path / "out"
+    )
+    assert done.returncode == 0 and "c9 is output 4" in " ".join(done.stderr.split()), done.stderr
+
+
+def test_names_of_which_one_is_unknown_are_refused(trained, folders, tmp_path):
+    model, data = named(trained, tmp_path / "model", NAMES), folders([*NAMES[:9], "neun"])
+    with pytest.raises(UsageError, match=r"\b9\b.*\bneun\b"):
+        calibration.open_calibration(str(data), open_source(str(model)), cache=tmp_path / "cache")
+
+
+def test_a_new_head_for_as_many_other_classes_is_trained_from_nothing(trained, folders, tmp_path):
+    model, data = named(trained, tmp_path / "model", NAMES), folders([f"animal{chr(97 + i)}" for i in range(10)])
+    done = strangers.healed(model, data, tmp_path / "run", "--set", "train.optim.lr=1e-12")
+    assert done.returncode == 0 and "new head" in done.stderr and "It healed" not in done.stderr, done.stderr
+    made = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "run" / "model")
+    before = transformers.AutoModelForImageClassification.from_pretrained(model)
+    assert made.config.id2label[3] == "animald"
+    assert not torch.allclose(made.classifier.weight, before.classifier.weight, atol=1e-3)
+    assert torch.allclose(made.vit.layernorm.weight, before.vit.layernorm.weight, atol=1e-3)
