@@ -89,7 +89,8 @@ def ready(
             task = prepared_task(recipe, model_dir, progress.say)
     task = first_batches(task, recipe.train, limit_batches)
     if saved:
-        resume.check_data(saved, state.data_of(task), state.entry_of(task), anyway=resume_anyway)
+        changes = state.changes_of(task, saved.get("entry"))
+        resume.check_data(saved, state.data_of(task), state.entry_of(task), changes=changes, anyway=resume_anyway)
     limits = {"micro_limit": saved["micro"] if saved else None, "cut_short": limit_batches is not None}
     scheme = plan.make(recipe.train, task.size("train"), council.processes, **limits)
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):

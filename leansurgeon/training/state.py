@@ -221,6 +221,12 @@ def entry_of(task: Task) -> str | None:
     return getattr(task, "prepared_as", None)
 
 
+def changes_of(task: Task, before: str | None) -> str:
+    """What of the data came or went since it was prepared as `before`; empty where that is not known."""
+    name = getattr(task, "prepared_as", None)
+    return task.changes_since(before) if before and name and before != name and hasattr(task, "changes_since") else ""
+
+
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 

@@ -8,6 +8,10 @@ import os
 import pytest
 import yaml
 
+from leansurgeon import tasks
+from leansurgeon.errors import UsageError
+from leansurgeon.training import state
+from leansurgeon.training.runs import resume
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
@@ -64,3 +68,25 @@ def test_images_of_forms_that_are_not_read_are_counted(damaged, tmp_path):
     (pictures / "bee" / "1.AVIF").write_bytes(b"x")
     done = leansurgeon("judge", model, "--against", model, "--data", pictures, "--skip-damaged")
     assert done.returncode == 0 and "1 .avif, 3 .heic" in done.stderr
+
+
+def test_a_resumed_run_says_what_of_its_data_changed_and_what_can_be_done(tmp_path):
+    pictures = strangers.pictures(tmp_path / "pictures", each=40)
+
+    def prepared(**options):
+        task = tasks.make("folder", {"data": str(pictures), "image_size": 12, **options})
+        task.prepare(tmp_path / "cache", None, workers=1, say=print)
+        return task
+
+    before = prepared()
+    saved = {"data": state.data_of(before), "entry": state.entry_of(before)}
+    for number in range(10, 30):
+        (pictures / "bee" / f"{number}.png").unlink()
+    after = prepared()
+    changes = state.changes_of(after, saved["entry"])
+    some = ", ".join(f"{pictures}/bee/{number}.png" for number in (10, 11, 12))
+    assert changes == f"20 images gone or damaged: {some} ..."
+    with pytest.raises(UsageError, match=r"\b\d+ samples, and had \d+ when this run was interrupted") as caught:
+        resume.check_data(saved, state.data_of(after), state.entry_of(after), changes=changes)
+    assert changes in caught.value.message and "RUN/model" in caught.value.hint
+    assert state.changes_of(after, state.entry_of(after)) == "" == state.changes_of(after, "images-0")

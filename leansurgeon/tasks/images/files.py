@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,17 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
         return error
     except OSError as error:
         return UsageError(f"{where} cannot be read: {files.why(error)}.")
+
+
+def readable_names(folder: Path, info: dict[str, Any]) -> set[str]:
+    """The files of an entry's index, but those that were left out."""
+    names: set[str] = set()
+    for path in folder.glob("*-files.npy"):
+        starts = np.load(path.with_name(path.name.replace("-files", "-file-starts")))
+        flat = np.load(path).tobytes()
+        names |= {os.fsdecode(flat[a:b]) for a, b in pairwise(starts)}
+    said = " ".join(info.get("damaged", ()))
+    return {name for name in names if name not in said}
 
 
 class Reader:

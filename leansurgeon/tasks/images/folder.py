@@ -124,6 +124,18 @@ class ImageFolder(base.Task):
         stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
         self._stored_classes = classes.StoredClasses(self._info.get("labels"), stored, o.class_names)
 
+    def changes_since(self, before: str) -> str:
+        """Which images came, went or are damaged since the data was prepared as `before`; empty where that entry is
+        gone.
+        """
+        folders = {name: self._folder.parent / name for name in (before, self._folder.name)}
+        if not all(folder.is_dir() for folder in folders.values()):
+            return ""
+        old, new = (image_files.readable_names(folder, disk.read_info(folder)) for folder in folders.values())
+        told = [f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{' ...' * (len(some) > 3)}."
+                for what, some in (("gone or damaged", old - new), ("new", new - old)) if some]  # fmt: skip
+        return " ".join(told)
+
     def _chosen(self) -> dict[str, np.ndarray | None]:
         """Which samples of the index are the split's: all (None), those on its side, or as few as the options say."""
         o, sizes = self.options, self._info["sizes"]

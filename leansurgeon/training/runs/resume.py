@@ -76,20 +76,26 @@ def check_same(
             raise UsageError(f"The model that this run started with has changed since {saved}: {file} differs.", hint)
 
 
-def check_data(state: dict[str, Any], data: dict[str, int], entry: str | None = None, *, anyway: bool = False) -> None:
+def check_data(
+    state: dict[str, Any], data: dict[str, int], entry: str | None = None, *, changes: str = "", anyway: bool = False
+) -> None:
     """Raises `UsageError` where the data has another size: its order would be another one; and, unless `anyway`, where
-    its cache entry is not the one of then: the same number of other samples.
+    its cache entry is not the one of then: the same number of other samples. `changes` says what came and went.
     """
+    changes = f" {changes}" if changes else ""
     for split, size in data.items():
         if state["data"][split] != size:
             raise UsageError(
-                f"The {split} data has {size} samples, and {state['data'][split]} when this run was interrupted.",
-                "Bring back the old data, or start a new run.",
+                f"The {split} data has {size:,} samples, and had {state['data'][split]:,} when this run was "
+                f"interrupted.{changes}",
+                "Bring back the old data, or train anew on what there is: -o with another folder, on the model here or "
+                "on RUN/model, the best of this run so far.",
             )
     before = state.get("entry")  # a checkpoint of an older version has none
     if not anyway and None not in (before, entry) and before != entry:
         raise UsageError(
-            f"The data has changed since this run was interrupted: it was prepared as {before}, and is {entry} now.",
+            "The data has changed since this run was interrupted."
+            f"{changes or f' It was prepared as {before}, and is {entry} now.'}",
             "Bring back the old data, start a new run, or go on with the new one: --resume-anyway.",
         )
 
